@@ -81,7 +81,8 @@ kubectl get configmap -n grpo-system grpo-operator-measured-runs -o yaml > measu
 
 A job's own steps come first, then rows of its own namespace. Those of other namespaces count for a factor of
 {others:.0f} at most, as pods may report anything. Rows that another version of the time model predicted count for
-nothing. Jobs on CPUs have a step time only once a run on CPUs was measured.
+nothing. Jobs on CPUs have a step time only once a run on CPUs was measured; `python -m benchmarks
+calibrated_steps` holds such times to further runs, on a quiet machine.
 """
 
 

@@ -324,7 +324,7 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     ranked = explain.candidates(demand, notable(options, winner), winner)
     winning_candidate = Candidate.from_plan(result.chosen)
     candidates = [winning_candidate, *ranked[1:]]
-    rule = deciding_rule(demand, search.sizes(), winner)
+    rule = deciding_rule(search, winner)
     return result.model_copy(update={"candidates": candidates, "rule": rule})
 
 

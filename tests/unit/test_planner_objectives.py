@@ -2,12 +2,24 @@
 and price."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.timing import DAY, HOUR
 from grpo_planner.plan import Planner
 from grpo_planner.result.result import PlanReason
+from grpo_planner.search.option import (
+    CROWDED,
+    NEARLY_FULL,
+    OFFLOADED,
+    PARTITIONED,
+    ROOMY,
+    SEVERAL_NODES,
+    WEIGHTS_OFFLOADED,
+)
+from grpo_planner.search.search import LONGEST_RUN, LONGEST_STEP
 from tests.unit.planning import (
     A100,
     H100,
@@ -22,6 +34,8 @@ from tests.unit.planning import (
     result,
     spec,
 )
+
+PAGE = Path(__file__).parents[2] / "docs/explanation/strategies.md"
 
 
 def seconds(plan: ExecutionPlan) -> float:
@@ -139,3 +153,23 @@ def test_room_on_the_gpu_is_worth_time_except_to_fastest() -> None:
     assert filled(fastest) > 0.9
     assert filled(chosen) <= 0.8
     assert seconds(fastest) < seconds(chosen) <= 1.25 * seconds(fastest)
+
+
+def test_the_page_has_the_factors_that_the_search_counts() -> None:
+    page = " ".join(PAGE.read_text().split())
+
+    def percent(factor: float) -> str:
+        return f"{factor - 1:.0%}".replace("%", " %")
+
+    roomy, nearly_full = (f"{share:.0%}".replace("%", " %") for share in (ROOMY, NEARLY_FULL))
+    _, little, none = map(percent, CROWDED)
+    rows = [
+        f"fills more than {roomy} of a GPU; more than {nearly_full} | {little}; {none} |",
+        f"offloads its optimizer | {percent(OFFLOADED)} |",
+        f"in host memory | {percent(WEIGHTS_OFFLOADED)} |",
+        f"has several nodes | {percent(SEVERAL_NODES)} |",
+        f"by ZeRO-2; by ZeRO-3 | {percent(PARTITIONED[2])}; {percent(PARTITIONED[3])} |",
+        f"more than {LONGEST_STEP / HOUR:.0f} hours",
+        f"more than {LONGEST_RUN / DAY:.0f} days",
+    ]
+    assert [row for row in rows if row not in page] == []

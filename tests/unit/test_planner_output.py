@@ -137,7 +137,7 @@ def test_whatever_is_planned_is_told_in_two_lines_and_true_numbers(
     else:
         assert lines[0].split() == [name, answer.reason]
     why = decision_message(answer)
-    compared = re.search(r"^([0-9.]+) s per step; (.*) would take ([0-9.]+) s: ", why)
+    compared = re.search(r"^([0-9.]+) s per step(?: \(.*?\))?; (.*) would take ([0-9.]+) s: ", why)
     if compared:
         assert answer.chosen is not None
         assert compared[1] != compared[3]

@@ -6,7 +6,6 @@ A plan names one number of GPUs; whether it is a good one shows only beside the 
 plan.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_api.text.timing import HOUR
@@ -50,21 +49,23 @@ def curve(search: Search) -> list[Size]:
     first."""
     taken = search.choice
     options = search.sizes()
-    rule = deciding_rule(search.demand, options, taken) if taken else ""
+    rule = deciding_rule(search, taken) if taken else ""
     return [_size(option, search.demand, taken, rule) for option in options]
 
 
-def deciding_rule(demand: Demand, options: Sequence[Option], taken: Option) -> str:
-    """The rule that took a number of GPUs, in a few words; `options`: the best of each number."""
-    sizes = sorted(option.place.world for option in options)
+def deciding_rule(search: Search, taken: Option) -> str:
+    """The rule that took a number of GPUs, in a few words."""
+    demand = search.demand
     objective = demand.spec.placement.objective
+    world = taken.place.world
     if demand.fewest_gpus == demand.most_gpus:
         return "as many GPUs as asked for"
-    if len(sizes) <= 1:
+    fits_on_more = search.has_fitting(lambda other: other > world, taken.tier)
+    if not fits_on_more and not search.has_fitting(lambda other: other < world, taken.tier):
         return "no other number of GPUs fits"
     if objective != "Balanced":
         return f"objective {objective}"
-    if taken.place.world >= sizes[-1]:
+    if not fits_on_more:
         return "the most GPUs that there are: they save more than they cost"
     return "the knee: more GPUs would cost more than they save"
 

@@ -1,6 +1,7 @@
 """An extent, which is a method in one place, and how long steps take there."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Precision, Setup
@@ -34,6 +35,17 @@ class Extent:
     """Whether training has room, whatever samples beside it."""
     least_training: list[tuple[float, float]] = field(default_factory=list, repr=False)
     """Least seconds of training beside nothing, and by how much longer they count."""
+
+
+class Entry(NamedTuple):
+    """What waits to be looked at."""
+
+    bound: Score
+    serial: int
+    """Decides among equal bounds, so that the order is the same every time."""
+    extent: Extent
+    variants: Variants | None
+    """With one engine; None for all engines of the place."""
 
 
 class Times:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import count, groupby, product
 from math import inf
-from typing import NamedTuple
 
 from grpo_api.text.timing import DAY, HOUR
 
@@ -20,7 +19,7 @@ from ..memory.host import ENGINE_PROCESS
 from ..memory.setup import Engine, Precision
 from .demand import Demand
 from .engines import Engines
-from .extent import Extent, Times
+from .extent import Entry, Extent, Times
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
@@ -81,12 +80,20 @@ class Search:
     @property
     def is_feasible(self) -> bool:
         """Whether anything fits."""
+        return any(map(self._may_fit, self._roomy_extents))
+
+    def has_fitting(self, is_wanted: Callable[[int], bool], tier: int) -> bool:
+        """Whether a method of the tier fits on a number of GPUs that is wanted."""
         return any(
-            variants.may_fit(extent.place)
+            is_wanted(extent.place.world) and self._may_fit(extent)
             for extent in self._roomy_extents
-            if self._may_train(extent)
-            for variants in self._variants_of(extent)
+            if extent.method.tier == tier
         )
+
+    def _may_fit(self, extent: Extent) -> bool:
+        """Whether an extent fits with any engine."""
+        variants_of_engines = self._variants_of(extent) if self._may_train(extent) else ()
+        return any(variants.may_fit(extent.place) for variants in variants_of_engines)
 
     @cached_property
     def choice(self) -> Option | None:
@@ -225,7 +232,7 @@ class Search:
         """
         serial = count()
         waiting = [
-            _Entry(self._bound(aim, extent), next(serial), extent, None)
+            Entry(self._bound(aim, extent), next(serial), extent, None)
             for extent in extents
             if self._may_train(extent)
         ]
@@ -239,7 +246,7 @@ class Search:
             if entry.variants is None:
                 for variants in self._variants_of(extent):
                     bound = self._bound_with(aim, extent, variants)
-                    heapq.heappush(waiting, _Entry(bound, next(serial), extent, variants))
+                    heapq.heappush(waiting, Entry(bound, next(serial), extent, variants))
                 continue
             options = self._options_with(extent, entry.variants)
             allowed = [*filter(is_allowed, options)] if is_allowed else options
@@ -479,17 +486,6 @@ class Search:
 
 _ANY_METHOD = Method(strategy="None", reference="None")
 """Stands for all methods of a place: how long generating takes does not depend on the method."""
-
-
-class _Entry(NamedTuple):
-    """What waits to be looked at."""
-
-    bound: Score
-    serial: int
-    """Decides among equal bounds, so that the order is the same every time."""
-    extent: Extent
-    variants: Variants | None
-    """With one engine; None for all engines of the place."""
 
 
 def _sort_of_engine(engine: Engine | None) -> tuple[str, bool, bool]:

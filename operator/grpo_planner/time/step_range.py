@@ -31,6 +31,8 @@ def step_range(seconds: float, spread: float | None = None) -> StepRange:
 def step_message(seconds: float, spread: float | None = None) -> str:
     """`35 to 60 s per step, from 51 published runs`, or `47 s per step, ±10%, measured on this
     cluster`."""
+    # As the plan publishes it, of which the headline tells.
+    seconds = round(seconds, 2)
     if spread is not None:
         return f"{_format(seconds)} s per step, ±{spread:.0%}, measured on this cluster"
     low, high = step_range(seconds)
