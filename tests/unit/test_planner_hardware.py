@@ -1,9 +1,13 @@
 """GPUs as their labels name them: AMD's, MIG instances, and what an inventory declares of links."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from grpo_api.text.units import GIB, MIB
 from grpo_planner.hardware.inventory import Inventory, Node, declared_inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
+from grpo_planner.hardware.node_memory import allocatable_memory
 from grpo_planner.hardware.pools import build_pools
 from grpo_planner.hardware.products import UNKNOWN, lookup_product, table
 from grpo_planner.plan import plan_job
@@ -17,6 +21,31 @@ def group(**changes: object) -> Node:
     """The one node of an inventory file."""
     (node,) = parse_inventory({"nodes": [GROUP | changes]}).nodes
     return node
+
+
+@pytest.mark.parametrize(
+    ("built_in", "reserved_mib"),
+    [
+        # Examples of GKE's own page and calculator: 4 GiB, 8 GiB and 150 GiB.
+        (4, 1024 + 100),
+        (8, 1024 + 819.2 + 100),
+        (150, 9.86 * 1024 + 100 - 102.4),
+        (0, 0),
+    ],
+)
+def test_a_file_s_node_has_what_a_kubelet_leaves_to_pods(
+    built_in: float, reserved_mib: float
+) -> None:
+    node = group(hostMemoryGiB=built_in)
+    reserved = built_in * GIB - node.host_memory_total
+    assert reserved == pytest.approx(reserved_mib * MIB, abs=4 * MIB)
+    assert node.host_memory_free == node.host_memory_total
+
+
+@given(st.integers(0, 2**45), st.integers(0, 2**40))
+def test_a_node_with_more_memory_leaves_more_to_pods(built_in: int, more: int) -> None:
+    assert 0 <= allocatable_memory(built_in) <= allocatable_memory(built_in + more)
+    assert allocatable_memory(built_in) <= built_in
 
 
 @pytest.mark.parametrize(

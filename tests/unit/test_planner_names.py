@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from grpo_api.text.units import GIB
 from grpo_cli.__main__ import main
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.node_memory import allocatable_memory
 from grpo_planner.hardware.product_names import (
     is_of_product,
     label_of,
@@ -108,8 +109,8 @@ def test_inventories_take_short_names() -> None:
 
 def test_host_memory_is_given_or_said_to_be_assumed() -> None:
     assumed, given_ = parse_gpus("2x4xL4"), parse_gpus("2x4xL4", 100 * GIB)
-    assert assumed.nodes[0].host_memory_total == 512 * GIB
-    assert given_.nodes[0].host_memory_total == 100 * GIB
+    assert assumed.nodes[0].host_memory_total == allocatable_memory(512 * GIB)
+    assert given_.nodes[0].host_memory_total == allocatable_memory(100 * GIB)
     assert given_.warnings == ()
     chosen = plan_job(spec(LLAMA_1B), assumed).chosen
     assert chosen is not None

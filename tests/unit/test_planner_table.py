@@ -18,7 +18,7 @@ from grpo_planner.result.result import PlanReason
 EXPERT = {
     ("1 × L4", "7B"): ("LoRA", "Adapter", 0, "None"),
     ("4 × A10G", "1B"): ("Full", "Clone", 2, "None"),
-    ("4 × A10G", "7B"): ("Full", "Offload", 3, "CPU"),
+    ("4 × A10G", "7B"): ("Full", "Sharded", 3, "CPU"),
     ("8 × L40S", "7B"): ("Full", "Sharded", 3, "None"),
     ("1 × A100 40 GB", "1B"): ("Full", "Clone", 0, "None"),
     ("1 × H100", "1B"): ("Full", "Clone", 0, "None"),

@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the nodes of a kubeconfig's context; `.` is the current one",
     )
     parser.add_argument(
-        "--host-memory", metavar="SIZE", help="with --gpus: memory of one node, such as 1Ti"
+        "--host-memory", metavar="SIZE", help="with --gpus: memory built into one node, such as 1Ti"
     )
     parser.add_argument(
         "--calibration",

@@ -16,6 +16,7 @@ from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.units import GIB
 
 from .inventory import Inventory, Node
+from .node_memory import allocatable_memory
 from .product_names import label_of, unknown_product
 from .products import is_slice, resource_of
 
@@ -48,7 +49,7 @@ class NodeGroup(Model):
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node."""
     host_memory_gib: Annotated[float, Field(ge=0, le=1e6, alias="hostMemoryGiB")]
-    """Host memory of one node."""
+    """Host memory that is built into one node; a kubelet keeps some of it."""
     cpu: Annotated[float, Field(ge=0, le=100_000)]
     """CPU cores of one node."""
     interconnect: Interconnect = Interconnect()
@@ -132,7 +133,7 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
 
 def _node(group: NodeGroup) -> Node:
     """The group as the planner takes it; of a node's MIG instances a pod takes one."""
-    memory = round(group.host_memory_gib * GIB)
+    memory = allocatable_memory(round(group.host_memory_gib * GIB))
     product = label_of(group.gpu_product) or group.gpu_product
     resource = resource_of(product)
     label = f"{resource}.product-name" if resource.startswith("amd") else f"{resource}.product"

@@ -197,13 +197,20 @@ def cast_cache(shape: Shape, setup: Setup) -> float:
     return 2 * autocast_parameters(shape) * shape.layers
 
 
+def embeddings(shape: Shape, setup: Setup) -> float:
+    """The embeddings before they are multiplied by a constant: PEFT's hook, which makes their
+    output need a gradient, keeps them."""
+    return checkpoint(shape, setup) if shape.scaled_branches and setup.has_lora else 0
+
+
 def saved_activations(shape: Shape, setup: Setup) -> float:
     """All layers' saved activations after a forward pass."""
+    before_layers = embeddings(shape, setup)
     if setup.checkpointing:
-        return shape.layers * checkpoint(shape, setup)
+        return before_layers + shape.layers * checkpoint(shape, setup)
     saved = saved_per_token(shape, setup) * setup.tokens
     layer = saved + weight_casts(shape, setup)
-    return shape.layers * layer
+    return before_layers + shape.layers * layer
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
@@ -353,7 +360,9 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     elif not is_gate_adapted(shape, setup):
         bytes_per_token = 3 * wide
     elif setup.checkpointing:
-        is_narrow = setup.weight_bytes == 2 and not shape.wide_norms
+        # One more gradient of a residual stream: of a wide norm, or before a branch's constant.
+        has_more = shape.wide_norms or shape.scaled_branches
+        is_narrow = setup.weight_bytes == 2 and not has_more
         stream_bytes = 8 if is_narrow else 10
         bytes_per_token = 3 * wide + stream_bytes * shape.hidden
     else:

@@ -262,13 +262,14 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     # The layers above have given their activations back; a checkpoint of the bottom one is still
     # there while it runs.
     last_checkpoint = stream if setup.checkpointing else 0
+    below_layers = act.embeddings(shape, setup)
     return PassBytes(
         forward=saved + mask + highest_temporaries + unsaved_casts,
         scoring=mask + max(no_grad_transient, stream + head_forward),
         casts=casts + effective_weights,
         at_head=saved + mask + head_backward,
         at_top=down + mask + saved + top,
-        at_bottom=mask + layer + last_checkpoint,
+        at_bottom=mask + layer + last_checkpoint + below_layers,
         at_embedding=stream + mask,
     )
 

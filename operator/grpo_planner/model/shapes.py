@@ -66,6 +66,8 @@ class Shape:
     """RMSNorms per layer (4 in Gemma 2 and 3)."""
     wide_norms: bool = False
     """RMSNorms multiply by their weight in float32 (Gemma, OLMo 2, GPT-OSS)."""
+    scaled_branches: bool = False
+    """The embeddings and what a layer adds to them are multiplied by constants (Granite)."""
     sliding_window: int = 0
     """Window of local attention layers in tokens; 0: every layer attends to everything."""
     full_attention_layers: int = 0

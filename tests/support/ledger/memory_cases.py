@@ -10,6 +10,7 @@ from typing import Any
 from grpo_planner.memory.phases import Prediction, predict
 from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
+from grpo_planner.model.architecture import from_config
 from grpo_planner.model.shapes import Shape
 
 from .accounting import Account
@@ -17,8 +18,12 @@ from .fake_models import Case
 
 
 def shape(name: str, layers: int) -> Shape:
-    """A catalogued shape with fewer layers, of which the same share attends to everything."""
-    whole = catalogue.shapes()[name]
+    """A catalogued shape with fewer layers."""
+    return with_layers(catalogue.shapes()[name], layers)
+
+
+def with_layers(whole: Shape, layers: int) -> Shape:
+    """A shape with fewer layers, of which the same share attends to everything."""
     period = whole.layers // whole.full_attention_layers if whole.full_attention_layers else 0
     return replace(whole, layers=layers, full_attention_layers=layers // period if period else 0)
 
@@ -35,6 +40,19 @@ def case(
         shape=shape(name, layers),
         precision=precision,
         **(defaults | settings),
+    )
+
+
+def of_defaults(
+    family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any
+) -> Case:
+    """A case of a family that the catalogue has no model of: the shape of its default config."""
+    return Case(
+        model=family,
+        family=family,
+        shape=with_layers(from_config({"model_type": family}), layers),
+        precision=precision,
+        **({"micro_batch": 4, "generation_batch": 8} | settings),
     )
 
 
@@ -87,6 +105,12 @@ CASES = [
     ),
     case("smollm3-3b", "smollm3", checkpointing=False),
     case("olmo-2-0425-1b", "olmo2", checkpointing=False),
+    of_defaults("olmo3", layers=4, checkpointing=False),
+    of_defaults("olmo3", layers=4, lora_rank=16),
+    of_defaults("granite", "mixed", checkpointing=False),
+    of_defaults("granite", lora_rank=16),
+    of_defaults("granite", lora_rank=16, checkpointing=False, micro_batch=8),
+    of_defaults("granite", "float32", lora_rank=16, checkpointing=False),
     case(
         "qwen2.5-1.5b",
         "qwen2",
