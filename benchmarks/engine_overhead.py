@@ -26,7 +26,7 @@ from harness.programs.cache import REPOSITORY
 from tests.support.ranks.fork_servers import ISOLATED
 
 LIMIT = 1.02
-PAGE = REPOSITORY / "docs/explanation/generation.md"
+PAGE = REPOSITORY / "docs/internals/engines.md"
 ENGINE = {
     "kind": "Colocated",
     "memoryShare": 0.1,

@@ -21,7 +21,7 @@ _HEAD = """\
 The chart's `monitoring.prometheusRule` has them, with thresholds (`thresholds`) and switches (`disabled`) in its values
 ([values.yaml](../../charts/grpo-operator/values.yaml)). What stands in angle brackets below is a threshold. Alerts on a
 job are warnings: nobody is woken for them. Each is about a job, whatever pods and attempts it has had, and ends when
-what it tells of does. The label `cluster`, where scrapes have one, stays. `runbookURL` and `dashboardURL` of the same
+its cause does. The label `cluster`, where scrapes have one, stays. `runbookURL` and `dashboardURL` of the same
 values give each alert the annotations `runbook_url` and `dashboard_url`.
 """
 

@@ -70,15 +70,15 @@ Counters begin at 0 with the process, or the attempt, that counts: read them by 
 What is alerted on is in [alerts.md](alerts.md), what became of each attempt in [traces](traces.md).
 """
 _RECORDED = """\
-By rules of the chart's `monitoring.prometheusRule`, where the exporter is scraped and tells which pod holds a GPU (its
-default on Kubernetes), whether its labels are kept (`honorLabels`) or moved to `exported_pod` and `exported_namespace`.
+By rules of the chart's `monitoring.prometheusRule`, where the exporter is scraped and says which pod holds a GPU (its
+default on Kubernetes). Its labels may be kept (`honorLabels`) or moved to `exported_pod` and `exported_namespace`.
 """
 
 
 _ENGINES = """\
 Of vLLM itself, by each engine pod, and by rank 0 where engines are colocated: there it is the engine of rank 0, the
 others do the same work. `podMonitor` gives an engine pod's series the label `engine` with the index of the pod, as in
-`grpo_training_engine_*`. vLLM's own label of that name is then `exported_engine`. vLLM's other metrics are not exported.
+`grpo_training_engine_*`. The label of that name which vLLM sets is then `exported_engine`. Its other metrics are not exported.
 """
 
 
@@ -141,19 +141,19 @@ helm upgrade grpo-operator charts/grpo-operator --namespace grpo-system --reset-
 
 It is off without an endpoint. Headers, such as an authorisation, are in the variable `OTEL_EXPORTER_OTLP_HEADERS`
 (`name=value,name=value`, values percent-encoded); let the chart's `extraEnv` take it from a Secret. Training pods send
-nothing and need no way to the collector: rank 0 tells its times with its progress. A NetworkPolicy of yours that bounds
+nothing and need no way to the collector: rank 0 reports its times with its progress. A NetworkPolicy of yours that bounds
 the operator's egress has to let it reach the collector.
 
 - A span is sent once it has ended, the root with the attempt's end. Until then a trace has no root.
 - Trace ids follow from the job's uid and the attempt, span ids from the trace, the span's name and its number. An
-  operator that starts anew goes on with the trace; what it may tell twice, of the last seconds before, has the same
+  operator that starts again continues the trace; what it may send twice, of the last seconds before, has the same
   ids. What ended while no operator ran, ends with the first look of the next one.
 - The root of every attempt but the first has a link to the root before.
-- Times are the operator's: of the look at which it first saw what ended a span. What rank 0 tells are durations by its
-  own clock, put on the operator's by when they were told. So a node whose clock is off doesn't bend a trace.
-- How the parts of a step took turns isn't told, but how long each took in all: they are drawn one after the other, and
+- Times are the operator's: of the look at which it first saw what ended a span. Rank 0 reports durations by its
+  own clock, placed on the operator's by when they arrived. So a node whose clock is off doesn't bend a trace.
+- Only the total time of each part of a step is known, not their order. They are drawn one after the other, and
   what took no time is left out.
-- A trace has {MAX_STEPS:,} steps at most: in a longer run a multiple of `everyNthStep` counts. Rank 0 tells of the
+- A trace has {MAX_STEPS:,} steps at most: in a longer run a multiple of `everyNthStep` counts. Rank 0 reports the
   newest {MAX_TOLD} of these; where more pass between two questions (5 s), the older ones have no span. Nor have those
   after the last question before an attempt's end.
 - Spans wait for a collector that is slow or away, up to a bound; then new ones are dropped. An operator that ends sends
@@ -191,8 +191,8 @@ grpo diagnose my-job                           # a GRPOJob's own history (histor
 The exit code is 0 without findings, 3 with some, 2 for a file that can't be read. Keys are TRL's (`reward`, `kl`,
 `entropy`, `completions/clipped_ratio`, `rewards/NAME/mean`, `eval_reward` …), with or without a tracker's `train/`, or
 those of [metrics](metrics.md) without `grpo_training_`. A rule whose numbers are missing judges nothing. Two numbers are
-the trainer's alone: `phase_seconds/reward`, and `rank_seconds`, a list of each rank's own seconds: the median layer's
-compute in the scoring passes, without gathers, times the layers, for equally many tokens. It is measured in steps 2 to 6, then in
+the trainer's alone: `phase_seconds/reward`, and `rank_seconds`, a list of each rank's own seconds. These are the median
+layer's compute in the scoring passes, without gathers, times the layers, for equally many tokens. It is measured in steps 2 to 6, then in
 one of ten, and in up to four more where a rank is slow.
 
 The file is read step by step. A finding begins after {BEGINS_AFTER} steps in a row beyond the limit, and ends after
@@ -202,7 +202,7 @@ beyond it. Levels are medians of ten steps; "its beginning" is the level of the 
 from the jumps between neighbouring steps.
 
 The limits were tried on runs of bare TRL with 78,000 parameters ([finding_runs](../../benchmarks/finding_runs.py)), whose
-histories the tests replay: sixty healthy ones of three learning rates, of which at most one may have a finding, and six of
+histories the tests replay. Of sixty healthy ones with three learning rates at most one may have a finding. There are six of
 each death in [the table](#how-early). Each is named before half of what it loses is lost.
 
 A rule stays silent where a change is paid for: a KL that grows with the reward, longer answers that are better ones.

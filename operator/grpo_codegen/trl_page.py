@@ -47,7 +47,7 @@ trainer class.
 
 The first ten steps of nine public kinds of scripts (plain, LoRA, several rewards, DAPO, GSPO, Dr. GRPO, a thinking model,
 text prompts, a reward model) are equal to TRL's own in every digit of every logged number, on a CPU
-([test](../../../tests/trainer/test_from_trl.py)). With vLLM the settings are equal, and the samples are not: here each completion
+([test](../../../tests/trainer/test_from_trl.py)). With vLLM the settings are equal, but the samples are not. Here each completion
 has a seed of its own, so that it does not depend on how many engines there are.
 
 On GPUs the numbers differ by rounding: the plan may split a step otherwise, shard, or compute in another dtype. On CPUs a

@@ -125,7 +125,7 @@ ALERTS = (
         description="Its log says why: the API server denies a request, or doesn't answer.",
         runbook=(
             "`kubectl logs deployment/grpo-operator`; `rest_client_requests_total` by `code` "
-            "tells denials from outages.",
+            "distinguishes denials from outages.",
             "After an upgrade: do RBAC and CRD match the operator's version?",
         ),
         dashboard=OPERATOR_UID,
@@ -195,7 +195,7 @@ ALERTS = (
             "The GRPO operator {{ $labels.instance }} uses {{ $value | humanizePercentage }} of "
             "its memory limit"
         ),
-        description="Beyond the limit the kernel ends it, and the next one fills its caches anew.",
+        description="Beyond the limit the kernel ends it, and the next one fills its caches again.",
         runbook=(
             "Raise `resources.limits.memory`; it needs more with each job and pod that it watches.",
             "Lower `ttlSecondsAfterFinished` of jobs, or delete those that have ended.",

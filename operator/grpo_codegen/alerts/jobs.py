@@ -63,8 +63,8 @@ ALERTS = (
             "whether it trains on "
             "(`grpo logs`), and for a NetworkPolicy in the way.",
             "Otherwise a rank hangs, or a reward function doesn't answer; "
-            "`status.outcome.standstill` will tell the "
-            "rank and the frame that it stood in.",
+            "`status.outcome.standstill` then names the "
+            "rank and its frame.",
             "A step that may take so long needs a higher `guard.hangTimeoutSeconds`, which may be "
             "changed while the "
             "job is "
@@ -81,7 +81,7 @@ ALERTS = (
             "for torch"
         ),
         description=(
-            "A longer completion may run out of memory. The operator would plan anew with "
+            "A longer completion may run out of memory. The operator would plan again with "
             "less then."
         ),
         runbook=(
@@ -112,7 +112,7 @@ ALERTS = (
         runbook=(
             "`kubectl get grpojob -o yaml`: `status.memory` and `status.plan` make the report.",
             (
-                "Below 100 % the job may run out of memory, and is planned anew with what it has "
+                "Below 100 % the job may run out of memory, and is planned again with what it has "
                 "learned."
             ),
         ),

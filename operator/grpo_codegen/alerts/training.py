@@ -96,7 +96,7 @@ ALERTS = (
         ),
         runbook=(
             "`grpo logs` has the failures' words; `grpo_training_reward_failures_total` and "
-            "`grpo_training_reward_timeouts_total` tell failures from time-outs, by reward.",
+            "`grpo_training_reward_timeouts_total` distinguish failures from time-outs, by reward.",
             "Look after the service; its URL, time-outs and `maxFailureShare` may be changed "
             "while the job is "
             "suspended.",

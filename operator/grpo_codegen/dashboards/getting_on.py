@@ -37,8 +37,8 @@ PANELS = (
         kind="stat",
         title="Standstill, of what is allowed",
         description=(
-            "Time since the operator saw a step, or bytes loaded, saved or exported, over the "
-            "time after which its watchdog ends the attempt as Hang."
+            "Time since the operator saw progress: a step, or bytes loaded, saved or exported. "
+            "At 100 % the watchdog ends the attempt as Hang."
         ),
         unit="percentunit",
         queries=(Query(_STILL, "share"),),

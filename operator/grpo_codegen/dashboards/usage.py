@@ -80,7 +80,7 @@ OF_JOB = (
     Panel(
         title="How busy its GPUs are",
         description=(
-            "Mean of all its GPUs, as DCGM tells: time in which any kernel ran, and that "
+            "Mean of all its GPUs, as DCGM reports: time in which any kernel ran, and that "
             "of tensor cores."
         ),
         unit="percentunit",
@@ -93,7 +93,7 @@ OF_JOB = (
     ),
     Panel(
         title="Memory of its GPUs",
-        description="Of the fullest, as DCGM tells: all that is in use there, whoever's it is.",
+        description="Of the fullest, as DCGM reports: all that is in use there, whoever's it is.",
         unit="bytes",
         queries=(Query(_recorded(recording.MEMORY_USED), "fullest GPU"),),
         width=12,
