@@ -129,13 +129,13 @@ BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
         "store-upwards",
         {"checkpoint.store": {"url": "s3://b/../c"}},
         "spec.checkpoint.store.url",
-        "match",
+        "write it as s3://",
     ),
     (
         "store-by-http",
         {"checkpoint.store": {"url": "https://b/c"}},
         "spec.checkpoint.store.url",
-        "match",
+        "write it as s3://",
     ),
     (
         "endpoint-of-google",

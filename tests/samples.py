@@ -258,7 +258,7 @@ BAD: tuple[Bad, ...] = (
         "url-without-scheme",
         {"rewards.0": {"http": {"url": "judge:80"}}},
         "spec.rewards[0].http.url",
-        "match",
+        "write it as http://",
     ),
     Bad(
         "two-datasets",

@@ -32,8 +32,9 @@ from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import Image, Name, PullPolicy
+from .text.problems import problem_message
 from .text.quantity import ByteQuantity
-from .text.schema import Schema, problem_message, structural_schema
+from .text.schema import Schema, structural_schema
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN_PREFIXED = rf"^{_LABEL}(\.{_LABEL})*/[-A-Za-z0-9/._~%!$&'()*+,;=:]+$"

@@ -12,6 +12,7 @@ import yaml
 from tests.golden import render
 from tests.golden.layout import InOrder, unlike
 from tests.samples import BAD, GOOD, REMOVE, SPEC, changed, job
+from tests.wrong_specs import CORRECTIONS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -267,6 +268,21 @@ def _refused_specs() -> Any:
     return {one.name: render.problems(one.spec) for one in BAD}
 
 
+def _corrections() -> Any:
+    """Return what is said of a wrong spec beside what a person should write."""
+    wrong = {one.name: one.spec for one in BAD}
+    return {
+        name: {
+            "says": render.problems(wrong[name]),
+            "write": {
+                path: "nothing: remove it" if value is REMOVE else value
+                for path, value in correction.items()
+            },
+        }
+        for name, correction in CORRECTIONS.items()
+    }
+
+
 def _refused_commands() -> Any:
     """Return what the command line says of arguments and files that it can't use."""
     good = _manifest({})
@@ -286,4 +302,5 @@ def cases() -> dict[str, Callable[[], Any]]:
         "jobs/plan-as-json": _as_json,
         "refusals/specs": _refused_specs,
         "refusals/commands": _refused_commands,
+        "refusals/corrections": _corrections,
     }

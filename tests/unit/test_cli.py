@@ -328,8 +328,8 @@ def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
         f"grpo: {path}: {name}: spec.training.{problem}"
         for name in ("wrong", "too")
         for problem in (
-            "beta: Input should be greater than or equal to 0",
-            "numGenerations: Input should be greater than or equal to 2",
+            "beta: must be at least 0",
+            "numGenerations: must be at least 2",
         )
     ]
 

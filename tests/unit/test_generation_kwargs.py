@@ -96,11 +96,11 @@ def test_sampling_arguments_are_the_engine_s_or_refused_by_name(
         ("Transformers", {"stop_strings": ["a"]}, "kwargs.stop_strings: set generation.stop"),
         ("Transformers", {"num_beams": 4}, "kwargs.num_beams: not for engine Transformers"),
         ("Transformers", {"presence_penalty": 1}, "not for engine Transformers"),
-        ("Transformers", {"typical_p": 2}, "kwargs.typical_p: Input should be less than or equal"),
+        ("Transformers", {"typical_p": 2}, "kwargs.typical_p: must be at most"),
         (
             "Transformers",
             {"min_new_tokens": True},
-            "kwargs.min_new_tokens: Input should be",
+            "kwargs.min_new_tokens: must be",
         ),
         ("Transformers", {"suppress_tokens": [1, -1]}, r"kwargs.suppress_tokens: \[1\]"),
         (
@@ -109,7 +109,7 @@ def test_sampling_arguments_are_the_engine_s_or_refused_by_name(
             "not for engine Colocated, which takes allowed",
         ),
         ("Servers", {"max_tokens": 9}, "kwargs.max_tokens: set training.maxCompletionLength"),
-        ("Servers", {"presence_penalty": "1"}, "kwargs.presence_penalty: Input should be"),
+        ("Servers", {"presence_penalty": "1"}, "kwargs.presence_penalty: must be"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_to_write(

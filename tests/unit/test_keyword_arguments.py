@@ -1,5 +1,6 @@
 """`training.overrides` takes what the plan leaves open, and says of all else where it is set."""
 
+import json
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_an_override_has_trls_type(name: str) -> None:
     assert problems({name: right}) == []
     (problem,) = problems({name: wrong})
     assert problem.startswith(f"{PATH}.{name}: ")
-    assert repr(wrong) in problem
+    assert json.dumps(wrong) in problem
     assert problems({name: None}) == []
 
 

@@ -230,7 +230,7 @@ def test_an_inventory_file_is_read_strictly(
     path.write_text(yaml.safe_dump(INVENTORY))
     assert main(flags) == 0
     for document, sentence in (
-        ({"nodes": [{"gpuProduct": H100}]}, "nodes[0].hostMemoryGiB: Field required"),
+        ({"nodes": [{"gpuProduct": H100}]}, "nodes[0].hostMemoryGiB: is required"),
         ({"nodes": [INVENTORY["nodes"][0] | {"gpus": 8}]}, "nodes[0].gpus"),
         ([], "inventory"),
     ):

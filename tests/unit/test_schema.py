@@ -21,6 +21,7 @@ from grpo_codegen import __main__ as codegen
 from grpo_codegen.crd import definition, job_schema
 from tests.class_samples import BAD_CLASSES
 from tests.samples import BAD, GOOD, SPEC, Bad, changed
+from tests.wrong_specs import CORRECTIONS
 
 
 @cache
@@ -57,6 +58,27 @@ def test_models_reject_what_the_server_refuses(bad: Bad) -> None:
     assert any(problem.startswith(bad.path) for problem in caught.value.problems)
 
 
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_what_a_person_should_write_is_accepted(name: str) -> None:
+    wrong = next(bad.spec for bad in BAD if bad.name == name)
+    parse_spec(changed(CORRECTIONS[name], wrong), creating=True)
+
+
+PYDANTICS_WORDS = re.compile(
+    r"\b(Input|String|List|Dictionary) should|Field required|[Vv]alue error|ModelSpec"
+)
+
+
+def test_no_answer_to_a_wrong_spec_has_pydantic_s_words() -> None:
+    assert len(CORRECTIONS) >= 60
+    problems: list[str] = []
+    for bad in BAD:
+        with pytest.raises(SpecInvalid) as caught:
+            parse_spec(bad.spec, creating=True)
+        problems += caught.value.problems
+    assert [problem for problem in problems if PYDANTICS_WORDS.search(problem)] == []
+
+
 def test_every_rule_has_a_spec_that_breaks_it() -> None:
     told = ""
     for bad in BAD:
@@ -85,7 +107,7 @@ def test_all_problems_are_told_at_once_with_path_and_value() -> None:
     assert sorted(caught.value.problems) == [
         "spec.modell: unknown field; did you mean model?",
         "spec.placement.gpus: max must be at least min",
-        "spec.training.beta: Input should be greater than or equal to 0 (got -1)",
+        "spec.training.beta: must be at least 0 (got -1)",
     ]
 
 
@@ -247,5 +269,5 @@ def _is_named(path: str) -> bool:
 
 def test_the_sample_is_the_smallest_spec() -> None:
     for name in SPEC.keys() - {"export"}:
-        with pytest.raises(SpecInvalid, match=f"spec.{name}: Field required"):
+        with pytest.raises(SpecInvalid, match=f"spec.{name}: is required"):
             parse_spec({key: value for key, value in SPEC.items() if key != name})

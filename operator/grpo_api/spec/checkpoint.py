@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ..text.base import Model, Rule
 from ..text.names import LocalObjectReference, Name, SecretKeySelector, VolumeClaim
-from ..text.quantity import ByteQuantity
+from ..text.quantity import PATTERN_HINT, ByteQuantity
 
 StoreURL = Annotated[
     str,
@@ -25,6 +25,7 @@ StoreURL = Annotated[
         min_length=6,
         max_length=512,
         pattern=r"^(s3|gs|az)://[a-z0-9][-._a-z0-9]*(/[a-zA-Z0-9_][-._=a-zA-Z0-9]*)*$",
+        json_schema_extra={PATTERN_HINT: "write it as s3://BUCKET/FOLDER, gs://… or az://…"},
     ),
 ]
 """A bucket and a folder in it. No part begins with a dot, so none leads upwards."""
@@ -158,7 +159,12 @@ class SamplesSpec(Model):
 
 _HUB_PART = "[a-zA-Z0-9_]([-._a-zA-Z0-9]{0,94}[a-zA-Z0-9_])?"
 HubRepository = Annotated[
-    str, Field(min_length=3, max_length=193, pattern=f"^{_HUB_PART}/{_HUB_PART}$")
+    str,
+    Field(
+        min_length=3,
+        max_length=193,
+        pattern=f"^{_HUB_PART}/{_HUB_PART}$",
+    ),
 ]
 """A repository of the hub that can be written: with its namespace."""
 

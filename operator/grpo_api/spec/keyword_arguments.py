@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_snake
 
 from ..text.base import Model, Rule
+from ..text.problems import requirement
 from .trl_places import PLACES
 
 LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
@@ -304,7 +305,7 @@ def _value_problem(engine: str, name: str, value: Any) -> str:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{part}]" for part in first["loc"])
-        return f"{place} {first['msg']}".strip()
+        return f"{place} {requirement(first, {})}".strip()
     return ""
 
 

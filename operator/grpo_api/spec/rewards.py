@@ -127,7 +127,14 @@ class HTTPReward(Model):
     """Fields, as users write them, that say how the service is reached and not what it scores: a
     run may go on with others."""
 
-    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
+    url: Annotated[
+        str,
+        Field(
+            max_length=2048,
+            pattern=r"^https?://[\x21-\x7e]+$",
+            json_schema_extra={PATTERN_HINT: "write it as http://HOST/PATH"},
+        ),
+    ]
     """Address of the service."""
     token_secret_ref: SecretKeySelector | None = None
     """Bearer token. Unset: no Authorization header."""

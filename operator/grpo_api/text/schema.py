@@ -1,26 +1,17 @@
-"""Renders pydantic models as the structural schema of a CustomResourceDefinition, and explains
-errors of a spec.
+"""Renders pydantic models as the structural schema of a CustomResourceDefinition.
 
 The models are the only source of the CRD. What structural means:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
-
-The explanation of an error names the field, the given value and what is allowed. For a misspelled
-word it suggests the right one.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
-from .base import dotted_path
-from .contract import KIND
 from .names import LABEL_KEY
 from .quantity import PATTERN_HINT
 
@@ -227,68 +218,3 @@ def _require_bound(schema: Schema, path: str) -> None:
         raise NotStructural(
             f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()"
         )
-
-
-_LIKENESS = 0.8
-_MAX_PLACES = 5
-"""A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
-
-
-def problem_message(problem: ErrorDetails, schema: Schema) -> str:
-    """`spec.training.beta: Input should be … (got -1)`; `schema` is the structural schema of the
-    spec."""
-    path = ["spec", *problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
-    # a broken rule over several fields has no single value, and what is missing has none
-    got = "" if problem["type"] in ("rule", "missing") else f" (got {problem['input']!r:.80})"
-    return f"{dotted_path(path)}: {_requirement(problem, schema)}{got}"
-
-
-def _requirement(problem: ErrorDetails, schema: Schema) -> str:
-    """What is allowed at the place of an error."""
-    kind = problem["type"]
-    place = _below(schema, problem["loc"])
-    if kind == "string_pattern_mismatch" and "pattern" not in place:
-        rules = place.get("x-kubernetes-validations", ())
-        return next((str(rule["message"]) for rule in rules), problem["msg"])
-    if kind == "model_type":
-        fields = place.get("required") or list(place.get("properties", ()))
-        return f"must be an object, with fields such as `{fields[0]}: …` below it"
-    if kind == "dict_type":
-        return "must be an object of keys and values"
-    return problem["msg"].removeprefix("Value error, ")
-
-
-def _unknown(location: Sequence[int | str], schema: Schema) -> str:
-    """What to write instead of a field that is not there."""
-    *parents, name = location
-    known = _below(schema, parents).get("properties", {})
-    spelled = {field.lower(): field for field in known}
-    wanted = to_camel(str(name)).lower()
-    if wanted not in spelled:
-        places = [path for path, _ in schema_fields(schema, "spec") if _last(path) == wanted]
-        if 0 < len(places) <= _MAX_PLACES:
-            # Deeper ones belong to containers and volumes: a setting of the job is meant.
-            nearest = min(places, key=lambda path: path.count("."))
-            return f"unknown field; did you mean {nearest}?"
-    close = get_close_matches(wanted, spelled, n=1, cutoff=_LIKENESS)
-    if close:
-        return f"unknown field; did you mean {spelled[close[0]]}?"
-    section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
-    return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
-
-
-def _last(path: str) -> str:
-    """The name of a field, in small letters, of its path."""
-    return path.rpartition(".")[2].lower()
-
-
-def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
-    """The schema of the object at a location."""
-    for part in parents:
-        inside = (
-            schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
-        )
-        schema = inside or schema.get("additionalProperties") or {}
-    return schema

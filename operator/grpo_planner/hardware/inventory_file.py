@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from grpo_api.text.base import Model, dotted_path
+from grpo_api.text.problems import requirement
 from grpo_api.text.units import GIB
 
 from .inventory import Inventory, Node
@@ -81,7 +82,7 @@ def parse_inventory(document: Any) -> Inventory:
         problems = []
         for problem in error.errors():
             path = dotted_path(problem["loc"]) or "inventory"
-            problems.append(f"{path}: {problem['msg']}")
+            problems.append(f"{path}: {requirement(problem, {})}")
         raise InventoryInvalid("; ".join(problems)) from error
     nodes = tuple(_node(group) for group in file.nodes if group.count)
     return Inventory(nodes, reports_disk=True)

@@ -1,0 +1,197 @@
+"""Explains an error of a spec: the field, the given value, and what is allowed there.
+
+Pydantic's own words are those of a Python program ("Input should be a valid dictionary"). A user
+writes YAML, and is told the same in the words of the spec. For a misspelled word there is the right
+one.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from .base import dotted_path
+from .contract import KIND
+from .names import (
+    DNSLabel,
+    Image,
+    LabelKey,
+    LabelValue,
+    Name,
+    Path,
+    Repository,
+)
+from .quantity import Quantity
+from .schema import Schema, schema_fields
+
+_LIKENESS = 0.8
+_MAX_PLACES = 5
+"""A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
+_MOST_SHOWN = 80
+"""Characters of a value that a message repeats."""
+
+
+def _pattern(field_type: Any) -> str:
+    """Return the pattern of an annotated text."""
+    limits = (
+        limit for field in get_args(field_type)[1:] for limit in getattr(field, "metadata", ())
+    )
+    return next(str(limit.pattern) for limit in limits if getattr(limit, "pattern", None))
+
+
+_NO_BLANKS = "must have no blanks"
+_PATTERNS = {
+    _pattern(Name): "must be a name of Kubernetes: small letters, digits, `-` and `.`",
+    _pattern(DNSLabel): "must be a name of small letters, digits and `-`",
+    _pattern(LabelKey): "must be the key of a label, such as example.com/pool",
+    _pattern(LabelValue): "must be the value of a label: letters, digits, `-`, `_` and `.`",
+    _pattern(Repository): _NO_BLANKS,
+    _pattern(Image): _NO_BLANKS,
+    _pattern(Path): "must be an absolute path without `:`",
+    _pattern(Quantity): "write it as 500m, 4 or 16Gi",
+}
+"""What a text must be that breaks one of the patterns which many fields have."""
+
+Limits = dict[str, Any]
+
+
+def _number(limit: float) -> str:
+    """Return a limit without the fraction that a whole number has as a float."""
+    return str(int(limit)) if limit == int(limit) else str(limit)
+
+
+def _items(limits: Limits, word: str, bound: str) -> str:
+    count = limits[bound]
+    noun = "item" if count == 1 else "items"
+    return f"must have {word} {count} {noun}, not {limits['actual_length']}"
+
+
+def _characters(limits: Limits, word: str, bound: str) -> str:
+    count = limits[bound]
+    return f"must have {word} {count} {'character' if count == 1 else 'characters'}"
+
+
+_REQUIREMENTS: dict[str, Callable[[Limits], str]] = {
+    "missing": lambda _: "is required",
+    "extra_forbidden": lambda _: "unknown field",
+    "greater_than": lambda limits: f"must be above {_number(limits['gt'])}",
+    "greater_than_equal": lambda limits: f"must be at least {_number(limits['ge'])}",
+    "less_than": lambda limits: f"must be below {_number(limits['lt'])}",
+    "less_than_equal": lambda limits: f"must be at most {_number(limits['le'])}",
+    "too_short": lambda limits: _items(limits, "at least", "min_length"),
+    "too_long": lambda limits: _items(limits, "at most", "max_length"),
+    "string_too_short": lambda limits: _characters(limits, "at least", "min_length"),
+    "string_too_long": lambda limits: _characters(limits, "at most", "max_length"),
+    "string_type": lambda _: "must be text; a number in quotes is text",
+    "list_type": lambda _: "must be a list",
+    "dict_type": lambda _: "must be an object of keys and values",
+    "int_from_float": lambda _: "must be a whole number",
+    "finite_number": lambda _: "must be a finite number",
+    **{
+        kind: (lambda _: "must be a whole number, without quotes")
+        for kind in ("int_type", "int_parsing")
+    },
+    **{
+        kind: (lambda _: "must be a number, without quotes")
+        for kind in ("float_type", "float_parsing")
+    },
+    **{
+        kind: (lambda _: "must be true or false, without quotes")
+        for kind in ("bool_type", "bool_parsing")
+    },
+}
+"""What is allowed, by pydantic's type of an error; the limits are those of the field."""
+
+
+def problem_message(problem: ErrorDetails, schema: Schema) -> str:
+    """`spec.training.beta: must be at least 0 (got -1)`; `schema` is the structural schema of the
+    spec."""
+    path = ["spec", *problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
+    return f"{dotted_path(path)}: {requirement(problem, schema)}{_given(problem)}"
+
+
+def _given(problem: ErrorDetails) -> str:
+    """Return the value as YAML's flow style has it. A broken rule over several fields has no single
+    value, what is missing has none, and a list that is too long says so by its length."""
+    if problem["type"] in ("rule", "missing", "too_long"):
+        return ""
+    text = json.dumps(problem["input"], ensure_ascii=False, default=str)
+    cut = f"{text[:_MOST_SHOWN]}…" if len(text) > _MOST_SHOWN else text
+    return f" (got {cut})"
+
+
+def requirement(problem: ErrorDetails, schema: Schema) -> str:
+    """Return what is allowed at the place of an error; `schema` is the structural schema of the
+    object, or empty if there is none."""
+    kind, limits = problem["type"], problem.get("ctx", {})
+    place = _below(schema, problem["loc"])
+    if kind == "string_pattern_mismatch":
+        return _text_requirement(limits["pattern"], place)
+    if kind == "literal_error":
+        return _choice_requirement(problem, place)
+    if kind == "model_type":
+        fields = place.get("required") or list(place.get("properties", ()))
+        example = f", with fields such as `{fields[0]}: …` below it" if fields else ""
+        return f"must be an object{example}"
+    if kind in _REQUIREMENTS:
+        return _REQUIREMENTS[kind](limits)
+    return problem["msg"].removeprefix("Value error, ")
+
+
+def _text_requirement(pattern: str, place: Schema) -> str:
+    """Return what a text must be instead: by the field's own rule, the pattern's sentence, or the
+    pattern itself."""
+    if "pattern" not in place:
+        for rule in place.get("x-kubernetes-validations", ()):
+            return str(rule["message"])
+    return _PATTERNS.get(pattern) or f"must match {pattern}"
+
+
+def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
+    """Return the values that a field may have, and which one is meant if the given one is near."""
+    values = place.get("enum")
+    if not values:
+        return f"must be {problem.get('ctx', {}).get('expected', '')}"
+    spelled = {str(value).lower(): str(value) for value in values}
+    close = get_close_matches(str(problem["input"]).lower(), spelled, n=1, cutoff=_LIKENESS)
+    meant = f"; did you mean {spelled[close[0]]}?" if close else ""
+    return f"must be one of {', '.join(map(str, values))}{meant}"
+
+
+def _unknown(location: Sequence[int | str], schema: Schema) -> str:
+    """What to write instead of a field that is not there."""
+    *parents, name = location
+    known = _below(schema, parents).get("properties", {})
+    spelled = {field.lower(): field for field in known}
+    wanted = to_camel(str(name)).lower()
+    if wanted not in spelled:
+        places = [path for path, _ in schema_fields(schema, "spec") if _last(path) == wanted]
+        if 0 < len(places) <= _MAX_PLACES:
+            # Deeper ones belong to containers and volumes: a setting of the job is meant.
+            nearest = min(places, key=lambda path: path.count("."))
+            return f"unknown field; did you mean {nearest}?"
+    close = get_close_matches(wanted, spelled, n=1, cutoff=_LIKENESS)
+    if close:
+        return f"unknown field; did you mean {spelled[close[0]]}?"
+    section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
+    return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+
+
+def _last(path: str) -> str:
+    """The name of a field, in small letters, of its path."""
+    return path.rpartition(".")[2].lower()
+
+
+def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
+    """The schema of the object at a location."""
+    for part in parents:
+        inside = (
+            schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        )
+        schema = inside or schema.get("additionalProperties") or {}
+    return schema
