@@ -37,6 +37,9 @@ STORY ?=
 REGISTRY ?=
 DOWNLOADS ?=
 IMAGES ?=
+# `make publish`
+INDEX ?= https://upload.pypi.org/legacy/
+KEY ?= cosign.key
 # `make bench`
 NAME ?=
 # `make gpu`: options of `python -m grpo_acceptance`; its time includes that of installing the environment
@@ -45,7 +48,7 @@ BEGAN := $(shell date +%s)
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo check test test-all flaky-check soak chaos lint docs codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release
+.PHONY: help venv demo check test test-all flaky-check soak chaos lint docs codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release publish
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -157,3 +160,7 @@ release: TO = release-output
 release: venv ## build and check what a release publishes, in a folder; pushes nothing (REGISTRY=… DOWNLOADS=https://…)
 	@$(BIN)/python -m tools.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 	  $(if $(DOWNLOADS),--downloads "$(DOWNLOADS)") $(if $(IMAGES),--images $(IMAGES))
+
+publish: TO = release-output
+publish: venv ## push and sign what `make release` left, to its registry and a package index (TO=… INDEX=… KEY=cosign.key)
+	@$(BIN)/python -m tools.release.publish "$(TO)" --index "$(INDEX)" --key "$(KEY)"

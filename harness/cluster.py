@@ -15,6 +15,7 @@ from .access import Access
 from .controlplane import ControlPlane, free_port
 from .guard import Guard
 from .nodes import cgroups, kwok, network, nodes
+from .nodes.files import write_plain_registry
 from .programs import prerequisites
 from .programs.build import NODE_PROGRAMS, Toolchain, toolchain
 from .programs.cache import cache_root, locked
@@ -164,6 +165,16 @@ class Cluster(Access):
         """Import image archives (docker or OCI) on every node; pods use them with imagePullPolicy
         Never."""
         nodes.load(self.directory, self.tools, *images)
+
+    @property
+    def host(self) -> str:
+        """This machine's address in the nodes' network."""
+        return network.Addresses(self.settings.slot).host
+
+    def pull_plainly_from(self, registry: str) -> None:
+        """Let all nodes pull images from the registry at host:port by plain HTTP."""
+        for index in range(self.settings.nodes):
+            write_plain_registry(nodes.node_folder(self.directory, index), registry)
 
     def kubelet(self, node: str, action: str) -> None:
         """`stop`: kill a node's kubelet, its containers run on; `start`: start it again."""

@@ -16,7 +16,7 @@ from .images import recipes
 from .images.engines import engine_packages
 from .images.trackers import tracker_packages, tracker_servers
 from .nodes import cgroups
-from .programs import object_stores, prerequisites, prometheus
+from .programs import object_stores, prerequisites, prometheus, registries
 from .programs.build import (
     NODE_PROGRAMS,
     discard_go_folder,
@@ -71,12 +71,13 @@ TEST = Tools(
     memory=8,
 )
 TEST_ALL = Tools(
-    (*TEST.programs, "kueue", "krew"),
+    (*TEST.programs, "kueue", "krew", "cosign"),
     # The image that ships, with vLLM, takes 30 GB while it is built.
     (
         *TEST.content,
         *(tracker_packages, tracker_servers),
         *(recipes.slim_trainer_image, recipes.trainer_image),
+        *(registries.registry_program, registries.skopeo, registries.index_packages),
     ),
     apt=tuple(prerequisites.PICTURE_TOOLS.items()),
     disk=56,

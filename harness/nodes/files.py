@@ -18,6 +18,8 @@ from . import cgroups
 from .network import Addresses
 
 PAUSE = "grpo.test/pause:1"
+REGISTRIES = "registries"
+"""Folder of a node with containerd's settings of each registry; read at every pull."""
 
 
 def write_node_files(
@@ -40,6 +42,13 @@ def write_node_files(
     _write(home / "proxy.json", _proxy(home, addresses))
 
 
+def write_plain_registry(home: Path, address: str) -> None:
+    """Let a node pull from the registry at host:port by plain HTTP."""
+    folder = home / REGISTRIES / address
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hosts.toml").write_text(f'server = "http://{address}"\n')
+
+
 def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1))
 
@@ -55,6 +64,8 @@ address = "{home}/containerd.sock"
 path = "{home}/opt"
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = "{PAUSE}"
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = "{home}/{REGISTRIES}"
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]

@@ -74,6 +74,7 @@ PROGRAMS = {
     ),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
     "health": Program("health", (".",), ("health",), "."),
+    "cosign": Program("cosign", ("github.com/sigstore/cosign/v2/cmd/cosign",), ("cosign",)),
     "krew": Program(
         "krew",
         ("sigs.k8s.io/krew/cmd/krew", "sigs.k8s.io/krew/cmd/validate-krew-manifest"),

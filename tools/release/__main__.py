@@ -5,6 +5,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ from harness.programs.progress import progress
 
 from . import chart, checks, oci, plugin, python_package, sbom
 from .archives import empty, write_checksums
+from .publish import FACTS_FILE, Facts
 from .source import LOCAL, Release, current, lacking
 
 DOWNLOADS = "https://grpo.dev/releases"
@@ -54,15 +56,29 @@ def build(release: Release, target: Path, images: list[str]) -> None:
     digests = {name: digest for name, (_, digest) in built.items()}
     packaged = chart.build(release, target, digests)
     checks.check_images(release, {name: path for name, (path, _) in built.items()}, packaged, _say)
-    facts = {"version": release.version, "commit": release.commit, "images": digests}
-    (target / "release.json").write_text(json.dumps(facts, indent=1) + "\n")
-    write_checksums(target)
+    write_facts(release, digests, target)
     _say(f"{target}: version {release.version}, {len(list(target.iterdir()))} files")
 
 
+def write_facts(release: Release, digests: dict[str, str], target: Path) -> None:
+    """Write release.json, and checksums of all that is in the folder."""
+    facts = Facts(release.version, release.commit, release.registry, digests)
+    (target / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=1) + "\n")
+    write_checksums(target)
+
+
 def build_image(release: Release, name: str, target: Path) -> tuple[Path, str]:
-    """Write an image's OCI archive and its SBOM into the folder; returns the archive and the
-    image's digest."""
+    """Build an image, and write its OCI archive and its SBOM into the folder; returns the archive
+    and the image's digest."""
+    with tempfile.TemporaryDirectory(dir=target) as temporary:
+        docker = Path(temporary) / "docker.tar"
+        build_shipped(name, release.epoch, docker)
+        return write_image(release, name, docker, target)
+
+
+def write_image(release: Release, name: str, docker: Path, target: Path) -> tuple[Path, str]:
+    """Write the OCI archive and the SBOM of a docker archive's image into the folder; returns the
+    archive and the image's digest."""
     labels = {
         "org.opencontainers.image.title": name,
         "org.opencontainers.image.description": DESCRIPTIONS[name],
@@ -71,8 +87,6 @@ def build_image(release: Release, name: str, target: Path) -> tuple[Path, str]:
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
     with tempfile.TemporaryDirectory(dir=target) as temporary:
-        docker = Path(temporary) / "docker.tar"
-        build_shipped(name, release.epoch, docker)
         part = Path(temporary) / "oci.tar"
         with progress(f"the OCI archive of {name}"):
             image = f"{release.registry}/{name}:{release.version}"

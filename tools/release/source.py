@@ -16,6 +16,7 @@ from harness.programs.cache import REPOSITORY
 from harness.programs.processes import ClusterError, run
 
 CHART = Path("charts/grpo-operator")
+OPERATE = Path("docs/how-to/operate")
 LOCAL = "localhost"
 """Registry of images that come from no registry: nodes that have imported them find them under
 it."""
@@ -61,9 +62,10 @@ def stated_versions(root: Path) -> dict[str, str]:
         "pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     }
     found |= {f"{CHART}/Chart.yaml, {key}": str(chart[key]) for key in ("version", "appVersion")}
-    for page in ("README.md", "docs/how-to/operate/images.md"):
-        tags = re.findall(r"/grpo-(?:operator|trainer):(\S+)", (root / page).read_text())
-        found |= {f"{page}, image {number}": tag for number, tag in enumerate(tags, 1)}
+    named = r"(?:/grpo-(?:operator|trainer):|grpo-operator==|grpo-operator --version )(\S+)"
+    for page in ("README.md", f"{OPERATE}/images.md", f"{OPERATE}/install.md"):
+        tags = re.findall(named, (root / page).read_text())
+        found |= {f"{page}, place {number}": tag for number, tag in enumerate(tags, 1)}
     return {place: str(version) for place, version in found.items()}
 
 
