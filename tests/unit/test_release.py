@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from harness.images.base import keep_licenses
 from harness.images.recipes import BUILD_ENVIRONMENT
 from harness.programs.processes import ClusterError
-from tools.release import archives, oci, plugin, sbom, source
+from tools.release import archives, oci, plugin, publish, sbom, source
 
 ROOT = Path(__file__).parents[2]
 EPOCH = 1_700_000_000
@@ -220,17 +220,18 @@ def test_all_files_name_one_version() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "place", ["charts/grpo-operator/Chart.yaml", "README.md", "docs/how-to/operate/images.md"]
+PLACES_OF_VERSIONS = (
+    "charts/grpo-operator/Chart.yaml",
+    "README.md",
+    "docs/how-to/operate/images.md",
+    "docs/how-to/operate/install.md",
 )
+
+
+@pytest.mark.parametrize("place", PLACES_OF_VERSIONS)
 def test_a_file_with_another_version_is_named(tmp_path: Path, place: str) -> None:
     version = source.stated_versions(ROOT)["pyproject.toml"]
-    for name in (
-        "pyproject.toml",
-        "charts/grpo-operator/Chart.yaml",
-        "README.md",
-        "docs/how-to/operate/images.md",
-    ):
+    for name in ("pyproject.toml", *PLACES_OF_VERSIONS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     source.require_one_version(tmp_path)
@@ -251,6 +252,15 @@ def test_a_file_with_another_version_is_named(tmp_path: Path, place: str) -> Non
 )
 def test_the_newest_heading_is_the_first(changelog: str, heading: str) -> None:
     assert source.newest_heading(changelog) == heading
+
+
+def test_a_release_without_a_registry_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="make release"):
+        publish.read_facts(tmp_path)
+    facts = publish.Facts("1.2.3", "c0ffee", source.LOCAL, {})
+    (tmp_path / publish.FACTS_FILE).write_text(json.dumps(asdict(facts)))
+    with pytest.raises(ClusterError, match="REGISTRY="):
+        publish.read_facts(tmp_path)
 
 
 @pytest.mark.realtime
