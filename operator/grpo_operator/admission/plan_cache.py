@@ -3,7 +3,7 @@
 The queue is judged again at every change of the cluster, and most
 jobs get the same answer as before. So each spec keeps its Planner, and nodes are compared by their
 resources instead of their names. The answers are the planner's own, byte for byte, without the
-candidates that were not chosen.
+candidates that were not chosen and the rule that decided.
 """
 
 from collections import OrderedDict
@@ -45,7 +45,7 @@ class Plans:
         learned: Learned | None = None,
         measured: MeasuredRuns = NO_RUNS,
     ) -> PlanResult:
-        """What plan_job answers, without candidates."""
+        """What plan_job answers, without candidates and the rule."""
         learned_key = learned.model_dump_json() if learned else ""
         # Namespaces see the same rows differently.
         namespace = measured.namespace if measured.rows else ""
