@@ -21,6 +21,7 @@ from .images.wheels import site_packages
 from .settings import ClusterSettings, GpuSettings
 
 DEFINITION = Path(__file__).parents[1] / "crds" / "grpojob.yaml"
+CLASS_DEFINITION = DEFINITION.with_name("grpojobclass.yaml")
 AnyCluster = Cluster | ExternalCluster
 NODES = 2
 GPUS_PER_NODE = 4
@@ -72,3 +73,12 @@ def serve_grpojobs(cluster: AnyCluster) -> None:
     """Makes the API server know GRPOJobs by the definition of this repository."""
     with definition_change(cluster):
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))
+
+
+@contextmanager
+def job_classes_served(cluster: AnyCluster) -> Iterator[None]:
+    """Let the API server know GRPOJobClasses while the block runs; elsewhere Helm brings them."""
+    cluster.kubectl("apply", "--server-side", "-f", str(CLASS_DEFINITION))
+    cluster.kubectl("wait", "--for=condition=Established", "-f", str(CLASS_DEFINITION))
+    yield
+    cluster.kubectl("delete", "-f", str(CLASS_DEFINITION))

@@ -4,20 +4,19 @@ becomes of a class that changes while a gang runs."""
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_api.text.contract import API_VERSION
 from harness.cluster import Cluster
+from harness.fixtures import job_classes_served
 from tests.class_samples import BAD_CLASSES, GOOD_CLASSES, job_class
 from tests.integration.operator_bench import Bench, Object, outcome
 from tests.integration.operator_thread import OperatorThread
 from tests.integration.test_bad_specs import refusal_at
 
 CLASSES = f"/apis/{API_VERSION}/grpojobclasses"
-DEFINITION = Path(__file__).parents[2] / "crds" / "grpojobclass.yaml"
 PROXY = {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}
 H100: dict[str, Any] = {
     "fixed": {
@@ -33,11 +32,9 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 
 @pytest.fixture(scope="module")
 def bench(grpo_cluster: Cluster) -> Iterator[Bench]:
-    """A namespace of a cluster that has the definition; Helm owns it in other modules."""
-    grpo_cluster.kubectl("apply", "--server-side", "-f", str(DEFINITION))
-    grpo_cluster.kubectl("wait", "--for=condition=Established", "-f", str(DEFINITION))
-    yield Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    grpo_cluster.kubectl("delete", "-f", str(DEFINITION))
+    """A namespace of a cluster that has the definition."""
+    with job_classes_served(grpo_cluster):
+        yield Bench(grpo_cluster, grpo_cluster.control_plane.client())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.report.status import to_json
 from harness.access import CommandError
-from harness.fixtures import AnyCluster
+from harness.fixtures import AnyCluster, job_classes_served
 from tests.samples import changed, job
 from tests.unit import operator_world as looks
 from tests.unit.operator_world import after
@@ -155,6 +155,14 @@ def test_explain_reads_well(running: AnyCluster, path: str, texts: list[str]) ->
         assert text in said
 
 
+@pytest.fixture(scope="module")
+def class_definition(running: AnyCluster) -> Iterator[None]:
+    """One example has a class beside its job."""
+    with job_classes_served(running):
+        yield
+
+
+@pytest.mark.usefixtures("class_definition")
 @pytest.mark.parametrize(
     "example", sorted(Path("examples").glob("*.yaml")), ids=lambda path: path.stem
 )

@@ -133,8 +133,10 @@ def test_an_offloaded_base_is_gone_while_the_engine_is_awake_and_costs_two_ways_
     copied_tensor = 2 * SMALL.largest_module
     saved = {name: before.phases[name] - after.phases[name] for name in before.phases}
     assert saved.pop("sync") == pytest.approx(base - copied_tensor, abs=2)
+    assert saved.pop("generate") == base
     # Rewards are scored once the base is back.
-    assert saved.pop("generate") == before.phases["generate"] - before.static
+    scoring = 4 * base
+    assert predict(SMALL, leaves, scoring=scoring).phases["generate"] == before.static + scoring
     assert set(saved.values()) == {0}
     assert after.static == before.static - base, "what comes and goes can fragment"
     loading = {predict(SMALL, one).phases["load"] for one in (stays, leaves)}
