@@ -21,7 +21,7 @@ from harness.cluster import Cluster
 from harness.images import recipes
 from harness.programs import registries
 from harness.programs.build import toolchain, user_commands
-from harness.programs.processes import ClusterError, run
+from harness.programs.processes import run
 from harness.settings import ClusterSettings
 from tools.release import chart, publish, python_package
 from tools.release.__main__ import write_facts, write_image
@@ -168,14 +168,3 @@ def test_pods_run_the_published_images(published: Published) -> None:
         *("--output", "jsonpath={.items[*].spec.containers[*].image}"),
     )
     assert {image.rpartition("/")[0] for image in shown.split()} == {published.release.registry}
-
-
-def test_a_file_that_was_changed_is_not_published(published: Published, tmp_path: Path) -> None:
-    for file in published.files.iterdir():
-        (tmp_path / file.name).hardlink_to(file)
-    changed = tmp_path / "install.yaml"
-    changed.unlink()
-    changed.write_text("changed\n")
-    to = publish.Destination(published.index, tmp_path / "cosign.key", rehearsal=True)
-    with pytest.raises(ClusterError, match=r"install\.yaml"):
-        publish.publish(tmp_path, to, print)

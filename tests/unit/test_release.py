@@ -263,6 +263,17 @@ def test_a_release_without_a_registry_is_not_published(tmp_path: Path) -> None:
         publish.read_facts(tmp_path)
 
 
+def test_a_file_that_was_changed_or_is_gone_is_not_published(tmp_path: Path) -> None:
+    for name in ("install.yaml", "grpo.yaml", "release.json"):
+        (tmp_path / name).write_text(name)
+    archives.write_checksums(tmp_path)
+    publish.check_files(tmp_path)
+    (tmp_path / "install.yaml").write_text("changed")
+    (tmp_path / "grpo.yaml").unlink()
+    with pytest.raises(ClusterError, match=r": grpo\.yaml, install\.yaml differ from SHA256SUMS"):
+        publish.check_files(tmp_path)
+
+
 @pytest.mark.realtime
 def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     (tmp_path / "a b.tar").write_bytes(b"content")

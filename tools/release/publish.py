@@ -17,6 +17,7 @@ from harness.programs.processes import ClusterError, run
 from harness.programs.python_packages import uv
 from harness.programs.registries import skopeo
 
+from .archives import sha256
 from .source import LOCAL
 
 FACTS_FILE = "release.json"
@@ -105,8 +106,22 @@ def read_facts(folder: Path) -> Facts:
 
 
 def check_files(folder: Path) -> None:
-    """Hold the folder's files to SHA256SUMS; raise ClusterError with those that differ."""
-    run("env", "--chdir", folder, "sha256sum", "--check", "--quiet", CHECKSUMS)
+    """Hold the folder's files to SHA256SUMS.
+
+    Raises:
+        ClusterError: with the files that are absent or differ.
+    """
+    differing = []
+    for line in (folder / CHECKSUMS).read_text().splitlines():
+        checksum, name = line.split("  ", 1)
+        file = folder / name
+        if not file.exists() or sha256(file) != checksum:
+            differing.append(name)
+    if differing:
+        raise ClusterError(
+            f"{folder}: {', '.join(differing)} differ from {CHECKSUMS}: run `make release "
+            f"TO={folder}` again"
+        )
 
 
 def push_image(folder: Path, facts: Facts, name: str, to: Destination) -> None:
