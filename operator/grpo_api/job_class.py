@@ -11,11 +11,11 @@ from pydantic import Field
 
 from .pods.environment import EnvironmentSources, TrainerEnvironment
 from .pods.platform import PlatformSpec
-from .pods.template import PodMetadata
+from .pods.template import PodMetadata, PullSecrets
 from .spec.generation import EngineArguments
 from .spec.run_policy import Toleration
-from .text.base import ATOMIC_LIST, Model, map_list, unique_by
-from .text.names import Image, LabelKey, Labels, LocalObjectReference, Name, PullPolicy
+from .text.base import ATOMIC_LIST, Model
+from .text.names import Image, LabelKey, Labels, Name, PullPolicy
 
 
 class PodSpecSettings(Model):
@@ -23,11 +23,7 @@ class PodSpecSettings(Model):
 
     service_account_name: Name | None = None
     """Service account, which each namespace must have. Unset: the job's."""
-    image_pull_secrets: Annotated[
-        list[LocalObjectReference],
-        Field(max_length=16, json_schema_extra=map_list("name")),
-        unique_by("name"),
-    ] = []
+    image_pull_secrets: PullSecrets = []
     """Pull secrets, of the job's namespace. Unset: the job's."""
     runtime_class_name: Name | None = None
     """RuntimeClass, such as `nvidia`. Unset: the job's."""

@@ -155,25 +155,7 @@ def _leader() -> dict[str, Any]:
     }
     schema = {"type": "object", "required": ["spec"], "properties": _TYPE_META | {"spec": spec}}
     column = {"name": "Holder", "type": "string", "jsonPath": ".spec.holderIdentity"}
-    version = {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": [column],
-        "schema": {"openAPIV3Schema": schema},
-    }
-    names = {
-        "kind": LEADER_KIND,
-        "listKind": f"{LEADER_KIND}List",
-        "plural": LEADER_PLURAL,
-        "singular": LEADER_KIND.lower(),
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{LEADER_PLURAL}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
-    }
+    return _definition(LEADER_KIND, LEADER_PLURAL, "Namespaced", [column], schema)
 
 
 def render_class() -> str:
@@ -191,6 +173,13 @@ def _job_class() -> dict[str, Any]:
         {"name": "GPUs", "type": "integer", "jsonPath": ".spec.limits.gpus"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
+    return _definition(CLASS_KIND, CLASS_PLURAL, "Cluster", columns, schema)
+
+
+def _definition(
+    kind: str, plural: str, scope: str, columns: list[dict[str, str]], schema: Schema
+) -> dict[str, Any]:
+    """A CRD with one version and no subresource."""
     version = {
         "name": VERSION,
         "served": True,
@@ -199,16 +188,16 @@ def _job_class() -> dict[str, Any]:
         "schema": {"openAPIV3Schema": schema},
     }
     names = {
-        "kind": CLASS_KIND,
-        "listKind": f"{CLASS_KIND}List",
-        "plural": CLASS_PLURAL,
-        "singular": CLASS_KIND.lower(),
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": plural,
+        "singular": kind.lower(),
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{CLASS_PLURAL}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Cluster", "names": names, "versions": [version]},
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": scope, "names": names, "versions": [version]},
     }
 
 

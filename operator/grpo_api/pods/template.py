@@ -38,6 +38,14 @@ def is_reserved(key: str) -> bool:
     return any(_key_matches(key, reserved) for reserved in RESERVED_LABELS)
 
 
+PullSecrets = Annotated[
+    list[LocalObjectReference],
+    Field(max_length=16, json_schema_extra=map_list("name")),
+    unique_by("name"),
+]
+"""Pull secrets of the job's namespace."""
+
+
 class PodMetadata(Model):
     """Labels and annotations of the pods."""
 
@@ -134,11 +142,7 @@ class PodSpec(Model):
 
     service_account_name: Name | None = None
     """Service account; its token is never mounted. Unset: the namespace's default."""
-    image_pull_secrets: Annotated[
-        list[LocalObjectReference],
-        Field(max_length=16, json_schema_extra=map_list("name")),
-        unique_by("name"),
-    ] = []
+    image_pull_secrets: PullSecrets = []
     """Pull secrets, beside those of all jobs, which the operator was installed with. Unset, and
     there are none of all jobs: the service account's."""
     runtime_class_name: Name | None = None
