@@ -16,7 +16,7 @@ class SummaryWriter:
     def __init__(self, folder: str, purge_step: int) -> None:
         self._fault = Path(folder).name
         self._file = (Path(folder) / "rows").open("a")
-        self._write(purge=purge_step)
+        self._write(purge=purge_step, nice=os.getpriority(os.PRIO_PROCESS, 0))
 
     def add_text(self, name: str, text: str) -> None:
         """The config."""
@@ -30,7 +30,8 @@ class SummaryWriter:
             time.sleep(3600)
         if self._fault == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
-        self._write(name=name, value=value, step=step)
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._write(name=name, value=value, step=step, nice=nice)
 
     def flush(self) -> None:
         """End of a row."""

@@ -82,6 +82,9 @@ def make_plan(
                 "signingKeySecretRef": {"name": "signing", "key": "key.pem"},
             },
             "tracking": {"tensorboard": {}} if is_tracked else {},
+            # A checkpoint at SIGTERM is taken to last three steps, and a step of this story lasts
+            # as long as its tracker takes to open.
+            "gracePeriodSeconds": 3600,
             "checkpointDirectory": str(folder),
             "execution": {
                 "strategy": "Clone",
@@ -142,7 +145,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         environment=signing,
     ) as gang:
         gang.until(lambda: any(step > SAVE for step in gang.steps()))
+        # Rank 0 waits for this rank until its tracker has opened: the rows of a run that ends
+        # earlier may be lost.
+        gang.pods[1].send_signal(signal.SIGSTOP)
+        gang.until(lambda: any(tracker.run_id for tracker in gang.progress().trackers))
         gang.pods[1].send_signal(signal.SIGTERM)
+        gang.pods[1].send_signal(signal.SIGCONT)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
     last = make_plan(folder / "runs", model, attempt=3, nodes=1)

@@ -33,8 +33,6 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 def main() -> None:
     """Serve the parent until it ends the run or closes the socket."""
     _die_with(int(sys.argv[2]))
-    # Training comes first on cores that are busy.
-    os.nice(_NICE)
     sys.path[:] = search_path()
     with Connection(int(sys.argv[1])) as parent:
         try:
@@ -54,6 +52,12 @@ def _die_with(parent: int) -> None:
         sys.exit("the training process ended before its tracker's process began")
 
 
+def _yield_cores_to_training() -> None:
+    """Lower the priority of this process, its threads and the servers that it has started."""
+    priority = os.getpriority(os.PRIO_PGRP, 0) + _NICE
+    os.setpriority(os.PRIO_PGRP, 0, priority)
+
+
 def _serve(parent: Connection) -> None:
     """Open the run, and do what is asked of it until its end."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -70,6 +74,9 @@ def _serve(parent: Connection) -> None:
     except Exception as error:
         _send(parent, {"problem": _described(error, token)})
         return
+    # Not before: on busy cores the imports would take a minute. A run that is preempted soon after
+    # its begin waits 10 s for its trackers, and its rows would be lost.
+    _yield_cores_to_training()
     _send(parent, {"run_id": run.run_id, "url": run.url})
     while True:
         message = _receive(parent)
