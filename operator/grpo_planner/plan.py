@@ -4,6 +4,7 @@ It brings the rooms together, and turns everything that can go wrong into an ans
 and a way out.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
@@ -286,14 +287,18 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
 
 
 def _planner_elsewhere(footprints: Footprints) -> HardwarePlanner:
-    """What plans changed specs of the same job on any inventory."""
+    """What plans changed specs of the same job, each on one inventory after another."""
 
-    def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        pools, _ = build_pools(inventory, spec)
-        engine_pools = server_pools(inventory, spec)
-        return _best(footprints, spec, pools, engine_pools)
+    def planner(spec: GRPOJobSpec) -> Callable[[Inventory], Option | None]:
+        changed = footprints.with_spec(spec)
 
-    return plan
+        def plan(inventory: Inventory) -> Option | None:
+            pools, _ = build_pools(inventory, spec)
+            return Search(changed, pools, server_pools(inventory, spec)).choice
+
+        return plan
+
+    return planner
 
 
 def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
@@ -432,7 +437,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
             trainer_pools, _ = build_pools(emptied, spec)
         engine_pools = server_pools(emptied, spec)
-        return _best(footprints, spec, trainer_pools, engine_pools)
+        return Search(footprints.with_spec(spec), trainer_pools, engine_pools).choice
 
     return find_fixes(demand.spec, demand.shape, pools, plan)
 
@@ -443,15 +448,3 @@ def _is_shortened_too_little(demand: Demand, changed: GRPOJobSpec) -> bool:
     new_demand = demand.with_spec(changed)
     positions = demand.model.positions.tokens
     return bool(positions) and positions < new_demand.length < demand.length
-
-
-def _best(
-    footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], engine_pools: list[Pool]
-) -> Option | None:
-    """What a changed spec would be planned as, with all that is known of its model and of the
-    memory that it needs."""
-    demand = footprints.demand
-    new_demand = demand.with_spec(spec)
-    new_footprints = Footprints(new_demand, footprints.predictor)
-    search = Search(new_footprints, pools, engine_pools)
-    return search.choice

@@ -6,16 +6,17 @@ The operator does the same for each attempt, so what a command shows is what wil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_api.effective_spec import resolve
 from grpo_api.job import GRPOJobSpec
-from grpo_api.status.status import AppliedJobClass
 from grpo_api.text.contract import CLASS_KIND, CLASS_PLURAL, GROUP
 
 from ..cluster import kubectl
 from ..show.errors import KubectlError, ManifestError, OptionError
 from .manifest import Job, load_classes
+
+if TYPE_CHECKING:
+    from grpo_api.status.status import AppliedJobClass
 
 MISSING_KIND = "the server doesn't have a resource type"
 
@@ -31,7 +32,7 @@ def add_argument(parser: ArgumentParser) -> None:
     )
 
 
-def class_of(options: Namespace, job: Job) -> AppliedJobClass | None:
+def class_of(options: Namespace, job: Job) -> "AppliedJobClass | None":
     """The class that a job of a file has, by the flags; None without one.
 
     Raises:
@@ -53,7 +54,7 @@ def class_of(options: Namespace, job: Job) -> AppliedJobClass | None:
     return None
 
 
-def class_in_cluster(options: Namespace, spec: GRPOJobSpec) -> AppliedJobClass | None:
+def class_in_cluster(options: Namespace, spec: GRPOJobSpec) -> "AppliedJobClass | None":
     """The class that a job has in the cluster; None without one.
 
     Raises:
@@ -65,7 +66,7 @@ def class_in_cluster(options: Namespace, spec: GRPOJobSpec) -> AppliedJobClass |
 
 def _named(
     items: Iterable[Mapping[str, Any]], spec: GRPOJobSpec, where: str
-) -> AppliedJobClass | None:
+) -> "AppliedJobClass | None":
     """The class of these that the job names, or the default one; None without any."""
     # The operator's own reading of classes; a plan without a cluster waits for no other of its
     # modules.
@@ -79,7 +80,7 @@ def _named(
 
 
 def with_class(
-    spec: GRPOJobSpec, job_class: AppliedJobClass | None, metadata: Mapping[str, Any]
+    spec: GRPOJobSpec, job_class: "AppliedJobClass | None", metadata: Mapping[str, Any]
 ) -> GRPOJobSpec:
     """The effective spec.
 
@@ -88,13 +89,16 @@ def with_class(
     """
     if job_class is None:
         return spec
+    # Without a class nothing is resolved, nor the types of a status read.
+    from grpo_api.effective_spec import resolve
+
     resolution = resolve(spec, job_class, metadata.get("labels") or {})
     if resolution.problems or resolution.spec is None:
         raise ManifestError(*resolution.problems)
     return resolution.spec
 
 
-def class_message(spec: GRPOJobSpec, job_class: AppliedJobClass) -> str:
+def class_message(spec: GRPOJobSpec, job_class: "AppliedJobClass") -> str:
     """Which class a job has, and what its pods need of the namespace."""
     level = spec.platform.pod_security_level
     return f"{job_class}; its pods need the {level} pod security standard"

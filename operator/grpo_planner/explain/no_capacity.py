@@ -31,8 +31,8 @@ from ..search.option import NEARLY_FULL, Option
 from ..search.search import Search
 from .fixes import LONG_STEP
 
-HardwarePlanner = Callable[[GRPOJobSpec, Inventory], Option | None]
-"""What a spec would be planned as on an inventory; None where nothing fits."""
+HardwarePlanner = Callable[[GRPOJobSpec], Callable[[Inventory], Option | None]]
+"""What a spec would be planned as on each of several inventories; None where nothing fits."""
 
 
 def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
@@ -65,7 +65,7 @@ def is_without_engine_for_experts(demand: Demand) -> bool:
     return bool(demand.shape.experts) and engine == "Auto" and not demand.has_given_up_engine
 
 
-def experts_result(demand: Demand, plan: HardwarePlanner) -> PlanResult:
+def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     """The refusal of a mixture of experts, which the user may overrule: without an engine such a
     model takes many times as long as with one.
 
@@ -75,13 +75,18 @@ def experts_result(demand: Demand, plan: HardwarePlanner) -> PlanResult:
     without_engine = GenerationSpec(engine="Transformers")
     spec = demand.spec.model_copy(update={"generation": without_engine})
 
-    def bearable_plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        option = plan(spec, inventory)
-        if option is None or option.tier or option.footprint.method.offload:
-            return None
-        return option if option.seconds <= LONG_STEP else None
+    def bearable_planner(spec: GRPOJobSpec) -> Callable[[Inventory], Option | None]:
+        plan = planner(spec)
 
-    hardware = smallest_hardware(spec, bearable_plan, "Fastest")
+        def bearable_plan(inventory: Inventory) -> Option | None:
+            option = plan(inventory)
+            if option is None or option.tier or option.footprint.method.offload:
+                return None
+            return option if option.seconds <= LONG_STEP else None
+
+        return bearable_plan
+
+    hardware = smallest_hardware(spec, bearable_planner, "Fastest")
     minutes = round(LONG_STEP / 60)
     if hardware:
         place = f"{hardware.nodes * hardware.gpus_per_node} x {hardware.gpu_product}"
@@ -201,22 +206,22 @@ class _Rented(NamedTuple):
 
 
 def smallest_hardware(
-    spec: GRPOJobSpec, plan: HardwarePlanner, objective: Objective = "FewestGPUs"
+    spec: GRPOJobSpec, planner: HardwarePlanner, objective: Objective = "FewestGPUs"
 ) -> Hardware | None:
-    """The hardware with the least GPU memory in all that `plan` finds something on; None where
+    """The hardware with the least GPU memory in all that `planner` finds a plan on; None where
     none of RENTED is such.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have
     to change.
     """
     loose_placement = _lower_bounds(spec.placement, objective)
-    loose_spec = spec.model_copy(update={"placement": loose_placement})
+    plan = planner(spec.model_copy(update={"placement": loose_placement}))
     smallest_first = sorted(_rented())
     # The largest has a place for all that the others have one for, and more memory: one plan
     # instead of all of them.
-    if plan(loose_spec, smallest_first[-1].inventory) is None:
+    if plan(smallest_first[-1].inventory) is None:
         return None
-    options = filter(None, (plan(loose_spec, rented.inventory) for rented in smallest_first))
+    options = filter(None, (plan(rented.inventory) for rented in smallest_first))
     # Who rents for a plan should not find that it was a little too small.
     roomy = (option for option in options if option.device_share <= NEARLY_FULL)
     smallest = next(roomy, None)

@@ -190,7 +190,8 @@ def resting_bytes(shape: Shape, setup: Setup) -> int:
 
 def waking_bytes(shape: Shape, setup: Setup) -> int:
     """What it takes besides while it is sent weights and samples."""
-    if engine_of(setup).kind == "Servers":
+    engine = engine_of(setup)
+    if engine.kind == "Servers" or not engine.sleeps:
         return 0
     return awake_bytes(shape, setup) - resting_bytes(shape, setup)
 

@@ -7,6 +7,7 @@ assumptions (docs/internals/memory-model.md).
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 
 from grpo_api.text.units import GIB
@@ -106,7 +107,7 @@ def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
 
     The float32 gradients are pinned a sub-group at a time.
     """
-    groups = sub_groups(shape, setup)
+    groups = sub_groups(shape, setup.world, setup.lora_rank, setup.lora_targets)
     own = sum(groups)
     master_and_moments = 12 * own
     wide_gradients = sum(size(4 * group) for group in groups)
@@ -114,21 +115,24 @@ def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     return master_and_moments + wide_gradients + narrow_gradients
 
 
-def sub_groups(shape: Shape, setup: Setup) -> list[int]:
+@lru_cache(maxsize=4096)
+def sub_groups(
+    shape: Shape, world: int, lora_rank: int, lora_targets: tuple[str, ...]
+) -> tuple[int, ...]:
     """One rank's elements of each sub-group: a group ends with the tensor that fills it
     (_create_fp16_sub_groups)."""
     ends = [0]
     filled = 0
-    for elements in trained_matrices(shape, setup.lora_rank, setup.lora_targets):
-        filled += -(-elements // setup.world)
+    for elements in trained_matrices(shape, lora_rank, lora_targets):
+        filled += -(-elements // world)
         if filled - ends[-1] >= states.SUB_GROUP:
             ends.append(filled)
     groups = [end - start for start, end in pairwise([*ends, filled])]
     # Norms and biases are a parameter group of their own (no weight decay), and so a sub-group of
     # their own.
-    vectors = trained_vectors(shape, setup.lora_rank)
-    groups.append(-(-vectors // setup.world))
-    return [group for group in groups if group]
+    vectors = trained_vectors(shape, lora_rank)
+    groups.append(-(-vectors // world))
+    return tuple(group for group in groups if group)
 
 
 def pinned_bytes(count: int) -> int:

@@ -7,7 +7,7 @@ fix.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
@@ -105,7 +105,7 @@ class Variants:
     def quickest(self) -> tuple[Setup, float]:
         """Setup and calls of generate of the fastest variant, whose time is a bound that needs no
         prediction."""
-        setup = self._setup(self._knobs.fastest)
+        setup = self._setup(self._knobs.fastest, self.engine)
         return setup, self._calls(setup)
 
     @cached_property
@@ -156,14 +156,15 @@ class Variants:
         micro_batches = self.training_updates(usable)
         for recomputes, size in zip(self._knobs.checkpointing, micro_batches, strict=True):
             if size:
-                yield self._setup((*self._knobs.fastest[:2], recomputes, size))
+                settings = (*self._knobs.fastest[:2], recomputes, size)
+                yield self._setup(settings, self.engine)
 
     def training_bytes(self, recomputes: bool, micro_batch: int) -> int:
         """Bytes of a GPU that training takes with everything else that saves memory."""
         key = (recomputes, micro_batch)
         if key not in self._training:
-            settings = (*self._knobs.leanest[:2], recomputes, micro_batch)
-            setup = replace(self._setup(settings), gather=False, engine=NOWHERE)
+            settings = (False, self._knobs.generation_batch[-1], recomputes, micro_batch)
+            setup = self._setup(settings, NOWHERE)
             prediction = self._demand.correct_prediction(self._predictor.predict(setup))
             phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
             training = Prediction(phases, prediction.static)
@@ -174,13 +175,15 @@ class Variants:
     def floor(self) -> int:
         """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and
         nothing else."""
-        return self._demand.device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1)
+        setup = self._setup(self._knobs.leanest, self.engine)
+        return self._demand.device_bytes(self._predictor.floor(setup), 1)
 
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of `processes` processes must have; the same for all
         variants."""
         if processes not in self._host:
-            bare = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
+            setup = self._setup(self._knobs.leanest, self.engine)
+            bare = host_bytes(self._demand.shape, setup, processes)
             self._host[processes] = round(bare * self._demand.learned.factor(HOST))
         return self._host[processes]
 
@@ -271,10 +274,14 @@ class Variants:
         """Bytes of a GPU that an engine adds to training, with what is kept free of them."""
         if self.engine is None:
             return 0
+        if self.engine.sleeps:
+            # Its cache is for no completion while the policy is trained.
+            generation_batch = self._knobs.generation_batch[-1]
         known = self._engine.get(generation_batch)
         if known is None:
             settings = (*self._knobs.leanest[:1], generation_batch, *self._knobs.leanest[2:])
-            resting = terms.resting_bytes(self._demand.shape, self._setup(settings))
+            setup = self._setup(settings, self.engine)
+            resting = terms.resting_bytes(self._demand.shape, setup)
             # Less one byte, since both sums are rounded.
             known = int(resting * (1 + self._demand.margin)) - 1
             self._engine[generation_batch] = known
@@ -284,7 +291,7 @@ class Variants:
         """One variant with its numbers."""
         known = self._footprints.get(settings)
         if known is None:
-            demand, setup = self._demand, self._setup(settings)
+            demand, setup = self._demand, self._setup(settings, self.engine)
             prediction = demand.correct_prediction(
                 self._predictor.predict(setup, demand.scoring_bytes)
             )
@@ -300,7 +307,7 @@ class Variants:
     def _calls(self, setup: Setup) -> float:
         return generate_calls(self._demand.spec, setup)
 
-    def _setup(self, settings: Settings) -> Setup:
+    def _setup(self, settings: Settings, engine: Engine | None) -> Setup:
         spec, method = self._demand.spec, self._method
         gather, generation_batch, checkpointing, micro_batch = settings
         return Setup(
@@ -321,7 +328,7 @@ class Variants:
             gather=gather,
             reference=method.reference,
             scores_old_policy=self._demand.updates_per_generation > 1,
-            engine=self.engine,
+            engine=engine,
         )
 
 
@@ -363,6 +370,11 @@ class Footprints:
         self._variants: dict[tuple[object, ...], tuple[Variants, ...]] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
+
+    def with_spec(self, spec: GRPOJobSpec) -> "Footprints":
+        """Those of the same job with another spec, with all that is known of its model and of the
+        memory that it needs."""
+        return Footprints(self.demand.with_spec(spec), self.predictor)
 
     @cached_property
     def worlds(self) -> list[int]:

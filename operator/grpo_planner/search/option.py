@@ -82,7 +82,7 @@ class Option:
     @property
     def least_seconds(self) -> float:
         """The low end of the range of its time."""
-        return step_range(self.seconds, self.correction.spread if self.correction else None).low
+        return least_seconds(self.seconds, self.correction)
 
     @property
     def engine_gpus(self) -> int:
@@ -154,6 +154,11 @@ def engine_preference(engine: Engine | None) -> tuple[int, ...]:
         return 1, 0, 0, 0, 0
     is_awake = int(not engine.sleeps)
     return 0, engine.replicas, engine.tensor_parallel, is_awake, int(engine.offloads_base)
+
+
+def least_seconds(seconds: float, correction: StepCorrection | None) -> float:
+    """The low end of the range of a step's time; `correction`: what was measured on its GPUs."""
+    return step_range(seconds, correction.spread if correction else None).low
 
 
 Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]

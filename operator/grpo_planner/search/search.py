@@ -17,13 +17,13 @@ from grpo_api.text.timing import DAY, HOUR
 from ..hardware.pools import Place, Pool
 from ..memory.host import ENGINE_PROCESS
 from ..memory.setup import Engine, Precision
+from ..time.measured_runs import StepCorrection
 from .demand import Demand
 from .engines import Engines
 from .extent import Entry, Extent, Times
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
-    CROWDED,
     NEARLY_FULL,
     ROOMY,
     Objective,
@@ -31,6 +31,7 @@ from .option import (
     Score,
     beside,
     choose,
+    least_seconds,
     place_risk,
     score,
     score_of,
@@ -46,6 +47,10 @@ LONGEST_STEP, LONGEST_RUN = 6 * HOUR, 90 * DAY
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
 
+TimeLimit = Callable[[float, StepCorrection | None], bool]
+"""Whether a step of so many seconds, with what was measured on its GPUs, is short enough. Where one
+is, shorter ones are, too."""
+
 
 class Search:
     """All options of one demand on some pools."""
@@ -60,7 +65,7 @@ class Search:
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
         self._all: dict[tuple[Pool, Method], list[Extent]] = {}
-        self._generation: dict[tuple[object, ...], float] = {}
+        self._sampling: dict[tuple[object, ...], float] = {}
         self._times = Times(self._demand, self.engines)
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
@@ -99,7 +104,14 @@ class Search:
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
-        return self.best(is_allowed=lambda option: option.least_seconds <= self.most_seconds)
+        best = self.best()
+        if best is None or best.least_seconds <= self.most_seconds:
+            return best
+        return self.best(
+            is_in_time=lambda seconds, correction: (
+                least_seconds(seconds, correction) <= self.most_seconds
+            )
+        )
 
     @cached_property
     def most_seconds(self) -> float:
@@ -175,13 +187,13 @@ class Search:
                 for method in self._methods
                 if method.tier == tier
                 for extent in self._extents(pool, method)
-                if self._bound("Fastest", extent) <= (0, limit)
+                if self._least_seconds(extent) <= limit
             ]
             # The fastest is found soon. Only where it is fast enough, others are, too.
             fastest = self.best(extents, "Fastest")
             if fastest and fastest.seconds <= limit:
                 return self.best(
-                    extents, "Balanced", is_allowed=lambda option: option.seconds <= limit
+                    extents, "Balanced", is_in_time=lambda seconds, _: seconds <= limit
                 )
         return None
 
@@ -201,9 +213,9 @@ class Search:
         extents: Iterable[Extent] | None = None,
         objective: Objective | None = None,
         *,
-        is_allowed: Callable[[Option], bool] | None = None,
+        is_in_time: TimeLimit | None = None,
     ) -> Option | None:
-        """The best option that fits of these extents, or of all, and is allowed; None where none
+        """The best option that fits of these extents, or of all, and is in time; None where none
         is.
 
         Methods that depart more from what was asked are looked at where none that departs less
@@ -213,28 +225,26 @@ class Search:
         every = self._roomy_extents if extents is None else extents
         by_tier = sorted(every, key=lambda extent: extent.method.tier)
         for _, same_tier in groupby(by_tier, key=lambda extent: extent.method.tier):
-            if best := self._best_of(same_tier, aim, is_allowed):
+            if best := self._best_of(same_tier, aim, is_in_time):
                 return best
         return None
 
     def _best_of(
-        self,
-        extents: Iterable[Extent],
-        aim: Objective,
-        is_allowed: Callable[[Option], bool] | None,
+        self, extents: Iterable[Extent], aim: Objective, is_in_time: TimeLimit | None
     ) -> Option | None:
         """The same of extents whose methods depart equally from what was asked.
 
         Entries wait in the order of a lower bound of their score: first an extent, bounded by its
         fastest settings and the fastest engine of its place, then the extent with each engine. An
         entry whose bound is above the best score reached can hold nothing better, nor can those
-        after it.
+        after it. An extent that can't be in time is left out.
         """
         serial = count()
         waiting = [
             Entry(self._bound(aim, extent), next(serial), extent, None)
             for extent in extents
-            if self._may_train(extent)
+            if (is_in_time is None or self._may_be_in_time(extent, is_in_time))
+            and self._may_train(extent)
         ]
         heapq.heapify(waiting)
         best: Option | None = None
@@ -249,39 +259,47 @@ class Search:
                     heapq.heappush(waiting, Entry(bound, next(serial), extent, variants))
                 continue
             options = self._options_with(extent, entry.variants)
-            allowed = [*filter(is_allowed, options)] if is_allowed else options
-            best = choose([best, *allowed] if best else allowed, aim)
+            if is_in_time:
+                options = [
+                    option for option in options if is_in_time(option.seconds, option.correction)
+                ]
+            best = choose([best, *options] if best else options, aim)
         return best
 
-    def _bound(self, aim: Objective, extent: Extent) -> Score:
-        """The best score that an extent can have: its fastest settings with the fastest engine of
-        its place, whether or not they fit."""
-        bound = extent.bounds.get(aim)
-        if bound is None:
-            place, method = extent.place, extent.method
-            setup, _ = self._without_engine(extent).quickest
-            training = sum(self._times.training(extent, setup))
-            seconds = training + self._least_generation(place, extent.precision)
-            risk = place_risk(place, method)
-            bound = extent.bounds[aim] = score(aim, place, seconds, risk)
-        return bound
+    def _may_be_in_time(self, extent: Extent, is_in_time: TimeLimit) -> bool:
+        """Whether the fastest training of an extent is in time, with any engine of its place."""
+        # Not its sampling: of completions far below their limit, fewer at a time may be faster.
+        seconds = self._times.least_training(extent)
+        return any(
+            is_in_time(seconds, self._times.correction(extent.place, engine))
+            for engine in self.engines.candidates(extent.place, extent.precision)
+        )
 
-    def _least_generation(self, place: Place, precision: Precision) -> float:
-        """Seconds of generating in a place with its fastest engine, without gathers and syncs."""
-        key = (id(place), precision)
-        if key not in self._generation:
-            extent = Extent(place, _ANY_METHOD, precision)
-            # An engine that sleeps, or whose base does, generates as fast as one that does not.
-            by_gpus = {
-                (engine.kind, engine.tensor_parallel) if engine else None: variants
-                for variants in self._variants_of(extent)
-                for engine in (variants.engine,)
-            }
-            times = (
-                self._times.sampling(extent, *variants.quickest) for variants in by_gpus.values()
+    def _bound(self, aim: Objective, extent: Extent) -> Score:
+        """The best score that an extent can have."""
+        risk = place_risk(extent.place, extent.method)
+        return score(aim, extent.place, self._least_seconds(extent), risk)
+
+    def _least_seconds(self, extent: Extent) -> float:
+        """Seconds of a step at the fastest settings of an extent with the fastest engine of its
+        place, whether or not they fit."""
+        if extent.least_seconds is None:
+            training = self._times.least_training(extent)
+            extent.least_seconds = training + self._least_sampling(extent)
+        return extent.least_seconds
+
+    def _least_sampling(self, extent: Extent) -> float:
+        """Seconds of sampling in an extent's place with its fastest engine, which depend on the
+        method only by whether weights are gathered. An offloaded base makes none faster."""
+        place, precision, is_gathered = extent.place, extent.precision, extent.method.zero == 3
+        key = (id(place), precision, is_gathered)
+        if key not in self._sampling:
+            stand_in = self._extent(place, _ANY_METHOD[is_gathered], precision)
+            self._sampling[key] = min(
+                sum(self._times.sampling(stand_in, *variants.quickest))
+                for variants in self._variants_of(stand_in)
             )
-            self._generation[key] = min(time.generation for time in times)
-        return self._generation[key]
+        return self._sampling[key]
 
     def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
         """The best score that an extent can have with the engine of these variants.
@@ -292,25 +310,12 @@ class Search:
         place, method = extent.place, extent.method
         setup, calls = variants.quickest
         sampling = sum(self._times.sampling(extent, setup, calls))
-        gpus_beside = beside(variants.engine, self._times.servers(place, setup))
+        gpus_beside = beside(variants.engine, self._times.servers(place, variants.engine))
         risk = place_risk(place, method, variants.engine)
         return min(
             score(aim, place, training + sampling, risk * crowded, beside=gpus_beside)
-            for training, crowded in self._least_training(extent)
+            for training, crowded in self._times.fitting_training(extent)
         )
-
-    def _least_training(self, extent: Extent) -> list[tuple[float, float]]:
-        """Least seconds of training beside nothing, and by how much longer they count, for each
-        share of a GPU that is weighed."""
-        if not extent.least_training:
-            usable = extent.place.pool.usable_bytes
-            alone = self._without_engine(extent)
-            for share, crowded in zip((ROOMY, NEARLY_FULL, 1.0), CROWDED, strict=True):
-                setups = alone.training_setups(int(share * usable))
-                times = [sum(self._times.training(extent, setup)) for setup in setups]
-                if times:
-                    extent.least_training.append((min(times), crowded))
-        return extent.least_training
 
     def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:
         """What fits of an extent with the engine of these variants, as far as it may be chosen."""
@@ -339,7 +344,7 @@ class Search:
         """Whether the extent has room for training, whatever samples beside it."""
         if extent.may_train is None:
             usable = extent.place.pool.usable_bytes
-            extent.may_train = self._without_engine(extent).may_train(usable)
+            extent.may_train = extent.without_engine.may_train(usable)
         return extent.may_train
 
     @cached_property
@@ -387,8 +392,8 @@ class Search:
     ) -> Iterator[Extent]:
         """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
         its host memory. More nodes help with nothing else."""
-        extent = Extent(place, method, precision)
-        variants = self._without_engine(extent)
+        extent = self._extent(place, method, precision)
+        variants = extent.without_engine
         has_engine = self.engines.candidates(place, precision)[0] is not None
         engine_bytes = ENGINE_PROCESS if has_engine else 0
         wider: Place | None = place
@@ -402,7 +407,7 @@ class Search:
         if fits or wider is None:
             yield extent
         if wider and wider is not place:
-            yield Extent(wider, method, precision)
+            yield self._extent(wider, method, precision)
 
     def _next_wider(self, place: Place) -> Place | None:
         """As many GPUs on the next larger number of nodes; None where there are not so many."""
@@ -426,13 +431,9 @@ class Search:
             extent.variants = self._footprints.variants(world, method, precision, engines)
         return extent.variants
 
-    def _without_engine(self, extent: Extent) -> Variants:
-        """The variants of an extent without an engine, whether or not one is asked for."""
-        if extent.without_engine is None:
-            place, method, precision = extent.place, extent.method, extent.precision
-            variants = self._footprints.variants(place.world, method, precision, (None,))
-            extent.without_engine = variants[0]
-        return extent.without_engine
+    def _extent(self, place: Place, method: Method, precision: Precision) -> Extent:
+        variants = self._footprints.variants(place.world, method, precision, (None,))
+        return Extent(place, method, precision, variants[0])
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
@@ -479,13 +480,16 @@ class Search:
             footprint,
             variants.host(place.per_node),
             self._times.step(extent, footprint.setup, footprint.calls),
-            self._times.servers(place, footprint.setup),
-            self._times.correction(place, footprint.setup),
+            self._times.servers(place, footprint.setup.engine),
+            self._times.correction(place, footprint.setup.engine),
         )
 
 
-_ANY_METHOD = Method(strategy="None", reference="None")
-"""Stands for all methods of a place: how long generating takes does not depend on the method."""
+_ANY_METHOD = {
+    False: Method(strategy="None", reference="None"),
+    True: Method(zero=3, strategy="None", reference="None"),
+}
+"""Stand for all methods of a place, with whole weights and with gathered ones."""
 
 
 def _sort_of_engine(engine: Engine | None) -> tuple[str, bool, bool]:

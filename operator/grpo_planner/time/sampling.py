@@ -10,7 +10,7 @@ from ..hardware.products import Product
 from ..memory import engine as terms
 from ..memory.setup import Setup
 from ..model.shapes import Shape
-from .constants import Constants
+from .constants import FITTED, Constants
 from .lengths import batches, longest
 from .training import GIGA, expert_flops, pass_seconds, reached_flops
 
@@ -44,6 +44,14 @@ def decoded_parameters(shape: Shape, sequences: float) -> float:
 
 
 def generation_seconds(
+    shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants = FITTED
+) -> float:
+    """`calls` calls of generate, or as many fillings of the setup's engine; `hardware` samples."""
+    sampler_seconds = engine_seconds if setup.engine else transformers_seconds
+    return sampler_seconds(shape, setup, hardware, calls, constants)
+
+
+def transformers_seconds(
     shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants
 ) -> float:
     """`calls` calls of generate: the prompts' pass; then each token reads weights and moves the

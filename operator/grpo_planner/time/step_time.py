@@ -24,7 +24,7 @@ from ..model.shapes import Shape
 from .constants import FITTED, Constants
 from .lengths import longest
 from .measured_runs import StepCorrection
-from .sampling import engine_seconds, generation_seconds
+from .sampling import generation_seconds
 from .training import (
     GATHER_SECONDS,
     GIGA,
@@ -144,16 +144,15 @@ def sampling_time(
     nodes: int,
     calls: float,
     *,
-    servers: Product | None = None,
+    generation: float,
     constants: Constants = FITTED,
 ) -> SamplingTime:
-    """Time that one step takes to sample its completions; arguments as of step_time."""
+    """Time that one step takes to sample its completions; `generation`: its generation_seconds,
+    other arguments as of step_time."""
     link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
     if setup.engine:
-        generation = engine_seconds(shape, setup, servers or hardware, calls, constants)
         sync = setup.engine.syncs * sync_seconds(shape, setup, hardware, link, constants)
         return SamplingTime(generation, 0.0, sync)
-    generation = generation_seconds(shape, setup, hardware, calls, constants)
     latency = GATHER_SECONDS[nodes > 1]
     gathering = gathering_seconds(shape, setup, link, latency, constants)
     return SamplingTime(generation, calls * gathering, 0.0)
@@ -181,7 +180,8 @@ def step_time(
         measured: how steps that were measured on these GPUs correct it.
     """
     training = training_time(shape, setup, hardware, nodes).as_measured(measured)
-    sampling = sampling_time(shape, setup, hardware, nodes, calls, servers=servers)
+    generation = generation_seconds(shape, setup, servers or hardware, calls)
+    sampling = sampling_time(shape, setup, hardware, nodes, calls, generation=generation)
     sampling = sampling.as_measured(measured)
     return StepTime(**training._asdict(), **sampling._asdict())
 
