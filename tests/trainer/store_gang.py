@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.history import HISTORY_FILES
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
-from grpo_trainer.checkpoints.hashing import hash_of, recorded_parts
+from grpo_trainer.checkpoints.hashing import recorded_parts
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.store_checkpoints import part_key
 from grpo_trainer.runtime.paths import MANIFEST, attempt_folder_name
@@ -100,7 +102,7 @@ class Run:
         files = Manifest.model_validate_json(found[0]).files
         return {
             part_key("", part, files[part.name].chunk_bytes)[1:]: (
-                lambda data, part=part, digest=digest: hash_of(part, data) == digest
+                lambda data, digest=digest: xxh3_128_hexdigest(data) == digest
             )
             for part, digest in recorded_parts(files)
         }

@@ -25,6 +25,7 @@ from grpo_api.spec.keyword_arguments import (
 )
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.spec.trl_fields import FIELDS
+from grpo_api.spec.trl_places import SAME_NAME
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.training.build_run import (
     make_config,
@@ -32,7 +33,7 @@ from grpo_trainer.training.build_run import (
     require_router,
     set_scheduled_rate,
 )
-from grpo_trainer.training.trl_config import ALL_STEPS, SAME_NAME, config_arguments
+from grpo_trainer.training.trl_config import ALL_STEPS, config_arguments
 from tests.generated import cases
 from tests.support.ranks import runs
 

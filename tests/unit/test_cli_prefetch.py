@@ -16,6 +16,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import MESSAGE_CHARACTERS, Outcome, Result
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
+from grpo_cli.cluster import job_pods
 from grpo_cli.commands import prefetch
 from grpo_cli.commands.prefetch import hub_names, prefetch_job
 from grpo_kube.objects.resources import ObjectKey
@@ -368,7 +369,7 @@ def test_whatever_pods_say_an_end_is_told(statuses: list[Any], end: str) -> None
     ]
     assert prefetch._told(end, pods) == (0 if end == "Complete" else 1)
     assert all(
-        isinstance(prefetch._waits(one), str) and isinstance(prefetch._began(one), bool)
+        isinstance(job_pods.waiting_message(one), str) and isinstance(prefetch._began(one), bool)
         for one in pods
     )
 

@@ -270,16 +270,33 @@ class CapabilitySet(Model):
     """Must name ALL. Unset: [ALL]."""
 
 
-def _is_confined(profile: "Profile") -> bool:
+def _is_confined(profile: "ConfinedProfile") -> bool:
     return profile.type in ("RuntimeDefault", "Localhost")
 
 
-def _names_a_local_file_for_localhost(profile: "Profile") -> bool:
+def _names_a_file_for_localhost(profile: "SeccompProfile") -> bool:
     return (profile.type == "Localhost") == (profile.localhost_profile is not None)
 
 
-class Profile(Model):
-    """A seccomp or AppArmor profile."""
+class SeccompProfile(Model):
+    """Filter of system calls."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(self.type == 'Localhost') == has(self.localhostProfile)",
+            "type Localhost needs localhostProfile, and no other type takes it",
+            _names_a_file_for_localhost,
+        ),
+    )
+
+    type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
+    """RuntimeDefault, Localhost for a file of the node, or Unconfined."""
+    localhost_profile: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """The file, for Localhost. Unset: none."""
+
+
+class ConfinedProfile(SeccompProfile):
+    """A seccomp or AppArmor profile that a job may choose."""
 
     RULES = (
         Rule(
@@ -287,17 +304,11 @@ class Profile(Model):
             f"{_STANDARD} allows RuntimeDefault and Localhost",
             _is_confined,
         ),
-        Rule(
-            "(self.type == 'Localhost') == has(self.localhostProfile)",
-            "type Localhost needs localhostProfile, and no other type takes it",
-            _names_a_local_file_for_localhost,
-        ),
+        *SeccompProfile.RULES,
     )
 
     type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
     """RuntimeDefault, or Localhost for a file of the node."""
-    localhost_profile: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """The file, for Localhost. Unset: none."""
 
 
 def _is_unprivileged(context: "SecurityContext") -> bool:
@@ -355,9 +366,9 @@ class SecurityContext(Model):
     """Whether the image's files can't be changed. Unset: true."""
     capabilities: CapabilitySet | None = None
     """Linux capabilities. Unset: none."""
-    seccomp_profile: Profile | None = None
+    seccomp_profile: ConfinedProfile | None = None
     """Filter of system calls. Unset: RuntimeDefault."""
-    app_armor_profile: Profile | None = None
+    app_armor_profile: ConfinedProfile | None = None
     """AppArmor profile. Unset: the node's default."""
     proc_mount: Literal["Default", "Unmasked"] | None = None
     """Default. Unset: Default."""

@@ -6,13 +6,13 @@ from it, so that a namespace can be asked before a GPU is held.
 """
 
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
 from ..text.names import Name, Path
-from .containers import ResourceRequirements, TrainerMount
+from .containers import ResourceRequirements, SeccompProfile, TrainerMount
 
 VOLUME_PREFIX = "class-"
 """Volumes of a class have it in the pods, so that none has the name of a job's."""
@@ -53,27 +53,6 @@ class PlatformCapabilities(Model):
     """Such as IPC_LOCK. Unset: none."""
 
 
-def _names_a_file_for_localhost(profile: "PlatformSeccompProfile") -> bool:
-    return (profile.type == "Localhost") == (profile.localhost_profile is not None)
-
-
-class PlatformSeccompProfile(Model):
-    """Filter of system calls."""
-
-    RULES = (
-        Rule(
-            "(self.type == 'Localhost') == has(self.localhostProfile)",
-            "type Localhost needs localhostProfile, and no other type takes it",
-            _names_a_file_for_localhost,
-        ),
-    )
-
-    type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
-    """RuntimeDefault, Localhost for a file of the node, or Unconfined."""
-    localhost_profile: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """The file, for Localhost. Unset: none."""
-
-
 _ID = Annotated[int, Field(ge=0, le=2147483647)]
 
 
@@ -104,7 +83,7 @@ class PlatformSecurityContext(Model):
         list[_ID], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
     ] = []
     """Further groups. Unset: none."""
-    seccomp_profile: PlatformSeccompProfile | None = None
+    seccomp_profile: SeccompProfile | None = None
     """Filter of system calls. Unset: RuntimeDefault."""
     capabilities: PlatformCapabilities = Field(default_factory=PlatformCapabilities)
     """Linux capabilities of the training container. Unset: none."""

@@ -8,6 +8,8 @@ refused. What is left may be overridden, and its entry says why the plan stays r
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from pydantic.alias_generators import to_camel
+
 
 class Place(NamedTuple):
     """The decision about one field of GRPOConfig."""
@@ -21,24 +23,29 @@ class Place(NamedTuple):
     """Of an override why the plan stays right, of a refused field why it can't be set."""
 
 
-_SPEC = {
+SAME_NAME = (
+    "num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "loss_type", "num_iterations", "epsilon", "epsilon_high", "delta",
+    "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
+    "vespo_k_neg", "vespo_lambda_neg", "use_bias_correction_kl", "off_policy_mask_threshold",
+    "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy", "entropy_coef_min",
+    "entropy_coef_max", "entropy_coef_delta", "entropy_target", "importance_sampling_level",
+    "scale_rewards", "multi_objective_aggregation", "mask_truncated_completions",
+    "num_train_epochs", "lr_scheduler_type", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "max_grad_norm", "seed",
+)  # fmt: skip
+"""Fields of GRPOConfig that spec.training has under the same name and with the same meaning."""
+
+_SPEC = {name: f"training.{to_camel(name)}" for name in SAME_NAME} | {
     "per_device_train_batch_size": "training.perDeviceTrainBatchSize",
-    "num_train_epochs": "training.numTrainEpochs",
     "max_steps": "training.maxSteps",
     "learning_rate": "training.learningRate",
-    "lr_scheduler_type": "training.lrSchedulerType",
     "lr_scheduler_kwargs": "training.lrSchedulerKwargs",
     "warmup_steps": "training.warmupRatio",
     "optim": "training.optimizer",
-    "weight_decay": "training.weightDecay",
-    "adam_beta1": "training.adamBeta1",
-    "adam_beta2": "training.adamBeta2",
-    "adam_epsilon": "training.adamEpsilon",
-    "max_grad_norm": "training.maxGradNorm",
     "bf16": "training.dtype",
     "activation_checkpointing": "training.gradientCheckpointing",
     "gradient_checkpointing": "training.gradientCheckpointing",
-    "seed": "training.seed",
     "report_to": "tracking",
     "run_name": "tracking",
     "project": "tracking",
@@ -53,18 +60,11 @@ _SPEC = {
     "use_cpu": "placement.accelerator",
     "ddp_timeout": "guard.hangTimeoutSeconds",
     "trust_remote_code": "model.trustRemoteCode",
-    "num_generations": "training.numGenerations",
-    "max_completion_length": "training.maxCompletionLength",
     "ds3_gather_for_generation": "training.ds3GatherForGeneration",
     "shuffle_dataset": "dataset.shuffle",
     "generation_batch_size": "training.generationBatchSize",
-    "temperature": "training.temperature",
-    "top_p": "training.topP",
-    "top_k": "training.topK",
-    "min_p": "training.minP",
     "generation_kwargs": "generation.kwargs",
     "chat_template_kwargs": "model.chatTemplateKwargs",
-    "repetition_penalty": "training.repetitionPenalty",
     "use_vllm": "generation.engine",
     "vllm_mode": "generation.engine",
     "vllm_enable_sleep_mode": "generation.sleep",
@@ -72,38 +72,14 @@ _SPEC = {
     "vllm_max_model_length": "generation.maxModelLength",
     "vllm_tensor_parallel_size": "generation.tensorParallel",
     "beta": "training.beta",
-    "num_iterations": "training.numIterations",
-    "epsilon": "training.epsilon",
-    "delta": "training.delta",
-    "epsilon_high": "training.epsilonHigh",
-    "sapo_temperature_neg": "training.sapoTemperatureNeg",
-    "sapo_temperature_pos": "training.sapoTemperaturePos",
-    "vespo_k_pos": "training.vespoKPos",
-    "vespo_lambda_pos": "training.vespoLambdaPos",
-    "vespo_k_neg": "training.vespoKNeg",
-    "vespo_lambda_neg": "training.vespoLambdaNeg",
-    "importance_sampling_level": "training.importanceSamplingLevel",
     "reward_weights": "rewards[].weight",
-    "multi_objective_aggregation": "training.multiObjectiveAggregation",
-    "scale_rewards": "training.scaleRewards",
-    "loss_type": "training.lossType",
-    "mask_truncated_completions": "training.maskTruncatedCompletions",
     "sync_ref_model": "reference.sync",
     "ref_model_mixup_alpha": "reference.sync.mixup",
     "ref_model_sync_steps": "reference.sync.everySteps",
-    "top_entropy_quantile": "training.topEntropyQuantile",
-    "entropy_coef": "training.entropyCoef",
-    "use_adaptive_entropy": "training.useAdaptiveEntropy",
-    "entropy_coef_min": "training.entropyCoefMin",
-    "entropy_coef_max": "training.entropyCoefMax",
-    "entropy_coef_delta": "training.entropyCoefDelta",
-    "entropy_target": "training.entropyTarget",
     "vllm_importance_sampling_correction": "training.importanceSampling.mode",
     "vllm_importance_sampling_mode": "training.importanceSampling",
     "vllm_importance_sampling_clip_max": "training.importanceSampling.clip.max",
     "vllm_importance_sampling_clip_min": "training.importanceSampling.clip.min",
-    "off_policy_mask_threshold": "training.offPolicyMaskThreshold",
-    "use_bias_correction_kl": "training.useBiasCorrectionKl",
 }
 """Fields that a field of the spec says, by its path."""
 

@@ -46,6 +46,7 @@ from . import kubectl
 from .claims import Holder
 from .clock import SYSTEM_CLOCK
 from .download import PAUSES, require_safe
+from .job_pods import find_pods
 
 Manifest = dict[str, Any]
 DELIVERY = ("python", "-m", "grpo_trainer.delivery")
@@ -303,9 +304,7 @@ class Delivery:
 
     def _found(self) -> Manifest:
         """The Job's pod; empty while it has none."""
-        pods = kubectl.get_json(
-            self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}"
-        )["items"]
+        pods = find_pods(self._options, self._job)
         return pods[0] if pods else {}
 
     def _phase(self) -> str:

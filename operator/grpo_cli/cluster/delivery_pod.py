@@ -16,6 +16,7 @@ from . import kubectl
 from .attempt import build_attempt
 from .claims import pin_to_claims
 from .delivery import Delivery, Manifest, export_job
+from .job_pods import find_job
 
 
 def add_pod_arguments(parser: ArgumentParser) -> None:
@@ -71,8 +72,8 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
         OptionError: the Job is gone, and nobody else knows the image.
     """
     name = child_job(last.key.name, last.number)
-    found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
-    pods = defaults_of_pod(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
+    found = find_job(options, name)
+    pods = defaults_of_pod(found["spec"]["template"]["spec"]) if found else PodDefaults()
     if not (pods.image or last.spec.image):
         raise OptionError(
             f"Job {name}, which names the trainer's image, is gone: name it by --image"

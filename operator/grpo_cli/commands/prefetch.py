@@ -10,7 +10,6 @@ the same Job.
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,10 +25,11 @@ from grpo_operator.pods.manifests import Attempt, training_plan
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 
-from ..cluster import kubectl
+from ..cluster import job_pods, kubectl
 from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.clock import SYSTEM_CLOCK
+from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, load_specs
 from ..show.errors import NotYet, OptionError
@@ -37,7 +37,6 @@ from ..show.errors import NotYet, OptionError
 POLL_SECONDS = 2.0
 FAILED = 1
 """Exit code where something was not fetched."""
-Object = dict[str, Any]
 
 
 def register(parser: ArgumentParser) -> None:
@@ -109,8 +108,8 @@ def _start(options: Namespace, body: Object) -> Holder | None:
         KubectlError: kubectl fails.
     """
     name = body["metadata"]["name"]
-    there = _job(options, name)
-    if there and not _end(there):
+    there = job_pods.find_job(options, name)
+    if there and not job_pods.job_end(there):
         if _plan(there) != _plan(body):
             raise NotYet(
                 f"job {name} is fetching what an earlier version of the spec named; wait for it, "
@@ -125,22 +124,6 @@ def _start(options: Namespace, body: Object) -> Holder | None:
     return holder
 
 
-def _job(options: Namespace, name: str) -> Object | None:
-    found: list[Object] = kubectl.get_json(
-        options, "jobs", f"--field-selector=metadata.name={name}"
-    )["items"]
-    return found[0] if found else None
-
-
-def _end(job: Object) -> str:
-    """Complete or Failed; empty for a Job that is at work."""
-    for condition in job.get("status", {}).get("conditions") or []:
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            kind: str = condition["type"]
-            return kind
-    return ""
-
-
 def _plan(job: Object) -> str:
     """What a Job was told to fetch."""
     annotations = job["spec"]["template"]["metadata"].get("annotations") or {}
@@ -152,46 +135,31 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
     shown: set[str] = set()
     shown_reason = ""
     while True:
-        job = _job(options, name)  # before its pods: what they said is all there when it has ended
+        job = job_pods.find_job(
+            options, name
+        )  # before its pods: what they said is all there when it has ended
         if job is None:
             raise NotYet(f"job {name} was deleted")
-        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")[
-            "items"
-        ]
+        pods = job_pods.find_pods(options, name)
         for pod in (pod for pod in pods if _began(pod) and pod["metadata"]["name"] not in shown):
             shown.add(pod["metadata"]["name"])
             print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
             subprocess.run(
                 kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False
             )
-        if end := _end(job):
+        if end := job_pods.job_end(job):
             return _told(end, pods)
-        reasons = [_waits(pod) or _warned(options, pod) for pod in pods]
+        reasons = [job_pods.waiting_message(pod) or _warned(options, pod) for pod in pods]
         waiting = "; ".join(filter(None, reasons))
         if holder and waiting:
             waiting += f"; it can run only beside {holder.description}"
-        if waiting not in ("", shown_reason):
-            print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
-        shown_reason = waiting
+        shown_reason = job_pods.print_waiting(name, waiting, shown_reason)
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
 
 def _began(pod: Object) -> bool:
     """True if the pod has a log."""
     return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
-
-
-def _waits(pod: Object) -> str:
-    """Why a pod doesn't run yet, as the scheduler or the kubelet says; empty if nobody does."""
-    status = pod.get("status", {})
-    for container in status.get("containerStatuses") or []:
-        waiting = container.get("state", {}).get("waiting") or {}
-        if waiting.get("message"):
-            return str(waiting["message"])
-    for condition in status.get("conditions") or []:
-        if condition.get("reason") == "Unschedulable" and condition.get("message"):
-            return str(condition["message"])
-    return ""
 
 
 def _warned(options: Namespace, pod: Object) -> str:
@@ -212,18 +180,12 @@ def _told(end: str, pods: list[Object]) -> int:
 
 def _words(pod: Object) -> str:
     """A pod's last words, of its outcome where it left one."""
-    for text in _messages(pod):
+    for text in job_pods.termination_messages(pod):
         try:
             return Outcome.model_validate_json(text).message
         except ValidationError:
             return text.strip()
     return ""
-
-
-def _messages(pod: Object) -> Iterator[str]:
-    for one in pod.get("status", {}).get("containerStatuses") or []:
-        if text := (one.get("state", {}).get("terminated") or {}).get("message"):
-            yield text
 
 
 KEEP_SECONDS = 86_400

@@ -5,7 +5,7 @@ only the cluster has, such as volumes, ConfigMaps and Secrets, is listed as not 
 --in-cluster they run in the pod that the operator would start, which has all of it.
 """
 
-import sys
+import contextlib
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from grpo_operator.pods.preflight_job import preflight_job
 from grpo_operator.records.names import LABEL_JOB, LABEL_MANAGED_BY
 from grpo_operator.records.parsing import grpojob_record
 
-from ..cluster import kubectl
+from ..cluster import job_pods, kubectl
 from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes, local_preflight
@@ -111,46 +111,22 @@ def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> Prefl
 def _awaited_report(options: Namespace, job: str) -> PreflightReport:
     shown = ""
     while True:
-        found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={job}")["items"]
-        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={job}")
-        for pod in pods["items"]:
+        found = job_pods.find_job(options, job)
+        pods = job_pods.find_pods(options, job)
+        for pod in pods:
             report = _pod_report(pod)
             if report is not None:
                 return report
-        if not found or _has_ended(found[0]):
+        if found is None or job_pods.job_end(found):
             raise NotYet(f"job {job} ended without a report; see its pod's log")
-        waiting = "; ".join(filter(None, map(_waiting_message, pods["items"])))
-        if waiting not in ("", shown):
-            print(f"job {job}: {waiting}", file=sys.stderr, flush=True)
-        shown = waiting
+        waiting = "; ".join(filter(None, map(job_pods.waiting_message, pods)))
+        shown = job_pods.print_waiting(job, waiting, shown)
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
-
-
-def _has_ended(job: dict[str, Any]) -> bool:
-    conditions = job.get("status", {}).get("conditions") or []
-    ends = ("Complete", "Failed")
-    return any(one["type"] in ends and one["status"] == "True" for one in conditions)
 
 
 def _pod_report(pod: dict[str, Any]) -> PreflightReport | None:
     """What a pod that has ended left behind."""
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        ended = container.get("state", {}).get("terminated") or {}
-        try:
-            return PreflightReport.model_validate_json(ended.get("message") or "")
-        except ValidationError:
-            continue
+    for message in job_pods.termination_messages(pod):
+        with contextlib.suppress(ValidationError):
+            return PreflightReport.model_validate_json(message)
     return None
-
-
-def _waiting_message(pod: dict[str, Any]) -> str:
-    """Why a pod does not run yet; empty if nobody says so."""
-    status = pod.get("status", {})
-    states = [one.get("state", {}) for one in status.get("containerStatuses") or []]
-    reasons = [state.get("waiting", {}).get("message", "") for state in states]
-    reasons += [
-        condition.get("message", "")
-        for condition in status.get("conditions") or []
-        if condition.get("reason") == "Unschedulable"
-    ]
-    return next(filter(None, reasons), "")

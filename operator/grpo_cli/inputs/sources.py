@@ -25,7 +25,6 @@ from pydantic import ValidationError
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
-from grpo_api.text.contract import GROUP, PLURAL
 from grpo_api.text.quantity import quantity_bytes
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
@@ -199,9 +198,7 @@ def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learn
         return None
     target = Namespace(context=options.context, namespace=namespace)
     try:
-        found = kubectl.get_json(
-            target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}"
-        )
+        found = kubectl.get_json(target, kubectl.RESOURCE, f"--field-selector=metadata.name={name}")
     except KubectlError as error:
         if MISSING_KIND in str(error):  # the operator is not installed there
             return None

@@ -10,12 +10,10 @@ beside its own hashes.
 """
 
 import errno
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import xxhash
 
@@ -25,21 +23,12 @@ from grpo_api.text.units import MIB
 
 from ..runtime.errors import BadInput
 from ..runtime.paths import MANIFEST
-from .manifest import Algorithm, FileRecord
+from .manifest import FileRecord
 
 CHUNK_BYTES = 64 * MIB
 """Bytes of a file under one hash; the last chunk of a file is shorter."""
 READ_BYTES = 2 * MIB
 """Bytes read at a time: few calls, and still in the processor's cache when they are hashed."""
-
-
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-_NEW: dict[Algorithm, Callable[[], _Hash]] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +39,26 @@ class Part:
     """The file's path inside the checkpoint."""
     begin: int
     end: int
-    algorithm: Algorithm = "xxh3_128"
 
 
 def split_into_parts(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
     """The parts of files of these sizes in bytes, in order; an empty file is one empty part."""
-    return [
-        part for name, size in sizes.items() for part in _cut_one(name, size, chunk, "xxh3_128")
-    ]
+    return [part for name, size in sizes.items() for part in _cut_one(name, size, chunk)]
 
 
 def recorded_parts(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
     """The parts that a manifest has hashes of, in order, each with its hash."""
     pairs: list[tuple[Part, str]] = []
     for name, file in files.items():
-        parts = _cut_one(name, file.bytes, file.chunk_bytes, file.algorithm)
+        parts = _cut_one(name, file.bytes, file.chunk_bytes)
         pairs += zip(parts, file.hashes, strict=True)
     return pairs
 
 
-def _cut_one(name: str, size: int, chunk: int, algorithm: Algorithm) -> list[Part]:
+def _cut_one(name: str, size: int, chunk: int) -> list[Part]:
     # An empty file is one empty part, so that it has a hash too.
     begins = range(0, max(size, 1), chunk)
-    return [Part(name, begin, min(begin + chunk, size), algorithm) for begin in begins]
+    return [Part(name, begin, min(begin + chunk, size)) for begin in begins]
 
 
 def share(parts: Sequence[Part], rank: int, world_size: int) -> list[Part]:
@@ -120,13 +106,6 @@ def read_part(folder: Path, part: Part) -> bytes:
     return found
 
 
-def hash_of(part: Part, data: bytes) -> str:
-    """The hash of a part's bytes, in hex."""
-    found = _NEW[part.algorithm]()
-    found.update(memoryview(data))
-    return found.hexdigest()
-
-
 def _make_durable(path: Path) -> None:
     """A manifest that outlives a power cut must not vouch for bytes that were in the page cache
     only."""
@@ -135,7 +114,7 @@ def _make_durable(path: Path) -> None:
 
 
 def _digest(folder: Path, part: Part) -> str:
-    found, left = _NEW[part.algorithm](), part.end - part.begin
+    found, left = xxhash.xxh3_128(), part.end - part.begin
     buffer = memoryview(bytearray(min(READ_BYTES, left)))
     # Unbuffered and into one buffer: nothing is copied, and what is hashed is still in the
     # processor's cache.
@@ -183,11 +162,8 @@ def records(
     left = iter(hashes)
     entries: dict[str, FileRecord] = {}
     for name, size in sizes.items():
-        parts = _cut_one(name, size, chunk, "xxh3_128")
-        own_hashes = [next(left) for _ in parts]
-        entries[name] = FileRecord(
-            bytes=size, algorithm="xxh3_128", chunk_bytes=chunk, hashes=own_hashes
-        )
+        own_hashes = [next(left) for _ in _cut_one(name, size, chunk)]
+        entries[name] = FileRecord(bytes=size, chunk_bytes=chunk, hashes=own_hashes)
     return entries
 
 
@@ -213,6 +189,11 @@ def damage(
     return list(problems)
 
 
+def difference_message(part: Part) -> str:
+    """What is wrong with a part whose bytes have another hash."""
+    return f"{part.name} differs from its recorded hash in bytes {part.begin} to {part.end}"
+
+
 def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
     path = folder / part.name
     if not path.is_file():
@@ -221,10 +202,7 @@ def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
         if path.stat().st_size != size:
             return f"{part.name} has {path.stat().st_size} bytes instead of {size}"
         if _digest(folder, part) != expected:
-            return (
-                f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} "
-                f"to {part.end}"
-            )
+            return difference_message(part)
     except OSError as error:
         return f"{part.name} can't be read: {error.strerror}"
     return None

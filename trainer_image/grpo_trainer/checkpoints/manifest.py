@@ -37,39 +37,17 @@ class Owner(Model):
     """The newest attempt that claimed the folder; it alone may commit and delete."""
 
 
-Algorithm = Literal["xxh3_128", "sha256"]
-"""Hashes that a checkpoint's files may be recorded with."""
-
-
 class FileRecord(Model):
     """One file of a complete checkpoint."""
 
     bytes: Annotated[int, Field(ge=0)]
     """Its size."""
-    algorithm: Algorithm
+    algorithm: Literal["xxh3_128"] = "xxh3_128"
     """What it was hashed with."""
     chunk_bytes: Annotated[int, Field(ge=1)]
     """Its bytes under one hash; the last hash is of what remains."""
     hashes: Annotated[list[str], Field(min_length=1)]
     """The hash of each chunk, in order, in hex; an empty file has one, of nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_one(cls, data: Any) -> Any:
-        """Manifests were first written with one sha256 of the whole file: one chunk of its size."""
-        if not isinstance(data, dict) or "sha256" not in data:
-            return data
-        size = data.get("bytes")
-        # A chunk has at least one byte. What is no size is refused by the field `bytes`, with its
-        # own message.
-        has_content = isinstance(size, int) and size > 0
-        chunk_bytes = size if has_content else 1
-        return {
-            "bytes": size,
-            "algorithm": "sha256",
-            "chunkBytes": chunk_bytes,
-            "hashes": [data["sha256"]],
-        }
 
     @model_validator(mode="after")
     def _one_hash_per_chunk(self) -> Self:
@@ -148,7 +126,6 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
     parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
     # Without LoRA the adapter's settings change no number of the run.
     if plan.execution.method == "LoRA":
-        # An unset learning rate is left out: checkpoints of earlier versions don't have it.
         parts["adapter"] = plan.adapter.model_dump(mode="json", exclude_none=True)
     return {path: identity_text(value) for path, value in parts.items()}
 
@@ -171,8 +148,7 @@ def _training_parts(training: TrainingSpec) -> dict[str, Any]:
 
 
 def _prompts_and_ends(model: ModelSpec, generation: GenerationSpec) -> dict[str, Any]:
-    """What turns messages into prompts and ends completions, as far as it is set: checkpoints of
-    earlier versions have none of it."""
+    """What turns messages into prompts and ends completions, as far as it is set."""
     template = model.chat_template
     parts = {
         # A message names the values that differ, and a template has thousands of characters.

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from xxhash import xxh3_128_hexdigest
+
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import EXPORT_FOLDER
 
@@ -44,7 +46,7 @@ from ..stores.store_base import PART_BYTES
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import (
     Part,
-    hash_of,
+    difference_message,
     list_files,
     read_part,
     recorded_parts,
@@ -142,11 +144,8 @@ class StoreSource(CheckpointSource):
             if found is None:
                 return f"{part.name} has no bytes {part.begin} to {part.end} on the store"
             # Before it is written: loaded files are not hashed again.
-            if hash_of(part, found[0]) != expected[part]:
-                return (
-                    f"{part.name} differs from its recorded {part.algorithm} in bytes "
-                    f"{part.begin} to {part.end}"
-                )
+            if xxh3_128_hexdigest(found[0]) != expected[part]:
+                return difference_message(part)
             _write(checkpoint / part.name, part.begin, found[0])
             return None
 
@@ -305,7 +304,7 @@ def _send(store: "Store", key: str, checkpoint: Path, parts: Sequence[Part]) -> 
     def send(part: Part) -> tuple[Part, str]:
         data = read_part(checkpoint, part)
         store.put(part_key(key, part, PART_BYTES), data)
-        return part, hash_of(part, data)
+        return part, xxh3_128_hexdigest(data)
 
     return dict(_all(send, parts))
 

@@ -11,53 +11,11 @@ from typing import Any
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.spec.training import AdapterSpec, TrainingSpec
+from grpo_api.spec.trl_places import SAME_NAME
 from grpo_api.text.contract import SCRATCH
 
 from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
-
-SAME_NAME = (
-    "num_generations",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "loss_type",
-    "num_iterations",
-    "epsilon",
-    "epsilon_high",
-    "delta",
-    "sapo_temperature_neg",
-    "sapo_temperature_pos",
-    "vespo_k_pos",
-    "vespo_lambda_pos",
-    "vespo_k_neg",
-    "vespo_lambda_neg",
-    "use_bias_correction_kl",
-    "off_policy_mask_threshold",
-    "top_entropy_quantile",
-    "entropy_coef",
-    "use_adaptive_entropy",
-    "entropy_coef_min",
-    "entropy_coef_max",
-    "entropy_coef_delta",
-    "entropy_target",
-    "importance_sampling_level",
-    "scale_rewards",
-    "multi_objective_aggregation",
-    "mask_truncated_completions",
-    "num_train_epochs",
-    "lr_scheduler_type",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "seed",
-)
-"""Fields of spec.training that GRPOConfig has under the same name and meaning."""
 
 ALL_STEPS = math.nextafter(1.0, 0.0)
 """A warm-up over the whole run: transformers takes `warmup_steps` below 1 as a share of the steps,

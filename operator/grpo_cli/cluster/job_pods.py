@@ -1,0 +1,61 @@
+"""What a Job of a command is about: its end, its pods' last words, and why a pod does not run."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from . import kubectl
+
+Object = dict[str, Any]
+
+
+def find_job(options: Namespace, name: str) -> Object | None:
+    """The Job; None where there is none of that name."""
+    selector = f"--field-selector=metadata.name={name}"
+    jobs: list[Object] = kubectl.get_json(options, "jobs", selector)["items"]
+    return jobs[0] if jobs else None
+
+
+def find_pods(options: Namespace, job: str) -> list[Object]:
+    """The pods of a Job."""
+    selector = f"--selector=batch.kubernetes.io/job-name={job}"
+    pods: list[Object] = kubectl.get_json(options, "pods", selector)["items"]
+    return pods
+
+
+def job_end(job: Object) -> str:
+    """Complete or Failed; empty for a Job that is at work."""
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            kind: str = condition["type"]
+            return kind
+    return ""
+
+
+def waiting_message(pod: Object) -> str:
+    """Why a pod doesn't run yet, as the scheduler or the kubelet says; empty if nobody does."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses") or []:
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("message"):
+            return str(waiting["message"])
+    for condition in status.get("conditions") or []:
+        if condition.get("reason") == "Unschedulable" and condition.get("message"):
+            return str(condition["message"])
+    return ""
+
+
+def termination_messages(pod: Object) -> Iterator[str]:
+    """What the containers of a pod left behind."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        terminated = container.get("state", {}).get("terminated") or {}
+        if text := terminated.get("message"):
+            yield text
+
+
+def print_waiting(job: str, waiting: str, shown: str) -> str:
+    """Print what a Job waits for on stderr, unless it is shown already; return what is shown."""
+    if waiting not in ("", shown):
+        print(f"job {job}: {waiting}", file=sys.stderr, flush=True)
+    return waiting
