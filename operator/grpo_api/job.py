@@ -126,8 +126,7 @@ class GRPOJobSpec(Model):
             "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
             (
                 "training.beta is 0, which uses no reference: set reference.strategy to None or "
-                "Auto, "
-                "or raise beta"
+                "Auto, or raise beta"
             ),
             _reference_is_needed,
         ),
@@ -157,8 +156,7 @@ class GRPOJobSpec(Model):
                 "'None']"
             ),
             "the reference of an adapter is its own frozen base: with adapter.use Always set "
-            "reference.strategy to "
-            "Auto, Adapter or None",
+            "reference.strategy to Auto, Adapter or None",
             _adapter_has_its_base_as_reference,
         ),
         Rule(
@@ -208,8 +206,7 @@ class GRPOJobSpec(Model):
             ),
             (
                 "export.hub.repository is the model that is trained, whose weights would be "
-                "replaced: "
-                "name another one"
+                "replaced: name another one"
             ),
             _export_spares_the_trained_model,
         ),
@@ -231,8 +228,7 @@ class GRPOJobSpec(Model):
         Rule(
             (
                 "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name "
-                "== "
-                "a.name).size() == 1)"
+                "== a.name).size() == 1)"
             ),
             "rewards must have different names",
             _rewards_have_different_names,

@@ -30,16 +30,14 @@ class GRPOJob(Model):
                 f"{MAX_SERVER_JOB_NAME}"
             ),
             f"metadata.name must have at most {MAX_SERVER_JOB_NAME} characters with "
-            "generation.engine Servers: the "
-            "names of the engines' pods add the role",
+            "generation.engine Servers: the names of the engines' pods add the role",
         ),
         Rule(
             "!has(self.spec.resumeFrom) || !has(self.spec.resumeFrom.grpoJob) || "
             "self.spec.resumeFrom.grpoJob != self.metadata.name",
             (
                 "is this job itself, which goes on from its own checkpoints anyway; name an "
-                "earlier "
-                "job's folder by path"
+                "earlier job's folder by path"
             ),
             field_path=".spec.resumeFrom.grpoJob",
         ),
@@ -52,8 +50,7 @@ class GRPOJob(Model):
         ),
         Rule(
             f"!({STARTED}) || (has(self.spec.managedBy) && self.spec.managedBy == '{MULTIKUEUE}') "
-            "|| "
-            "(has(self.status) && has(self.status.attempt) && self.status.attempt >= "
+            "|| (has(self.status) && has(self.status.attempt) && self.status.attempt >= "
             "oldSelf.status.attempt)",
             "may only grow: it names the attempts' Jobs and fences their checkpoints",
             field_path=".status.attempt",

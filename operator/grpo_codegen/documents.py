@@ -16,11 +16,10 @@ from grpo_api.findings.diagnosis import (
     UNSEEN_MEANING,
     WITHIN,
 )
-from grpo_api.report.metrics import ENDED_JOBS, ENDED_SECONDS, OPERATOR, Metric
+from grpo_api.report.metrics import ENDED_JOBS, ENDED_SECONDS, OPERATOR, VLLM, Metric
 from grpo_api.report.report import MAX_STEPS as MAX_TOLD
 from grpo_api.report.traces import ATTRIBUTES, MAX_STEPS, SPAN_NAMES
 from grpo_api.report.training_metrics import TRAINER
-from grpo_api.report.vllm_metrics import VLLM
 
 from .recording import RULES as RECORDING_RULES
 from .stories import finding_runs

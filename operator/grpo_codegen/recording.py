@@ -89,8 +89,7 @@ IDLE = Recorded(
     _OWNER,
     (
         f"GPUs that a pod holds, of whatever kind, and that were less than {IDLE_PERCENT} % busy "
-        "for "
-        "ten minutes."
+        "for ten minutes."
     ),
     _counted(_OWNER, _held(_IDLE), _held(_UTILISATION)),
 )

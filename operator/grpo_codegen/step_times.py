@@ -3,7 +3,7 @@ far off it is on runs that the fit has not seen."""
 
 from collections.abc import Iterator
 
-from grpo_planner.calibration.errors import Errors, stored_errors
+from grpo_planner.calibration.fit import Errors, stored_errors
 from grpo_planner.calibration.rows import Row, published_runs
 from grpo_planner.time.constants import Constants, stored_fit
 from grpo_planner.time.measured_runs import (

@@ -12,9 +12,8 @@ from itertools import product
 from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
-from grpo_api.report.metrics import CONTROLLER, Metric
+from grpo_api.report.metrics import CONTROLLER, VLLM, Metric
 from grpo_api.report.report import STEP_PHASES
-from grpo_api.report.vllm_metrics import VLLM
 from grpo_api.status.usage import GPUSeconds
 from grpo_codegen import recording
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_api.report.vllm_metrics import VLLM
+from grpo_api.report.metrics import VLLM
 from harness.images.engines import engine_packages
 from harness.images.wheels import site_packages
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS

@@ -17,7 +17,7 @@ from grpo_api.plan.plan import Rendezvous
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import API_VERSION, KIND, REWARD_MOUNT_ENV, THREADS_ENV
 from grpo_cli.__main__ import main
-from grpo_cli.cluster.attempt import build_attempt
+from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_operator.pods.manifests import training_plan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job

@@ -15,7 +15,7 @@ from grpo_planner.memory.generation import cached_positions
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import from_architecture, from_config
 from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
-from grpo_trainer.weights.config_shape import architecture_of_config
+from grpo_trainer.weights.model_files import architecture_of_config
 from grpo_trainer.weights.models import architecture_of
 
 SMALL: dict[str, Any] = {

@@ -24,8 +24,7 @@ from grpo_api.spec.keyword_arguments import (
     ScheduleArguments,
 )
 from grpo_api.spec.training import TrainingSpec
-from grpo_api.spec.trl_fields import FIELDS
-from grpo_api.spec.trl_places import SAME_NAME
+from grpo_api.spec.trl_places import FIELDS, SAME_NAME
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.training.build_run import (
     make_config,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from grpo_api.job_object import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
-from grpo_cli.cluster.attempt import build_attempt
 from grpo_cli.cluster.delivery import export_job
+from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.cluster.download import (
     PAUSES,
     download_files,

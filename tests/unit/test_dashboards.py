@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_api.report import metrics, training_metrics, vllm_metrics
+from grpo_api.report import metrics, training_metrics
 from grpo_codegen.alerts import ALERTS
 from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.dashboards.panels import NOTHING, Dashboard, Panel
 from grpo_codegen.recording import RULES
 
-EXPORTED = (*training_metrics.TRAINER, *vllm_metrics.VLLM, *metrics.OPERATOR)
+EXPORTED = (*training_metrics.TRAINER, *metrics.VLLM, *metrics.OPERATOR)
 DECLARED = {metric.name: metric.kind for metric in EXPORTED}
 FOREIGN = {
     "ALERTS",

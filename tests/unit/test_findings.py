@@ -19,8 +19,8 @@ from grpo_api.findings.diagnosis import (
     place_message,
     unseen_finding,
 )
+from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import StepRow, step_row
-from grpo_api.findings.verdict import RunLimits
 from grpo_cli.__main__ import main
 from grpo_codegen.stories.logged_runs import (
     CHANGE,

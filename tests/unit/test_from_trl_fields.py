@@ -8,8 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import parse_spec
-from grpo_api.spec.trl_fields import FIELDS, TrlField
-from grpo_api.spec.trl_places import PLACES
+from grpo_api.spec.trl_places import FIELDS, PLACES, TrlField
 from grpo_cli.from_trl.config_fields import BATCHING, OPTIMIZERS
 from grpo_cli.from_trl.job_spec import job_documents
 from grpo_cli.from_trl.script_reader import read_script

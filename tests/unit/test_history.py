@@ -25,9 +25,14 @@ from grpo_api.report.history import (
     thin_out,
 )
 from grpo_api.spec.checkpoint import SamplesSpec
-from grpo_trainer.history import lines_file
-from grpo_trainer.history.run_history import HistoryStart, RunHistory
-from grpo_trainer.history.samples import CompletionFacts, Generation, sample_groups
+from grpo_trainer.history import run_history
+from grpo_trainer.history.run_history import (
+    CompletionFacts,
+    Generation,
+    HistoryStart,
+    RunHistory,
+    sample_groups,
+)
 from tests.generated import cases
 
 EVERY = 3
@@ -199,8 +204,8 @@ def test_a_disk_that_fails_costs_no_row(
     for step, is_full in enumerate([True, True, True, False, False, False, False], 3):
         with monkeypatch.context() as patch:
             if is_full:
-                patch.setattr(lines_file.LinesFile, "_append", torn)
-                patch.setattr(lines_file, "write_atomically", no_room)
+                patch.setattr(run_history.LinesFile, "_append", torn)
+                patch.setattr(run_history, "write_atomically", no_room)
             rows.append(row(step, 1))
             history.add_row(rows[-1])
         assert {each["step"] for each in world.rows()} <= set(range(1, step + 1))

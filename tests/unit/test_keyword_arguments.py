@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job import SpecInvalid, parse_spec
 from grpo_api.spec.keyword_arguments import Overrides
-from grpo_api.spec.trl_fields import FIELDS
-from grpo_api.spec.trl_places import PLACES
+from grpo_api.spec.trl_places import FIELDS, PLACES
 from grpo_api.text.schema import schema_fields
 from grpo_codegen.crd import job_schema
 from tests.samples import SPEC, changed

@@ -11,7 +11,7 @@ import yaml
 from grpo_api.job import parse_spec
 from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
-from grpo_cli.cluster.attempt import build_attempt
+from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.commands.run import step_line
 from grpo_cli.local import local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec

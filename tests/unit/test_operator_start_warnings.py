@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_api.status.status import ConditionType
 from grpo_operator.decide.observation import Observation
-from grpo_operator.decide.start_checks import asks_about
-from grpo_operator.decide.start_warnings import current_warning, start_event
+from grpo_operator.decide.start_checks import asks_about, current_warning, start_event
 from grpo_operator.records.parsing import pod_record
 from grpo_operator.report.status import build
 from tests.generated import cases

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned, MeasuredStep
 from grpo_planner.calibration.__main__ import main
-from grpo_planner.calibration.errors import stored_errors
-from grpo_planner.calibration.fit import errors_of, expected_share, fit
+from grpo_planner.calibration.fit import errors_of, expected_share, fit, stored_errors
 from grpo_planner.calibration.rows import predictions, published_runs
 from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Engine, Setup

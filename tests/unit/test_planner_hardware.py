@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.text.units import GIB, MIB
-from grpo_planner.hardware.inventory import Inventory, Node, declared_inventory
+from grpo_planner.hardware.inventory import Inventory, Node, allocatable_memory, declared_inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
-from grpo_planner.hardware.node_memory import allocatable_memory
 from grpo_planner.hardware.pools import build_pools
 from grpo_planner.hardware.products import UNKNOWN, lookup_product, table
 from grpo_planner.plan import plan_job

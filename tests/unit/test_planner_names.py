@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from grpo_api.text.units import GIB
 from grpo_cli.__main__ import main
+from grpo_planner.hardware.inventory import allocatable_memory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
-from grpo_planner.hardware.node_memory import allocatable_memory
 from grpo_planner.hardware.product_names import (
     is_of_product,
     label_of,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from grpo_api.report import training_metrics
+from grpo_api.report.metrics import GENERATION_TOKENS, RUNNING
 from grpo_api.report.report import STEP_PHASES
-from grpo_api.report.vllm_metrics import GENERATION_TOKENS, RUNNING
 from grpo_trainer.engine_pod.engine_metrics import EngineMetrics
 from grpo_trainer.process.step_counters import StepCounters
 

@@ -1,7 +1,6 @@
 """Each field of TRL's GRPOConfig has one place in a GRPOJob."""
 
-from grpo_api.spec.trl_fields import FIELDS
-from grpo_api.spec.trl_places import PLACES
+from grpo_api.spec.trl_places import FIELDS, PLACES
 
 
 def test_every_field_of_grpo_config_has_a_place_and_no_other_name_has() -> None:

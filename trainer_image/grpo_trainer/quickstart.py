@@ -22,8 +22,7 @@ CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?!ĠĊ"
 """Ġ and Ċ are space and line break in the byte-level alphabet of Qwen2's tokenizer."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' "
-    "%}<eos>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "%}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LARGEST = 9
 """Operands and results are 0 to 9."""

@@ -14,10 +14,8 @@ from typing import Literal, NamedTuple
 from ..report.report import Finding
 from ..spec.run_policy import FindingName
 from . import learning_rules, running_rules
-from .run_numbers import RunNumbers
-from .series import SMOOTH
+from .run_numbers import SMOOTH, RunLimits, RunNumbers, Verdict
 from .step_row import StepRow, rows_in_order
-from .verdict import RunLimits, Verdict
 
 Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
 BEGINS_AFTER = 5

@@ -8,9 +8,7 @@ import math
 from itertools import pairwise
 
 from . import thresholds as limits
-from .run_numbers import DEAD_GROUPS, REWARD, RunNumbers
-from .series import SMOOTH, Peak
-from .verdict import RunLimits, Verdict
+from .run_numbers import DEAD_GROUPS, REWARD, SMOOTH, Peak, RunLimits, RunNumbers, Verdict
 
 GROUPS_WINDOW = 20
 """Generations over which the share of dead groups is taken: a batch has few groups."""

@@ -7,9 +7,7 @@ from itertools import pairwise
 from statistics import median, median_low
 
 from . import thresholds as limits
-from .run_numbers import RunNumbers
-from .series import error_of_level
-from .verdict import RunLimits, Verdict
+from .run_numbers import RunLimits, RunNumbers, Verdict, error_of_level
 
 REWARD_SECONDS = "seconds/reward"
 

@@ -118,8 +118,7 @@ class PodSpec(Model):
             "&& !(has(self.hostIPC) && self.hostIPC)",
             (
                 "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security "
-                "standard: "
-                "remove them"
+                "standard: remove them"
             ),
             _stays_off_the_host,
         ),

@@ -293,8 +293,7 @@ class Volume(Model):
                 f"!self.name.startsWith('{REWARD_VOLUME_PREFIX}')"
             ),
             f"{', '.join(RESERVED_VOLUMES)} and {REWARD_VOLUME_PREFIX}* are the operator's own "
-            "volumes: "
-            "use another name",
+            "volumes: use another name",
             _has_a_name_of_its_own,
         ),
     )

@@ -90,15 +90,13 @@ RESULT = Attribute(
     "grpo.result",
     _ROOT,
     "How it ended: the result of its outcome, or the reason in the status; `Deleted` where the "
-    "GRPOJob is gone or "
-    "another controller's.",
+    "GRPOJob is gone or another controller's.",
 )
 ERROR = Attribute(
     "error.type",
     _ROOT,
     "The same, if the attempt failed; the span's status is then ERROR and says why. Preemption, "
-    "suspension and a gang "
-    "that was released are no failures.",
+    "suspension and a gang that was released are no failures.",
 )
 STEP_NUMBER = Attribute(
     "grpo.step",

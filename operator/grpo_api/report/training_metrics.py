@@ -82,9 +82,8 @@ NONFINITE_STEPS = _counter(
     "",
     "steps",
     (
-        "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was "
-        "infinite or "
-        "no number."
+        "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was infinite "
+        "or no number."
     ),
 )
 COMPLETIONS = _counter(
@@ -110,8 +109,7 @@ WEIGHTS_VERSION = _training(
     "1",
     (
         "Number of the weights that engines sample with, higher with every sync and never used "
-        "again; "
-        "absent without any."
+        "again; absent without any."
     ),
 )
 WEIGHT_SYNC_SECONDS = _training(
@@ -141,8 +139,7 @@ ENGINE_MISMATCH_MAX = _training(
     "nats",
     (
         "Largest difference between the engine's and the trainer's log-probability of a token of "
-        "the "
-        "last generation."
+        "the last generation."
     ),
 )
 COMPLETION_LENGTH = _training(

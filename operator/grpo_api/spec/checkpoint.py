@@ -182,9 +182,8 @@ class HubExportSpec(Model):
             "!self.repository.contains('--') && !self.repository.contains('..') && "
             "!self.repository.endsWith('.git') && !self.repository.endsWith('.ipynb')",
             (
-                "the hub takes no repository with `--` or `..` in its name, or with .git or "
-                ".ipynb at "
-                "its end"
+                "the hub takes no repository with `--` or `..` in its name, or with .git or .ipynb "
+                "at its end"
             ),
             _hub_takes_the_name,
         ),
@@ -207,9 +206,8 @@ class ExportSpec(Model):
         Rule(
             "(self.to == 'Hub') == has(self.hub)",
             (
-                "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set "
-                "both or "
-                "none"
+                "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set both "
+                "or none"
             ),
             lambda export: (export.to == "Hub") == (export.hub is not None),
         ),

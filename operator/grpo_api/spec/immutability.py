@@ -95,8 +95,7 @@ def immutability(spec: type[Model]) -> tuple[Rule, ...]:
             f"!({STARTED}) || {_WRITES_STATUS} || self.spec == oldSelf.spec || "
             f"({_all(frozen)} && ({_STOPPED} || ({_all(stopped)})))",
             "what is trained can't change once the job has started, and how it runs only while it "
-            "is suspended or has "
-            "failed",
+            "is suspended or has failed",
             field_path=".spec",
             message_cel=f"{_all(frozen)} ? 'can change only while the job is suspended or has "
             "failed:' + "

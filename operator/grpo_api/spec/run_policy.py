@@ -185,11 +185,9 @@ class PlacementSpec(Model):
         ),
         Rule(
             "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) "
-            "&& "
-            "has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
+            "&& has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
             "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, "
-            "gpusPerNode and nodes, "
-            "and a nodeSelector that the autoscaler knows",
+            "gpusPerNode and nodes, and a nodeSelector that the autoscaler knows",
             _created_nodes_are_declared,
         ),
         Rule(

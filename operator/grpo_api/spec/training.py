@@ -123,8 +123,7 @@ class TrainingSpec(Model):
             "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
             (
                 "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the "
-                "completions "
-                "of one step)"
+                "completions of one step)"
             ),
             _device_batch_divides_a_step,
         ),
@@ -361,8 +360,7 @@ class ReferenceOffload(Model):
         Rule(
             "self.target != 'NVMe'",
             "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension "
-            "alone, which the "
-            "trainer's image doesn't have; set target to CPU",
+            "alone, which the trainer's image doesn't have; set target to CPU",
             lambda offload: offload.target != "NVMe",
         ),
     )

@@ -1,14 +1,40 @@
-"""Where each field of GRPOConfig, and each other setting of `trl grpo`, is set in a GRPOJob: one
-decision per field.
+"""The fields of the pinned TRL's GRPOConfig, known without TRL, and where each of them, and each
+other setting of `trl grpo`, is set in a GRPOJob: one decision per field.
 
+trl_fields.json is generated from the installed sources of TRL and transformers by `make codegen`.
 A field whose value changes memory or time is a field of the spec that the planner reads, or it is
-refused. What is left may be overridden, and its entry says why the plan stays right.
-"""
+refused. What is left may be overridden, and its entry says why the plan stays right."""
 
+import json
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
 
 from pydantic.alias_generators import to_camel
+
+
+class TrlField(NamedTuple):
+    """One field of GRPOConfig."""
+
+    name: str
+    type: str
+    """Its annotation in TRL's source, such as `list[float] | None`."""
+    default: Any
+    """Its default, as JSON has it."""
+    is_own: bool
+    """Whether GRPOConfig declares it; it inherits the others, most from TrainingArguments."""
+
+
+def _fields() -> dict[str, TrlField]:
+    rows = json.loads(files(__package__).joinpath("trl_fields.json").read_text(encoding="utf-8"))
+    return {
+        row["name"]: TrlField(row["name"], row["type"], row["default"], row["isOwn"])
+        for row in rows
+    }
+
+
+FIELDS: Mapping[str, TrlField] = _fields()
+"""Every field of GRPOConfig by its name, in GRPOConfig's order."""
 
 
 class Place(NamedTuple):

@@ -5,15 +5,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.job_object import GRPOJob
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.status.status import ResumeSource
 from grpo_api.text.contract import CONTAINER
+from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
-from grpo_operator.records.names import child_job
+from grpo_operator.records.names import child_job, inheritable_metadata
 
 from ..show.errors import NotYet, OptionError
 from . import kubectl
-from .attempt import build_attempt
 from .claims import pin_to_claims
 from .delivery import Delivery, Manifest, export_job
 from .job_pods import find_job
@@ -89,4 +92,28 @@ def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
         image=images[0] if images else "",
         user=pod.get("securityContext", {}).get("runAsUser"),
         pull_secrets=pull_secrets,
+    )
+
+
+TRAINER_IMAGE = "grpo-trainer"
+"""Stands for the image that the operator was installed with, where no flag says it."""
+
+
+def build_attempt(
+    metadata: dict[str, Any],
+    spec: GRPOJobSpec,
+    plan: ExecutionPlan,
+    number: int,
+    source: ResumeSource | None,
+) -> Attempt:
+    """The attempt of a GRPOJob with this metadata."""
+    return Attempt(
+        key=ObjectKey(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=inheritable_metadata(metadata.get("labels")),
+        annotations=inheritable_metadata(metadata.get("annotations")),
+        source=source,
     )

@@ -128,8 +128,7 @@ def exported_model(name: str, job: GRPOJob) -> Export:
     if phase == "Failed":
         raise NotYet(
             f"{name} failed before its model was exported; {newest} is training state and no "
-            "model: "
-            f"let it go on by raising spec.retry, or a new job by resumeFrom.grpoJob"
+            "model: let it go on by raising spec.retry, or a new job by resumeFrom.grpoJob"
         )
     step = f" at step {status.progress.summary}" if status.progress else ""
     raise NotYet(

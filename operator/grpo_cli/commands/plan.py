@@ -103,8 +103,7 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
         raise OptionError(
             f"--{option.replace('_', '-')} goes with a model's name: the file says "
-            f"spec.{section}.{field}; "
-            f"to compare, add --what-if {field}={given[option]}"
+            f"spec.{section}.{field}; to compare, add --what-if {field}={given[option]}"
         )
     jobs = load_specs(options.filename)
     return [JobRequest(job.metadata["name"], job) for job in jobs]

@@ -26,9 +26,9 @@ from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 
 from ..cluster import job_pods, kubectl
-from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.clock import SYSTEM_CLOCK
+from ..cluster.delivery_pod import TRAINER_IMAGE
 from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, load_specs

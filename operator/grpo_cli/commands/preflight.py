@@ -20,8 +20,8 @@ from grpo_operator.records.names import LABEL_JOB, LABEL_MANAGED_BY
 from grpo_operator.records.parsing import grpojob_record
 
 from ..cluster import job_pods, kubectl
-from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.clock import SYSTEM_CLOCK
+from ..cluster.delivery_pod import TRAINER_IMAGE
 from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet

@@ -18,7 +18,7 @@ from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import checkpoint_claim, run_folder
 
 from ..cluster import kubectl
-from ..cluster.attempt import TRAINER_IMAGE, build_attempt
+from ..cluster.delivery_pod import TRAINER_IMAGE, build_attempt
 from ..inputs import job_classes, sources
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.spec.trl_fields import FIELDS
-from grpo_api.spec.trl_places import CLI_PLACES
+from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
 from .reward_reader import metric_name
 from .trl_run import Given, ReadModule, RewardUse, TrlError, TrlRun

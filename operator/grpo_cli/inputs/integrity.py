@@ -104,8 +104,7 @@ def unsigned_message(envelope: Envelope | None, key: Path) -> str:
         return f"the conversion is not signed, and neither is its original by this key: {error}"
     return (
         f"the conversion is not signed, its original is signed by the given key, {signer}: for "
-        "files that are, leave "
-        "out --merge and --dtype of grpo export"
+        "files that are, leave out --merge and --dtype of grpo export"
     )
 
 

@@ -245,8 +245,7 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
     if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
         return (
             f"metadata.name is {name!r}; it takes 1 to {MAX_JOB_NAME} small letters, digits and "
-            "hyphens, with a "
-            "letter or digit at both ends"
+            "hyphens, with a letter or digit at both ends"
         )
     if not isinstance(namespace, str | None):
         return f"metadata.namespace is {namespace!r}; put it in quotes to make it a text"

@@ -1,19 +1,22 @@
 """Finds a run's history: in a file of anybody's, in a folder, or in the cluster, where a
 short-lived pod reads it with the user's own rights."""
 
+import csv
+import io
+import json
 import tempfile
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from grpo_api.findings.step_row import StepRow, step_row
-from grpo_api.report.history import METRICS_FILE, Row, newest_attempt, standing_rows
+from grpo_api.report.history import METRICS_FILE, Row, newest_attempt, parse_lines, standing_rows
 from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
 
 from ..cluster import kubectl
 from ..cluster.delivery_pod import start_delivery
 from ..cluster.download import download_files
 from ..show.errors import ManifestError, NotYet
-from .step_file import load_rows
 
 SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, or a file of logged steps"
 
@@ -88,3 +91,41 @@ def _download(options: Namespace, job_name: str, name: str, folder: Path) -> Pat
             raise NotYet(f"{job_name} has no {name} yet, or its spec.samples.groups is 0")
         download_files(folder, wanted, delivery.read_file, lambda _: None)
     return folder / name
+
+
+HISTORY_KEY = "log_history"
+"""Where trainer_state.json has its steps."""
+
+
+def load_rows(path: Path) -> list[Row]:
+    """The logged dictionaries of a file, in its order.
+
+    Raises:
+        ManifestError: it can't be read.
+    """
+    try:
+        # A kill may have cut a character in two.
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from error
+    return _dictionaries(text, is_csv=path.suffix == ".csv")
+
+
+def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
+    if is_csv:
+        # None is the key of what a line has beyond the header.
+        lines = csv.DictReader(io.StringIO(text, newline=""))
+        return [{str(key): value for key, value in line.items()} for line in lines]
+    whole = _parsed(text)
+    if isinstance(whole, dict) and isinstance(whole.get(HISTORY_KEY), list):
+        whole = whole[HISTORY_KEY]
+    if isinstance(whole, list):
+        return [each for each in whole if isinstance(each, dict)]
+    return parse_lines(text)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

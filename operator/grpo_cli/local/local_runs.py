@@ -43,8 +43,8 @@ from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
 from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.result.result import PlanResult
 
-from ..cluster.attempt import build_attempt
 from ..cluster.clock import SYSTEM_CLOCK
+from ..cluster.delivery_pod import build_attempt
 from ..inputs import sources
 from ..inputs.local_preflight import require_trainer
 from ..inputs.manifest import Job, document_of

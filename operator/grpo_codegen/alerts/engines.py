@@ -21,8 +21,7 @@ ALERTS = (
         summary=f"Engine {{{{ $labels.engine }}}} of {JOB} has not served for a while",
         description=(
             "The run goes on with the other engines, slower. A new pod of it serves as soon as it "
-            "is proven to have "
-            "the newest weights."
+            "is proven to have the newest weights."
         ),
         runbook=(
             (
@@ -44,13 +43,11 @@ ALERTS = (
         summary=f"An engine of {JOB} did not have the trainer's weights after a sync",
         description=(
             "No completion was sampled with them: the weights were sent again. Where that fails "
-            "too, the attempt ends "
-            "as EngineWeightsDiffer."
+            "too, the attempt ends as EngineWeightsDiffer."
         ),
         runbook=(
             "The logs of rank 0 name the tensors. The same node each time points at its memory or "
-            "its GPU; all at once "
-            "at vLLM's version.",
+            "its GPU; all at once at vLLM's version.",
             (
                 "If it happens again, set `generation.engine: Transformers` and report it with the "
                 "log."

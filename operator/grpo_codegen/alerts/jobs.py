@@ -54,21 +54,16 @@ ALERTS = (
         summary=f"{JOB} has not got on for {{{{ $value | humanizeDuration }}}}",
         description=(
             "No step has ended; or, while it loads, saves or exports, no part of that; or rank 0 "
-            "answers nobody. Its "
-            "watchdog ends the attempt as Hang after guard.hangTimeoutSeconds, the operator after "
-            "twice that."
+            "answers nobody. Its watchdog ends the attempt as Hang after guard.hangTimeoutSeconds, "
+            "the operator after twice that."
         ),
         runbook=(
             "`kubectl describe grpojob`: `ProgressUnknown` means that rank 0 doesn't answer; look "
-            "whether it trains on "
-            "(`grpo logs`), and for a NetworkPolicy in the way.",
+            "whether it trains on (`grpo logs`), and for a NetworkPolicy in the way.",
             "Otherwise a rank hangs, or a reward function doesn't answer; "
-            "`status.outcome.standstill` then names the "
-            "rank and its frame.",
+            "`status.outcome.standstill` then names the rank and its frame.",
             "A step that may take so long needs a higher `guard.hangTimeoutSeconds`, which may be "
-            "changed while the "
-            "job is "
-            "suspended.",
+            "changed while the job is suspended.",
         ),
     ),
     Alert(
@@ -88,8 +83,7 @@ ALERTS = (
             "`status.memory` has prediction and measurement by phase.",
             (
                 "Nothing must be done: after OutOfMemory the next attempt has a plan that takes "
-                "less, "
-                "and trains the same."
+                "less, and trains the same."
             ),
         ),
     ),
@@ -131,8 +125,7 @@ ALERTS = (
         ),
         runbook=(
             "`status.ends` says how the last attempts ended, and on which node; "
-            "[faults.md](../explanation/faults.md) what each "
-            "means.",
+            "[faults.md](../explanation/faults.md) what each means.",
             (
                 "Where nodes come and go, the next job should save more often "
                 "(`checkpoint.everySteps`)."
@@ -184,23 +177,19 @@ ALERTS = (
     Alert(
         name="GRPOCheckpointOld",
         expression=(
-            f"{_STEP} - {_SAVED} > <checkpointsMissed> * {PER_JOB} ({SAVE_EVERY.name}) or "
-            f"time() - {PER_JOB} ({CHECKPOINT_TIME.name}) > <checkpointSeconds> and {_STEP} > "
-            f"{_SAVED}"
+            f"{_STEP} - {_SAVED} > <checkpointsMissed> * {PER_JOB} ({SAVE_EVERY.name}) or time() - "
+            f"{PER_JOB} ({CHECKPOINT_TIME.name}) > <checkpointSeconds> and {_STEP} > {_SAVED}"
         ),
         for_="10m",
         severity="warning",
         summary=f"The newest checkpoint of {JOB} is old",
         description=(
             "A restart would lose all steps since. The Degraded condition has the volume's words "
-            "if it can't be "
-            "written."
+            "if it can't be written."
         ),
         runbook=(
             "`CheckpointNotWritten` at `Degraded`: make room on the volume, or raise its quota. "
-            "The run tries again "
-            "after "
-            "1, 2, 4 … steps.",
+            "The run tries again after 1, 2, 4 … steps.",
             "Without that, checkpoints are rare by choice (`checkpoint.everySteps`).",
         ),
     ),

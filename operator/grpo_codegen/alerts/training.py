@@ -77,8 +77,7 @@ ALERTS = (
             "`status.outcome.message` names the number, the step and the last good checkpoint.",
             (
                 "Look for rewards of extreme size; a new job may have a lower "
-                "`training.learningRate` "
-                "or `maxGradNorm`."
+                "`training.learningRate` or `maxGradNorm`."
             ),
             "`guard.onDivergence: Rollback` goes on without the batch that it happened on.",
         ),
@@ -91,15 +90,13 @@ ALERTS = (
         summary=f"{{{{ $value | humanizePercentage }}}} of the completions of {JOB} get no reward",
         description=(
             "A reward function or its service fails or takes too long. Above "
-            "rewards[].maxFailureShare the run ends as "
-            "RewardError."
+            "rewards[].maxFailureShare the run ends as RewardError."
         ),
         runbook=(
             "`grpo logs` has the failures' words; `grpo_training_reward_failures_total` and "
             "`grpo_training_reward_timeouts_total` distinguish failures from time-outs, by reward.",
-            "Look after the service; its URL, time-outs and `maxFailureShare` may be changed "
-            "while the job is "
-            "suspended.",
+            "Look after the service; its URL, time-outs and `maxFailureShare` may be changed while "
+            "the job is suspended.",
         ),
     ),
 )

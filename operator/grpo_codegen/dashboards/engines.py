@@ -14,11 +14,10 @@ PANELS = (
     Panel(
         title="Sampling logp difference",
         description=(
-            "TRL's `sampling/sampling_logp_difference`: between the log-probabilities of engine and "
-            "trainer for the last generation's tokens, in nats. "
-            "The weights are "
-            "proven to be the same, so a rise says that the engine computes otherwise: another "
-            "dtype, another kernel."
+            "TRL's `sampling/sampling_logp_difference`: between the log-probabilities of engine "
+            "and trainer for the last generation's tokens, in nats. The weights are proven to be "
+            "the same, so a rise says that the engine computes otherwise: another dtype, another "
+            "kernel."
         ),
         unit="none",
         queries=(

@@ -1,6 +1,6 @@
 """Panels on what vLLM says of itself: load, cache and speed of each engine of a job."""
 
-from grpo_api.report import vllm_metrics as vllm
+from grpo_api.report import metrics as vllm
 from grpo_api.report.metrics import Metric
 
 from .panels import Panel, Query

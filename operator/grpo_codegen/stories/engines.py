@@ -1,8 +1,8 @@
 """What rank 0 exports beside all else where two engines in pods of their own sample the
 completions."""
 
+from grpo_api.report import metrics as vllm
 from grpo_api.report import training_metrics as trainer
-from grpo_api.report import vllm_metrics as vllm
 from grpo_api.report.metrics import Metric
 
 from ..timelines import Timeline, constant, noisy, running_total, series

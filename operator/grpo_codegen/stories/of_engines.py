@@ -39,8 +39,7 @@ STORIES = (
         name="two engines",
         summary=(
             "Two engines in pods of their own sample; one is lost in minute 40 and serves again "
-            "three "
-            "minutes later."
+            "three minutes later."
         ),
         minutes=120,
         at=110,
@@ -82,8 +81,7 @@ STORIES = (
         name="engine with other weights",
         summary=(
             "After the sync of minute 30 an engine has other weights; they are sent again, and it "
-            "has "
-            "the right ones."
+            "has the right ones."
         ),
         minutes=70,
         at=35,

@@ -192,8 +192,7 @@ STORIES = (
         name="diverging slowly",
         summary=(
             "The KL grows from 0.05 to 10 in six hours, below guard.maxKL 11; then somebody mends "
-            "the "
-            "run."
+            "the run."
         ),
         minutes=540,
         at=358,
@@ -340,8 +339,7 @@ STORIES = (
         name="hang",
         summary=(
             "No step ends from minute 30 on; in minute 60 the attempt is ended as Hang and the "
-            "next "
-            "begins."
+            "next begins."
         ),
         minutes=120,
         at=55,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
+from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
-from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as trainer
 from grpo_api.spec.run_policy import FindingName
 

@@ -53,15 +53,13 @@ def queue_problem(job: GRPOJobRecord) -> Problem | None:
     if not re.fullmatch(_QUEUE_NAME, label):
         return Reason.INVALID_SPEC, (
             f"{path}: {label!r} is no name of a LocalQueue; allowed are lower-case letters, "
-            "digits, - and .: give the "
-            "label the name of one"
+            "digits, - and .: give the label the name of one"
         )
     if spec.placement.provisioning == "CreatePods":
         return Reason.INVALID_SPEC, (
-            f"{path}: {label!r} can't go with spec.placement.provisioning CreatePods, by which "
-            "the operator admits the "
-            "job without Kueue; allowed is one of the two: remove the label, or set provisioning "
-            "to WhenFree"
+            f"{path}: {label!r} can't go with spec.placement.provisioning CreatePods, by which the "
+            "operator admits the job without Kueue; allowed is one of the two: remove the label, "
+            "or set provisioning to WhenFree"
         )
     return None
 
@@ -102,7 +100,6 @@ def _engines_problem(job: GRPOJobRecord, spec: GRPOJobSpec) -> str:
     if len(job.name) > MAX_SERVER_JOB_NAME:
         return (
             "metadata.name: the plan has engines in pods of their own, whose names hold "
-            f"{MAX_SERVER_JOB_NAME} "
-            f"characters of it, and it has {len(job.name)}; shorten it"
+            f"{MAX_SERVER_JOB_NAME} characters of it, and it has {len(job.name)}; shorten it"
         )
     return ""

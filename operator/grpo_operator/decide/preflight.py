@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
-from grpo_api.status.preflight_status import PreflightStatus
-from grpo_api.status.status import ConditionType
+from grpo_api.status.status import ConditionType, PreflightStatus
 from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import seconds, timestamp
 

@@ -60,9 +60,8 @@ def _of_another_shape(
         )
         return replace(queued, message=message)
     message = (
-        f"the plan has other pods than Workload {workload.name}, which is given up with its "
-        "quota; a new one waits for "
-        f"Kueue's LocalQueue {observation.job.queue_name}"
+        f"the plan has other pods than Workload {workload.name}, which is given up with its quota; "
+        f"a new one waits for Kueue's LocalQueue {observation.job.queue_name}"
     )
     return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
 

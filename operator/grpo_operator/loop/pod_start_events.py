@@ -16,8 +16,7 @@ from grpo_kube.objects.times import Observed
 
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
-from ..decide.start_checks import asks_about
-from ..decide.start_warnings import current_warning, start_event
+from ..decide.start_checks import asks_about, current_warning, start_event
 
 log = logging.getLogger(__name__)
 

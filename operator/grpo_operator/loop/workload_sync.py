@@ -255,8 +255,7 @@ def unseen_message(not_served: str, *, forbidden: bool) -> str:
         )
     return (
         "the cluster has no Kueue that serves Workloads of kueue.x-k8s.io/v1beta2: install it, or "
-        "remove the job's "
-        f"queue name ({not_served})"
+        f"remove the job's queue name ({not_served})"
     )
 
 

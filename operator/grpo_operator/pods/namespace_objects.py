@@ -56,8 +56,7 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
         return ""
     return (
         f"{name} exists and was not made for this GRPOJob: to use it, name it in "
-        "spec.checkpoint.volume of a new job; "
-        "or delete it, or give the job another name"
+        "spec.checkpoint.volume of a new job; or delete it, or give the job another name"
     )
 
 
@@ -111,10 +110,9 @@ def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
 def foreign_policy(policy: PolicyRecord) -> str:
     """Return the sentence that reports a NetworkPolicy of our name that is not the operator's."""
     return (
-        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no "
-        f"label {LABEL_COMPONENT}), "
-        "and stays as it is: delete it, and the operator makes its own, so that strangers don't "
-        "reach the pods of jobs"
+        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label "
+        f"{LABEL_COMPONENT}), and stays as it is: delete it, and the operator makes its own, so "
+        "that strangers don't reach the pods of jobs"
     )
 
 

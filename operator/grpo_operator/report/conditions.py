@@ -25,9 +25,8 @@ from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
 from ..records.reasons import WAITS, Reason
-from .network_finding import network_finding
 from .pod_reports import lasting_address
-from .wait_finding import advice, message_since, wait_finding
+from .wait_finding import advice, message_since, network_finding, wait_finding
 
 Statement = tuple[ConditionType, bool | None, str, str]
 """Type, whether it is true (None: Unknown), reason, message."""
@@ -137,9 +136,8 @@ def _dropped(observation: Observation) -> Iterator[Statement]:
     limit = spec.training.max_prompt_length
     amount = f"{dropped:.0f} of {total:.0f} prompts ({share:.1%})"
     message = (
-        f"{amount} have more than training.maxPromptLength {limit} "
-        "tokens, chat template included, and are not trained on; if they matter, start a new job "
-        "with a higher limit"
+        f"{amount} have more than training.maxPromptLength {limit} tokens, chat template included, "
+        "and are not trained on; if they matter, start a new job with a higher limit"
     )
     yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
 

@@ -12,8 +12,7 @@ import yaml
 
 from ..time import constants as time_constants
 from ..time.constants import Constants, StoredFit
-from .errors import FitErrors
-from .fit import errors_of, fit, fit_with_errors
+from .fit import FitErrors, errors_of, fit, fit_with_errors
 from .rows import Prediction, predictions, published_runs
 
 HEAD = (

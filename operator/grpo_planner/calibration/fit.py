@@ -6,17 +6,51 @@ Constants are fitted as logarithms, since none may be negative, and drawn weakly
 one that no row tells of stays. Shares stay below 1.
 
 A run's own rows are worth nothing for its error: each source's runs of one model are predicted by a
-fit without them.
+fit without them. The stored errors are in errors.yaml, which docs/internals/step-times.md shows.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cache
 from math import exp, log
 from statistics import mean, median
 
+from grpo_api.text.base import Model
+
+from ..tables import read_data
 from ..time.constants import Constants, StoredFit
-from .errors import Errors, FitErrors
 from .rows import Prediction, Row, predictions
+
+
+class Errors(Model):
+    """How far predictions were from what was published."""
+
+    count: int
+    """Published numbers."""
+    median: float
+    """Factor that half of them are within."""
+    near: float
+    """Share of them within 1.5 times."""
+    worst: float
+    """Largest factor."""
+    bias: float
+    """Median of predicted by published."""
+
+
+class FitErrors(Model):
+    """The errors of predictions by fits that knew neither source nor model of the run."""
+
+    parts: dict[str, Errors]
+    """By what was timed."""
+    left_out: dict[str, Errors]
+    """By source and model."""
+
+
+@cache
+def stored_errors() -> FitErrors:
+    """The errors as the last fit stored them."""
+    return FitErrors.model_validate(read_data(__package__, "errors.yaml"))
+
 
 NEAR = 1.5
 """Factor that a good prediction is within."""

@@ -24,7 +24,7 @@ from ..model.catalogue import lookup_shape
 from ..model.shapes import Shape
 from ..tables import read_data
 from ..time.constants import Constants
-from ..time.run_row import Part, RunRow
+from ..time.measured_runs import Part, RunRow
 from ..time.sampling import EngineToken, engine_seconds
 from ..time.step_time import link_bytes_per_second, sending_seconds
 from ..time.training import (

@@ -195,20 +195,18 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     if setup.precision == "bfloat16" and not setup.has_lora and not setup.zero:
         sentences.append(
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round "
-            "away; "
-            "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
+            "away; set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
     if not hardware.has_bfloat16:
         sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
     if _has_unknown_network(demand, option):
         assumed_gbps = option.place.per_node * hardware.network
         sentences.append(
-            f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these "
-            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, "
-            "examples/11-rdma-and-init.yaml), and no "
-            f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of "
-            "an inventory file): "
-            "over TCP steps may take longer"
+            f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these GPUs, but "
+            "the pods ask for no RDMA card (spec.resources.limits, "
+            "examples/11-rdma-and-init.yaml), and no interconnect is declared (node label "
+            f"{NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): over TCP steps "
+            "may take longer"
         )
     if option.device_share >= FULL:
         sentences.append(

@@ -5,6 +5,10 @@ The operator fills it from Nodes and Pods, `grpo plan` fills it from a file, and
 cluster. The caller that fills it has already applied the job's node selector and tolerations. It
 may contain nodes that a spec declares and that do not exist yet, because an autoscaler will add
 them for pending pods.
+
+A cluster's nodes report what a kubelet leaves to pods. For GPUs that are only named, and for an
+inventory file, it is reckoned from the memory that is built in: a plan that filled all of it would
+have pods that no node takes.
 """
 
 from collections.abc import Mapping
@@ -14,6 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from grpo_api.spec.run_policy import PlacementSpec
+from grpo_api.text.units import GIB, MIB
 
 from .product_names import label_of
 from .products import resource_of
@@ -168,3 +173,24 @@ def declared_inventory(placement: PlacementSpec) -> Inventory:
         count=placement.nodes or 0,
     )
     return Inventory((group,))
+
+
+RESERVED_SHARES = ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06))
+"""GKE's reservation, which takes more of a large node than EKS' and AKS' do: this share of so many
+GiB, one after the other (GKE documentation, "Plan GKE Standard node sizes")."""
+RESERVED_BEYOND = 0.02
+"""The share of all that is beyond them."""
+EVICTION_THRESHOLD = 100 * MIB
+"""Free memory below which a kubelet evicts pods, by default."""
+
+
+def allocatable_memory(built_in: int) -> int:
+    """Bytes that pods may request on a node with so many bytes of memory."""
+    remaining = float(built_in)
+    reserved = float(EVICTION_THRESHOLD)
+    for size_gib, share in RESERVED_SHARES:
+        part = min(remaining, size_gib * GIB)
+        reserved += share * part
+        remaining -= part
+    reserved += RESERVED_BEYOND * remaining
+    return max(0, round(built_in - reserved))

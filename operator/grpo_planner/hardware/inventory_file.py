@@ -16,8 +16,7 @@ from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.problems import requirement
 from grpo_api.text.units import GIB
 
-from .inventory import Inventory, Node
-from .node_memory import allocatable_memory
+from .inventory import Inventory, Node, allocatable_memory
 from .product_names import label_of, unknown_product
 from .products import is_slice, resource_of
 

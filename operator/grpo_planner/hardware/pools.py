@@ -40,9 +40,8 @@ ENGINE_POD_MILLICORES = 1000
 and one per GPU (its page "Optimization and Tuning", CPU resources for GPU deployments)."""
 
 UNPRICED = (
-    "has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its "
-    "nodes with "
-    f"{GPU_PRICE_LABEL}, or set gpuHourPrice in the inventory file"
+    "has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its nodes "
+    f"with {GPU_PRICE_LABEL}, or set gpuHourPrice in the inventory file"
 )
 
 

@@ -18,8 +18,7 @@ from grpo_api.report.training_metrics import COMPLETION_LENGTH, PHASE_SECONDS
 from ..hardware.products import CPU_LABEL
 from ..result.result import SpecRejected
 from ..search.batch import step_completions
-from ..time.measured_runs import MeasuredRow, sampler_of
-from ..time.run_row import Part
+from ..time.measured_runs import MeasuredRow, Part, sampler_of
 from ..time.step_time import StepTime
 from ..time.training import scoring_passes
 from .past_run import Run

@@ -6,7 +6,8 @@ model predicted beside what was measured, and the nearest and newest rows of the
 same product give one factor for sampling and one for training.
 
 Rows come from other people's jobs and from files. They are bounded where they are read, and each
-run has an id by which a plan names the rows that it rests on.
+run has an id by which a plan names the rows that it rests on. Published runs (calibration.yaml)
+have the same fields, so that one can be held against the other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +21,54 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, ValidationError
 
 from grpo_api.plan.learned import MOST_FACTOR, MeasuredStep
-from grpo_api.text.base import dotted_path
+from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.quantity import MAX_COUNT
 
 from ..memory.setup import Engine
 from .constants import FITTED
-from .run_row import Part, RunRow, Seconds
+
+Part = Literal["step", "training", "generation", "scoring", "sync", "token"]
+"""What was timed: a whole step, its update, its sampling, its log-probabilities, one sync of
+weights, or one decoded token of all sequences."""
+
+Seconds = Annotated[float, Field(ge=1e-6, le=1e9)]
+_Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+_Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+
+
+class RunRow(Model):
+    """One run."""
+
+    source: Annotated[str, Field(min_length=1, max_length=320)]
+    """Where its numbers are from: the key of a publication, or `namespace/job`."""
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    gpu: Annotated[str, Field(min_length=1, max_length=128)]
+    """Label of the GPU product; `CPU` for a run on CPUs."""
+    gpus: _Positive
+    """GPUs that trained, or processes on CPUs."""
+    sequences: _Positive
+    """Completions of one step; for a token, those that are decoded at a time."""
+    prompt: _Count
+    completion: _Positive
+    """Mean tokens of a completion."""
+    limit: _Positive
+    updates: _Positive = 1
+    """Optimizer steps on these completions."""
+    scores: _Count = 0
+    """Passes for log-probabilities beside the update."""
+    recompute: bool = True
+    lora: bool = False
+    zero: Literal[0, 2, 3] = 3
+    split: _Positive = 1
+    """GPUs that share one copy of the model beside ZeRO: tensor and pipeline parallelism."""
+    tensor_parallel: _Positive = 1
+    """GPUs of one engine."""
+    graphs: bool = True
+    """Whether the engine has CUDA graphs."""
+    pass_tokens: _Positive = 16384
+    """Tokens of one packed micro-batch."""
+    seconds: dict[Part, Seconds]
+
 
 Sampler = Literal["Transformers", "vLLM"]
 

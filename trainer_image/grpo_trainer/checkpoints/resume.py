@@ -68,8 +68,7 @@ def begin(
     if not found:
         raise BadInput(
             f"spec.resumeFrom: {source.run_address} has no complete checkpoint and no exported "
-            "adapter; name a run's "
-            "folder, a checkpoint's or an exported adapter's"
+            "adapter; name a run's folder, a checkpoint's or an exported adapter's"
         )
     if method != "LoRA":
         raise BadInput(
@@ -129,10 +128,9 @@ def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
     left = rank0_task.run_on_rank0(usable)
     if not left:
         raise Diverged(
-            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run "
-            "diverged on, so there is "
-            "none to go back to. Raise checkpoint.keep, or lower checkpoint.everySteps, in a new "
-            "job"
+            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run diverged "
+            "on, so there is none to go back to. Raise checkpoint.keep, or lower "
+            "checkpoint.everySteps, in a new job"
         )
     return left
 

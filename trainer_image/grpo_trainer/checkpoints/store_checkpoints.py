@@ -122,8 +122,7 @@ class StoreSource(CheckpointSource):
         if counted and not kept:
             raise BadInput(
                 f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are "
-                "missing or changed; "
-                "restore the bucket, or start a new job"
+                "missing or changed; restore the bucket, or start a new job"
             )
         return kept
 

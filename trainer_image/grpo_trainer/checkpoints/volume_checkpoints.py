@@ -331,6 +331,5 @@ def _require_visible(path: Path) -> None:
     if not path.is_file():
         raise BadInput(
             f"{path}, just written by rank 0, can't be seen: the checkpoint volume must be shared "
-            "by all nodes "
-            f"(ReadWriteMany). Use such a volume, or unset checkpoint.volume"
+            "by all nodes (ReadWriteMany). Use such a volume, or unset checkpoint.volume"
         )

@@ -198,9 +198,8 @@ def _load_rollouts_of_rank(folder: Path, device: torch.device) -> Rollouts:
     if not path.exists():
         raise BadInput(
             f"checkpoint {folder} was made between two steps of one generation and has no "
-            f"{path.name} with its "
-            "completions, so it can't be continued exactly; go on from an earlier checkpoint, or "
-            "start a new job"
+            f"{path.name} with its completions, so it can't be continued exactly; go on from an "
+            "earlier checkpoint, or start a new job"
         )
     parts: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in load_file(path).items():

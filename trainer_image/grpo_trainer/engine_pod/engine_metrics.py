@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from grpo_api.report.vllm_metrics import VLLM
+from grpo_api.report.metrics import VLLM
 
 _FAMILIES = frozenset(metric.name.removesuffix("_total") for metric in VLLM)
 """Names as prometheus_client has them: it adds the suffix of a counter to its samples."""

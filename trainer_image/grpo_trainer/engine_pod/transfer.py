@@ -182,9 +182,8 @@ def _named(meeting: Meeting) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         raise TransferFailed(
             f"rank 0 at {meeting.address}:{meeting.port} and {meeting.engine} did not meet for a "
-            "transfer of weights "
-            f"within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy allow that port "
-            "between the job's pods?"
+            f"transfer of weights within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy "
+            "allow that port between the job's pods?"
         ) from error
 
 

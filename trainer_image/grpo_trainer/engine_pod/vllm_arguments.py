@@ -146,8 +146,7 @@ FLASHINFER_MAJOR = 10
 """Major compute capability on which vLLM prefers FlashInfer's attention (platforms/cuda.py)."""
 NO_VLLM = (
     "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this "
-    "version with vLLM, "
-    "or set spec.generation.engine to Transformers"
+    "version with vLLM, or set spec.generation.engine to Transformers"
 )
 EXTENSION = "grpo_trainer.engine_pod.weight_receiver.WeightsWorker"
 """The class with which vLLM's workers load and prove weights."""

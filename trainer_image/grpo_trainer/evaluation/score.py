@@ -117,8 +117,7 @@ def score_message(score: Score, job: Estimate | None) -> str:
     own = score.reward
     text = (
         f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {score.rows} rows, "
-        f"{score.completions} completions "
-        "each)"
+        f"{score.completions} completions each)"
     )
     if job is None:
         return f"{text}; the job reported none"

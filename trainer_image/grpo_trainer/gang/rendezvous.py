@@ -150,8 +150,7 @@ def _exchange(me: Peer, peer: Peer) -> None:
     except OSError as error:
         raise OSError(
             f"no connection to port {peer.port} in {PAIR_SECONDS:.0f} s ({error}). Does a "
-            "NetworkPolicy allow all "
-            f"ports between the job's pods, and is there a route?"
+            "NetworkPolicy allow all ports between the job's pods, and is there a route?"
         ) from error
     with connection:
         received = 0
@@ -165,10 +164,8 @@ def _exchange(me: Peer, peer: Peer) -> None:
         except OSError as error:
             raise OSError(
                 f"a connection came about, but only {received} of {PAYLOAD} bytes came back in "
-                f"{PAIR_SECONDS:.0f} s "
-                f"({error}), as when a path loses large packets: is the MTU of "
-                f"{me.interface or 'the interface'} "
-                f"larger than the network's?"
+                f"{PAIR_SECONDS:.0f} s ({error}), as when a path loses large packets: is the MTU "
+                f"of {me.interface or 'the interface'} larger than the network's?"
             ) from error
 
 
@@ -301,9 +298,8 @@ def _round(values: torch.Tensor, world: int) -> float:
     if wrong:
         raise Transient(
             f"{wrong} of {len(values)} sums of an all-reduce over {world} ranks are wrong on rank "
-            f"{dist.get_rank()}: "
-            "NCCL_P2P_DISABLE=1 tells whether GPUs can't read each other's memory (PCIe ACS or "
-            "an IOMMU)"
+            f"{dist.get_rank()}: NCCL_P2P_DISABLE=1 tells whether GPUs can't read each other's "
+            "memory (PCIe ACS or an IOMMU)"
         )
     return seconds
 
@@ -438,10 +434,9 @@ def _await_main(rendezvous: Rendezvous, guard: GuardSpec, deadline: float) -> No
             if time.monotonic() >= deadline:
                 raise RendezvousTimeout(
                     f"rank 0 at {peer[0]}:{peer[1]} did not answer within "
-                    "guard.rendezvousTimeoutSeconds = "
-                    f"{guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a "
-                    "NetworkPolicy "
-                    f"allow the port between the job's pods?"
+                    f"guard.rendezvousTimeoutSeconds = {guard.rendezvous_timeout_seconds}: "
+                    f"{error}. Is its pod running, and does a NetworkPolicy allow the port between "
+                    "the job's pods?"
                 ) from error
             time.sleep(POLL_SECONDS)
         else:
@@ -464,9 +459,8 @@ def _await_all(store: Store, place: Placement, deadline: float) -> None:
         if time.monotonic() >= deadline:
             raise RendezvousTimeout(
                 f"{place.world_size - len(missing)} of {place.world_size} ranks came in time; "
-                "missing: "
-                f"{', '.join(map(str, missing))}. Raise guard.rendezvousTimeoutSeconds if their "
-                "pods start that slowly"
+                f"missing: {', '.join(map(str, missing))}. Raise guard.rendezvousTimeoutSeconds if "
+                "their pods start that slowly"
             )
         time.sleep(POLL_SECONDS)
 

@@ -188,8 +188,7 @@ def unprovable_error(problems: Sequence[str], generation: GenerationSpec) -> Tra
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     unprovable = EngineUnprovable(
         "spec.generation.engine: the weights of this model in an engine can't be proven "
-        f"({problems[0]}{more}); "
-        "set it to Transformers"
+        f"({problems[0]}{more}); set it to Transformers"
     )
     return error_for_choice(unprovable, generation)
 

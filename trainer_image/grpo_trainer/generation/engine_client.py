@@ -110,8 +110,7 @@ class EngineClient:
         if (answer.version, answer.incarnation) != (request.version, request.incarnation):
             raise WeightsLost(
                 f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, "
-                "where version "
-                f"{request.version} of {request.incarnation[:8]} was asked for"
+                f"where version {request.version} of {request.incarnation[:8]} was asked for"
             )
         if len(answer.completions) != len(request.seeds) or any(
             len(c.tokens) != len(c.logprobs) for c in answer.completions

@@ -122,11 +122,9 @@ def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
             weight = module.get_base_layer().weight
             if uses[id(weight)] > 1:
                 raise BadInput(
-                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with "
-                    "another layer, which the "
-                    "adapter leaves as it is, and an engine can't: leave it out, or set "
-                    "spec.generation.engine to "
-                    "Transformers"
+                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with another "
+                    "layer, which the adapter leaves as it is, and an engine can't: leave it out, "
+                    "or set spec.generation.engine to Transformers"
                 )
             layers[id(weight)] = module
     return layers
@@ -260,9 +258,8 @@ class EngineGeneration(ABC):
         if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"after {TRIES} syncs the engine's weights are not the trainer's: "
-                f"{_listed(wrong)}. No completion was "
-                "sampled with them; where it happens again, set spec.generation.engine to "
-                "Transformers"
+                f"{_listed(wrong)}. No completion was sampled with them; where it happens again, "
+                "set spec.generation.engine to Transformers"
             )
 
     def generate(
@@ -304,8 +301,7 @@ class EngineGeneration(ABC):
         if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"{TRIES} times the engine's weights were no longer those that it was proven to "
-                "have when it had "
-                "sampled; no completion of it was used"
+                "have when it had sampled; no completion of it was used"
             )
         tokens = [sample.tokens for sample in samples]
         # TRL expects a list of alternatives per token. The engine gives only the token that it

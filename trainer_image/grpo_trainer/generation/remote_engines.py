@@ -77,8 +77,7 @@ class EnginesMain:
             raise RendezvousTimeout(
                 f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: "
                 f"{self._fleet.engines_message()}. Do their pods run, and does a NetworkPolicy "
-                "allow port "
-                f"{self._addresses.port} between the job's pods?"
+                f"allow port {self._addresses.port} between the job's pods?"
             )
         # Those that come later join at the next sync.
         log.warning(f"begins without some engines: {self._fleet.engines_message()}")

@@ -1,4 +1,5 @@
-"""Writes a run's history on rank 0: the rows of its steps, and samples of its completions.
+"""Writes a run's history on rank 0: the rows of its steps, and whole groups of completions that are
+chosen for people to read.
 
 The rows are transformers' log_history, which every checkpoint contains; the samples lie in each
 checkpoint as a file of their own. So both are hashed and sealed with it, and a resumed attempt
@@ -7,10 +8,12 @@ written by an attempt that lives on. Of those it only takes the rows that were r
 """
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from grpo_api.report.history import (
     ATTEMPT,
@@ -29,11 +32,130 @@ from grpo_api.report.history import (
 from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.text.contract import ATTEMPT_PREFIX
 
+from ..runtime.durable_files import write_atomically
 from ..runtime.paths import ATTEMPTS, number_in_name
-from .lines_file import LinesFile
-from .samples import Generation, sample_groups
+
+
+class CompletionFacts(NamedTuple):
+    """What TRL's own log of completions lacks."""
+
+    tokens: int
+    """Tokens of the completion, with the one that ended it."""
+    is_truncated: bool
+    """Whether it was cut at the longest length."""
+    weights_version: int | None
+    """Number of the weights that an engine sampled it with; None where the policy sampled."""
+
+
+class Generation(NamedTuple):
+    """The completions of all ranks, groups one after the other."""
+
+    prompts: Sequence[Any]
+    """Texts or chats, one for each completion."""
+    completions: Sequence[Any]
+    """Texts or chats."""
+    rewards: Mapping[str, Sequence[float]]
+    """By name of the reward function; NaN where it gave none."""
+    advantages: Sequence[float]
+    facts: Sequence[CompletionFacts]
+    group_size: int
+    """Completions of one prompt."""
+
+
+def sample_groups(generation: Generation, count: int) -> list[dict[str, Any]]:
+    """`count` whole groups, spread over the generation; all where there are fewer."""
+    size = generation.group_size
+    groups = len(generation.prompts) // size
+    starts = [position * size for position in spread_positions(groups, count)]
+    return [
+        {
+            "prompt": generation.prompts[start],
+            "completions": [_completion(generation, index) for index in range(start, start + size)],
+        }
+        for start in starts
+    ]
+
+
+def spread_positions(count: int, limit: int) -> list[int]:
+    """At most `limit` positions spread over `count`."""
+    if count < limit:
+        return list(range(count))
+    return [index * count // limit for index in range(limit)]
+
+
+def _completion(generation: Generation, index: int) -> dict[str, Any]:
+    facts = generation.facts[index]
+    scores = {name: values[index] for name, values in generation.rewards.items()}
+    shown = {
+        "completion": _text(generation.completions[index]),
+        "tokens": facts.tokens,
+        "truncated": facts.is_truncated,
+        "rewards": {name: score for name, score in scores.items() if not math.isnan(score)},
+        "advantage": generation.advantages[index],
+    }
+    if facts.weights_version is not None:
+        shown["weights_version"] = facts.weights_version
+    return shown
+
+
+def _text(completion: Any) -> str:
+    """A completion as text; of a chat the last message."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
 
 log = logging.getLogger(__name__)
+
+MOST_SKIPPED = 64
+"""Most lines between two tries on a disk that fails."""
+
+
+class LinesFile:
+    """Appends lines. After a write that failed the file is written anew, whole, because the failed
+    one may have left a part of a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.is_whole = False
+        """Whether the file has all lines."""
+        self._failures = 0
+        self._skipped = 0
+
+    def append(self, line: str, all_lines: Callable[[], Iterable[str]]) -> None:
+        """Append a line; where the file is not whole, write `all_lines`, which have it at the end.
+        Where the disk fails training goes on, and a later line tries again."""
+        if self.is_whole:
+            self._write(lambda: self._append(line))
+        else:
+            self.write(all_lines)
+
+    def write(self, all_lines: Callable[[], Iterable[str]]) -> None:
+        """Replace the file, unless the disk fails or has failed a moment ago."""
+        # Each failure doubles the lines until the next try, as with checkpoints.
+        pause = min(MOST_SKIPPED, 2**self._failures - 1)
+        if self._skipped < pause:
+            self._skipped += 1
+            return
+        self._skipped = 0
+        self._write(
+            lambda: write_atomically(self._path, "".join(f"{line}\n" for line in all_lines()))
+        )
+
+    def _append(self, line: str) -> None:
+        # A crash can tear the last line; readers skip it, and the next attempt has its own file.
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def _write(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not self._failures:
+                log.warning(f"{self._path} is behind until it can be written: {error}")
+            self.is_whole = False
+            self._failures += 1
+        else:
+            self.is_whole = True
+            self._failures = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,10 +264,9 @@ def _reason(error: HfHubHTTPError) -> str:
         )
     if status in (403, 404) or isinstance(error, RepositoryNotFoundError):
         return (
-            f"the token has no right to write there (HTTP {status}); give it the role write, or "
-            "as a fine-grained "
-            "token the right to write to this repository and to create it, or name a namespace of "
-            "its user"
+            f"the token has no right to write there (HTTP {status}); give it the role write, or as "
+            "a fine-grained token the right to write to this repository and to create it, or name "
+            "a namespace of its user"
         )
     return f"{error}".strip()
 
@@ -283,8 +282,7 @@ def _prepared(target: Target) -> ModelInfo:
     if spec.private and not info.private:
         raise BadInput(
             f"{target.description} is public on the hub, and export.hub.private is true: make the "
-            "repository private, "
-            "name another one, or set private to false"
+            "repository private, name another one, or set private to false"
         )
     api.auth_check(spec.repository, write=True)
     return info

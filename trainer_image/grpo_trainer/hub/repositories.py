@@ -384,8 +384,7 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
     except PermissionError as error:
         raise BadInput(
             f"{repository.description} can't be kept: {error}. The cache must be writable for the "
-            "pods' user "
-            "(docs/how-to/train/data.md)"
+            "pods' user (docs/how-to/train/data.md)"
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(

@@ -212,8 +212,7 @@ def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
         free = shutil.disk_usage(folder).free
         raise DiskFailed(
             f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, "
-            "give spec.model.cache a "
-            "larger volume, or raise the pods' limit of ephemeral-storage"
+            "give spec.model.cache a larger volume, or raise the pods' limit of ephemeral-storage"
         ) from error
 
 

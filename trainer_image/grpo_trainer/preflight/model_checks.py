@@ -34,7 +34,7 @@ def check_policy(preflight: Preflight) -> Any:
     if source is None or not preflight.scope.is_whole:
         return None
     with findings.check(path):
-        from ..weights.config_shape import architecture_of_config
+        from ..weights.model_files import architecture_of_config
 
         config = _load_config(source, remote_code=model.trust_remote_code)
         findings.architecture = architecture_of_config(config)

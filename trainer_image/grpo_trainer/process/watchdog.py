@@ -263,17 +263,15 @@ class Watchdog:
         if stage == "Connecting":
             return Result.RENDEZVOUS_TIMEOUT, (
                 f"the process group and its first all-reduce did not come about in {limit:.0f} s, "
-                "although every pod "
-                f"reached every other by TCP ({interfaces_message(os.environ)}): NCCL_DEBUG=INFO "
-                "in spec.env tells "
-                "what it tries"
+                "although every pod reached every other by TCP "
+                f"({interfaces_message(os.environ)}): NCCL_DEBUG=INFO in spec.env tells what it "
+                "tries"
             )
         done = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (
             f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; "
-            f"{limit:.0f} s are allowed "
-            f"(guard.hangTimeoutSeconds = {self._guard.hang_timeout_seconds}). Every thread's "
-            "stack is in the log"
+            f"{limit:.0f} s are allowed (guard.hangTimeoutSeconds = "
+            f"{self._guard.hang_timeout_seconds}). Every thread's stack is in the log"
         )
 
     def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:

@@ -62,9 +62,8 @@ def _check_identity(path: Path, current: dict[str, str]) -> None:
     if saved["start"] != current["start"]:
         raise BadInput(
             "the model's files have changed since this checkpoint: fingerprint then "
-            f"{saved['start']}, "
-            f"now {current['start']}. The reference would be another; restore the files or pin "
-            "spec.model.revision"
+            f"{saved['start']}, now {current['start']}. The reference would be another; restore "
+            "the files or pin spec.model.revision"
         )
 
 

@@ -91,9 +91,8 @@ class ReferenceStrategy(ABC):
     def __init__(self, sync: ReferenceSync | None = None) -> None:
         if sync and not self.has_own_model:
             raise BadInput(
-                f"spec.reference.sync: strategy {self.name} has no reference model of its own "
-                "that could move; remove "
-                "sync, or choose strategy Clone, Offload or Sharded"
+                f"spec.reference.sync: strategy {self.name} has no reference model of its own that "
+                "could move; remove sync, or choose strategy Clone, Offload or Sharded"
             )
         self.sync = sync
 

@@ -218,9 +218,8 @@ def require_conditions(store: "Store", folder: str) -> None:
 def _useless(store: "Store", condition: str, how: str) -> BaseException:
     return BadInput(
         f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep "
-        "conditions and can't tell "
-        "the newest attempt from an old one. Use a store with conditional writes "
-        "(docs/how-to/models/object-stores.md), or a volume"
+        "conditions and can't tell the newest attempt from an old one. Use a store with "
+        "conditional writes (docs/how-to/models/object-stores.md), or a volume"
     )
 
 

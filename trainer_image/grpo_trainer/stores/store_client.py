@@ -206,8 +206,7 @@ class Store:
         if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
             raise Denied(
                 f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, "
-                "the region and the "
-                "rights of the credentials (docs/how-to/models/object-stores.md)"
+                "the region and the rights of the credentials (docs/how-to/models/object-stores.md)"
             ) from error
         if not isinstance(error, GenericError | JoinError | OSError):
             raise error
@@ -261,8 +260,7 @@ def open_store(
     except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
         raise BadInput(
             f"the object store {spec.url} can't be opened with the settings "
-            f"{', '.join(sorted(config))}: "
-            f"{_words(error)} (docs/how-to/models/object-stores.md)"
+            f"{', '.join(sorted(config))}: {_words(error)} (docs/how-to/models/object-stores.md)"
         ) from error
     return Store(url, backend, tell, clock=clock)
 

@@ -20,16 +20,15 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
+from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
-from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.history import ATTEMPT, FINDINGS, STEP, Row
 from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..gang import ranks
-from ..history.run_history import RunHistory
-from ..history.samples import Generation
+from ..history.run_history import Generation, RunHistory
 from ..process.recorder import Recorder
 from ..process.step_counters import StepCounters
 from ..runtime.clock import unix_time

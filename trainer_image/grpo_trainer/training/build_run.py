@@ -30,7 +30,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from grpo_api.findings.verdict import RunLimits
+from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.data_order import Generations
@@ -416,9 +416,8 @@ def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds
     if longest_seconds >= limit:
         raise BadInput(
             f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run "
-            "without a finished step "
-            f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the "
-            "time-outs"
+            f"without a finished step for {limit:.0f} s is ended as a hang; raise "
+            "guard.hangTimeoutSeconds, or lower the time-outs"
         )
 
 

@@ -66,9 +66,8 @@ def require_finite_kl(kl: float, step: int) -> None:
     if not math.isfinite(kl):
         raise Diverged(
             f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: "
-            "log-probabilities of "
-            "the policy or the reference are not finite. Lower training.learningRate or raise "
-            "training.beta",
+            "log-probabilities of the policy or the reference are not finite. Lower "
+            "training.learningRate or raise training.beta",
             step,
         )
 

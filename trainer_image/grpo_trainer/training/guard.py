@@ -59,10 +59,8 @@ def require_finite_metric(
     last = ", ".join(f"{key} {values[-1]:.4g}" for key, values in known.items() if values)
     raise Diverged(
         f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved "
-        "since. Look for "
-        "rewards of extreme size, lower training.learningRate, or go on without this batch by "
-        "guard.onDivergence: "
-        "Rollback",
+        "since. Look for rewards of extreme size, lower training.learningRate, or go on without "
+        "this batch by guard.onDivergence: Rollback",
         step,
     )
 
@@ -119,9 +117,8 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
         if self._above >= self._guard.max_kl_steps:
             raise DivergedKL(
                 f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, "
-                f"{kl:.4g} at step "
-                f"{state.global_step}; lower training.learningRate, or raise training.beta or "
-                "guard.maxKL",
+                f"{kl:.4g} at step {state.global_step}; lower training.learningRate, or raise "
+                "training.beta or guard.maxKL",
                 # the KL of a step is that of the policy before it: the step before the first of
                 # these went too far
                 state.global_step - self._above,

@@ -56,7 +56,7 @@ from ..gang import ranks
 from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
 from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
-from ..history.samples import CompletionFacts, Generation
+from ..history.run_history import CompletionFacts, Generation
 from ..reference.strategies import ReferenceCallback
 from ..reference.strategy_base import ReferenceStrategy
 from ..runtime.errors import Diverged

@@ -188,7 +188,6 @@ def require_supported(
     if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
         raise BadInput(
             f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: "
-            "bitsandbytes keeps embeddings "
-            "and small tensors in 32 bits, which ZeRO's flat partitions don't let it find; set "
-            "AdamW, or zeroStage 0"
+            "bitsandbytes keeps embeddings and small tensors in 32 bits, which ZeRO's flat "
+            "partitions don't let it find; set AdamW, or zeroStage 0"
         )

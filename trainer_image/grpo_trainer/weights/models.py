@@ -42,8 +42,7 @@ from grpo_api.spec.training import AdapterSpec
 from ..hub.repositories import Hub, Repository
 from ..runtime.errors import BadInput, TrainingError
 from .checkpoint_files import open_weights
-from .config_shape import architecture_of_config
-from .model_files import Source, load_tokenizer, locate_model
+from .model_files import Source, architecture_of_config, load_tokenizer, locate_model
 from .proof import prove_weights
 
 ALL_LINEAR = "all-linear"
@@ -92,8 +91,7 @@ def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, s
                 position,
                 (
                     f"{name!r} is a {type(found[0]).__name__}, which has parts but no weights of "
-                    "its "
-                    "own to adapt"
+                    "its own to adapt"
                 ),
             )
 
@@ -227,8 +225,7 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
     if missing:
         raise BadInput(
             f"model {source.name} lacks {len(missing)} weights, the first is {missing[0]}; they "
-            "would be random. "
-            f"Is it a model for {architecture.__name__}?"
+            f"would be random. Is it a model for {architecture.__name__}?"
         )
     return cast(PreTrainedModel, model)
 

@@ -117,9 +117,8 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
     found = ranks.gather(own)
     wrong = [number for number, name in enumerate(found) if name]
     raise Diverged(
-        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so "
-        "neither a checkpoint nor a "
-        "model is written. Lower training.learningRate",
+        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither "
+        "a checkpoint nor a model is written. Lower training.learningRate",
         step,
     )
 

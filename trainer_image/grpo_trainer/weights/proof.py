@@ -149,8 +149,7 @@ def prove_equal(model: nn.Module, what: str) -> None:
     if difference:
         raise DriftedApart(
             f"{what}: {difference}. They were the same at the start: the memory or the network of "
-            "one has failed. "
-            "If it comes again, keep the job off that node"
+            "one has failed. If it comes again, keep the job off that node"
         )
 
 
@@ -164,8 +163,7 @@ def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
             )
             raise WeightsDiffer(
                 f"{what}: rank {number} finds {_described(mine)} in its files, rank 0 "
-                f"{_described(first)}; "
-                "the ranks have different files"
+                f"{_described(first)}; the ranks have different files"
             )
 
 
@@ -240,10 +238,8 @@ def _judge(findings: list[_Finding], what: str) -> None:
         first = findings[wrong[0]]
         raise WeightsDiffer(
             f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the "
-            "checkpoint's: it has "
-            f"fingerprint {first.held[first.different]}, the file {first.expected}. Compare the "
-            "model's files on the "
-            "nodes"
+            f"checkpoint's: it has fingerprint {first.held[first.different]}, the file "
+            f"{first.expected}. Compare the model's files on the nodes"
         )
     if difference := _between_ranks(findings):
         raise WeightsDiffer(

@@ -8,7 +8,7 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
-from grpo_api.findings.verdict import RunLimits
+from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.report.report import Finding
 
 from ...cluster.delivery_pod import add_pod_arguments

@@ -19,7 +19,7 @@ from grpo_operator.pods.manifests import plan_json
 
 from ...inputs import local_preflight
 from ...inputs.manifest import Job, load_specs
-from ...inputs.step_file import load_rows
+from ...inputs.run_history import load_rows
 from ...show.errors import ENDED_BADLY, NotYet, OptionError
 from ...show.terminal import console, make_table, show_table
 
