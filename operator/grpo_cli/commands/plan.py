@@ -298,24 +298,19 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
         NotYet: there is neither.
         OptionError: the file can't be written.
     """
-    from ..show import chart
+    from ..show.chart import draw_memory
+    from ..show.pictures import write_figure
 
     plan = result.chosen
     if plan is None and result.candidates:
         plan = result.candidates[0]
     if plan is None:
         raise NotYet(f"{name}: {result.message}")
-    try:
-        if options.output == "png":
-            path = Path(options.to or f"{name.replace('/', '-')}.png")
-            chart.write_png(plan, path)
-            print(path, file=sys.stderr)
-        elif options.to:
-            Path(options.to).write_text(chart.draw_svg(plan), encoding="utf-8")
-        else:
-            print(chart.draw_svg(plan), end="")
-    except OSError as error:
-        raise OptionError(f"the picture can't be written: {error}") from error
+    path = Path(options.to) if options.to else None
+    if options.output == "png":
+        path = path or Path(f"{name.replace('/', '-')}.png")
+        print(path, file=sys.stderr)
+    write_figure(draw_memory(plan), options.output, path)
 
 
 SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")

@@ -14,6 +14,7 @@ from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_history
 from ...show import curves
 from ...show.errors import OptionError
+from ...show.pictures import write_figure
 from ...show.terminal import console
 
 USUAL = (
@@ -76,12 +77,9 @@ def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
         out = console()
         for line in curves.plot_lines(drawn, out.width):
             out.print(line, markup=False, soft_wrap=True)
-    elif options.output == "png":
-        curves.write_png(drawn, options.run_name, options.to)
-    elif options.to:
-        options.to.write_text(curves.draw_svg(drawn, options.run_name), encoding="utf-8")
-    else:
-        print(curves.draw_svg(drawn, options.run_name), end="")
+        return
+    figure = curves.draw_curves(drawn, options.run_name)
+    write_figure(figure, options.output, options.to)
 
 
 def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
