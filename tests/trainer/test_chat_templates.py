@@ -27,8 +27,8 @@ from grpo_trainer.generation.stop_strings import (
     mark_stopped,
 )
 from grpo_trainer.preflight.checks import run_checks
+from grpo_trainer.preflight.findings import LAPTOP, POD
 from grpo_trainer.preflight.rank0 import require_passed
-from grpo_trainer.preflight.scope import LAPTOP, POD
 from grpo_trainer.runtime.errors import BadInput
 from tests.generated import cases
 from tests.support.ranks import demo_model, runs

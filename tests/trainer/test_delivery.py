@@ -26,9 +26,9 @@ from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_
 from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.hashing import list_files, sha256_sums
-from grpo_trainer.delivery import served_files, serving
+from grpo_trainer.delivery import serving
 from grpo_trainer.delivery.__main__ import main, send_file, send_listing
-from grpo_trainer.delivery.served_files import FolderSource
+from grpo_trainer.delivery.serving import FolderSource
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import load_policy
@@ -256,14 +256,12 @@ def test_files_can_be_read_by_the_time_they_are_listed(
     found: list[Path] = []
 
     def write_listing(path: Path, text: str) -> None:
-        found.append(served_files.served_source(tmp_path / "state").local_folder(tmp_path))
+        found.append(serving.served_source(tmp_path / "state").local_folder(tmp_path))
         write_atomically(path, text)
 
-    monkeypatch.setattr(served_files, "write_atomically", write_listing)
+    monkeypatch.setattr(serving, "write_atomically", write_listing)
     (tmp_path / "state").mkdir()
-    served_files.publish_listing(
-        tmp_path / "state", FolderSource(tmp_path / "model"), Listing(files={})
-    )
+    serving.publish_listing(tmp_path / "state", FolderSource(tmp_path / "model"), Listing(files={}))
     assert [path.resolve() for path in found] == [tmp_path / "model"]
 
 

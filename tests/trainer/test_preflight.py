@@ -26,8 +26,8 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.preflight.checks import run_checks
+from grpo_trainer.preflight.findings import LAPTOP, POD
 from grpo_trainer.preflight.rank0 import require_passed
-from grpo_trainer.preflight.scope import LAPTOP, POD
 from grpo_trainer.runtime.errors import BadInput
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.support.facts.disk_facts import small_disk

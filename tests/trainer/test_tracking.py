@@ -21,8 +21,7 @@ from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.spec.tracking import TensorboardTracking, TrackingSpec
 from grpo_api.text.contract import DATA_MOUNT_ENV, TRACKERS_ENV
 from grpo_trainer.hub.repositories import Hub
-from grpo_trainer.preflight.findings import Findings
-from grpo_trainer.preflight.scope import POD, Preflight
+from grpo_trainer.preflight.findings import POD, Findings, Preflight
 from grpo_trainer.preflight.tracking_checks import check_tracking
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.telemetry.progress_server import ProgressCollector

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
-from grpo_operator.kueue.admission_gate import gate_by_workload
 from grpo_operator.kueue.pod_sets import planned_for
-from grpo_operator.kueue.steps import Write, step
+from grpo_operator.kueue.steps import Write, gate_by_workload, step
 from tests.generated import cases
 from tests.unit.kueue_world import (
     ASSIGNED,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
-from grpo_operator.admission.storage import (
+from grpo_operator.admission.checks import (
     DISKS,
     StorageClass,
     provisioners,

@@ -14,7 +14,7 @@ from grpo_api.text.units import GIB
 from grpo_cli.commands.plan import with_change as what_if
 from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.model.hub import lookup_positions
+from grpo_planner.model.catalogue import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import Fix, PlanReason
 from tests.unit.planning import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import ModelFacts, from_config, resolve_model
-from grpo_planner.model.hub import base_name, hub_ids, is_named_after, meant_name
+from grpo_planner.model.catalogue import base_name, hub_ids, is_named_after, meant_name
 from grpo_planner.model.shapes import families
 from grpo_planner.result.result import PlanReason, SpecRejected
 

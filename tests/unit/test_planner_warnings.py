@@ -13,7 +13,7 @@ from grpo_api.spec.dataset import DatasetSpec
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.model.architecture import ModelFacts
-from grpo_planner.model.hub import lookup_positions
+from grpo_planner.model.catalogue import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search.notes import spec_notes

@@ -25,7 +25,7 @@ from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.plan.learned import Learned
 from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.explain.fixes import with_value
-from grpo_planner.model.hub import meant_name
+from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import job_classes, sources

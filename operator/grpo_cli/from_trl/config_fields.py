@@ -12,8 +12,7 @@ from typing import Any
 from grpo_api.spec.generation import TENSOR_PARALLEL
 from grpo_api.spec.trl_places import FIELDS, PLACES
 
-from .spec_builder import SpecBuilder
-from .trl_run import Given, TrlRun
+from .trl_run import Given, SpecBuilder, TrlRun
 
 OPTIMIZERS = {
     "adamw_torch": "AdamW",

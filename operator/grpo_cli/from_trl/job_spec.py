@@ -10,8 +10,7 @@ from grpo_planner.model.catalogue import lookup_shape
 from .config_fields import ConfigFields
 from .dataset_reader import ROWS_FILE
 from .reward_reader import metric_name
-from .spec_builder import SpecBuilder
-from .trl_run import Given, RewardUse, TrlError, TrlRun
+from .trl_run import Given, RewardUse, SpecBuilder, TrlError, TrlRun
 
 GIB_PER_BILLION = 60
 """Size of the claim: two checkpoints of weights and optimizer, and the model, with room."""

@@ -2,14 +2,22 @@
 
 A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a
 (reason, sentence).
+
+Among them are claims that no node can ever mount: shared by many nodes, of a StorageClass that has
+disks. Such a claim stays Pending for ever, and so does the gang, with GPUs that nobody else may
+have. The provisioner says so in an event of the claim alone, minutes later.
 """
 
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from grpo_api.effective_spec import gpus_problem
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.checkpoint import VolumeClaimTemplate
 from grpo_api.spec.generation import MAX_SERVER_JOB_NAME
+from grpo_kube.objects.json_reader import JsonObject
 
 from ..pods.manifests import attempt_of, pod_annotations
 from ..pods.roles import replicas
@@ -103,3 +111,107 @@ def _engines_problem(job: GRPOJobRecord, spec: GRPOJobSpec) -> str:
             f"{MAX_SERVER_JOB_NAME} characters of it, and it has {len(job.name)}; shorten it"
         )
     return ""
+
+
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+
+
+class StorageClass(NamedTuple):
+    """A StorageClass, as far as it decides where its volumes can be mounted."""
+
+    name: str
+    provisioner: str
+    is_default: bool
+
+
+class Disk(NamedTuple):
+    """Volumes that one node mounts at a time, and what the same provider has for several."""
+
+    product: str
+    shared: str
+
+
+_EBS = Disk("Amazon EBS", "Amazon EFS or FSx for Lustre")
+_PERSISTENT_DISK = Disk("Google Persistent Disk", "Filestore")
+_AZURE_DISK = Disk("Azure Disk", "Azure Files")
+_CINDER = Disk("OpenStack Cinder", "OpenStack Manila")
+_LOCAL = Disk("a disk of one node", "an NFS or CephFS class")
+DISKS: Mapping[str, Disk] = {
+    "ebs.csi.aws.com": _EBS,
+    "ebs.csi.eks.amazonaws.com": _EBS,
+    "kubernetes.io/aws-ebs": _EBS,
+    "pd.csi.storage.gke.io": _PERSISTENT_DISK,
+    "kubernetes.io/gce-pd": _PERSISTENT_DISK,
+    "disk.csi.azure.com": _AZURE_DISK,
+    "kubernetes.io/azure-disk": _AZURE_DISK,
+    "cinder.csi.openstack.org": _CINDER,
+    "kubernetes.io/cinder": _CINDER,
+    "dobs.csi.digitalocean.com": Disk("DigitalOcean Volumes", "an NFS class"),
+    "csi.hetzner.cloud": Disk("Hetzner Volumes", "an NFS class"),
+    "linodebs.csi.linode.com": Disk("Linode Block Storage", "an NFS class"),
+    "topolvm.io": _LOCAL,
+    "openebs.io/local": _LOCAL,
+    "local.csi.openebs.io": _LOCAL,
+    "rancher.io/local-path": _LOCAL,
+}
+"""By provisioner, those whose volumes with a file system are ReadWriteOnce alone, by their own
+documentation. Rancher's can be set up to share a folder: then make the claim by hand."""
+
+
+def storage_class(item: object) -> StorageClass:
+    """Read a StorageClass object.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = JsonObject(item)
+    meta = whole.part("metadata")
+    is_default = meta.part("annotations").text(DEFAULT_CLASS) == "true"
+    provisioner = whole.text("provisioner")
+    return StorageClass(meta.required_text("name"), provisioner, is_default)
+
+
+def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
+    """Name and provisioner by the name that a claim gives; the cluster's default has the name ``.
+
+    Of several defaults the API server takes the newest, which is not known here: then no class
+    counts as the default.
+    """
+    by_name = {one.name: (one.name, one.provisioner) for one in classes}
+    defaults = [one for one in classes if one.is_default]
+    if len(defaults) == 1:
+        by_name[""] = by_name[defaults[0].name]
+    return by_name
+
+
+def shared_claim(job: GRPOJobRecord) -> VolumeClaimTemplate | None:
+    """The claim for several nodes that the operator is to create; None for no such claim.
+
+    After the first attempt the claim is there, whatever has become of its class.
+    """
+    template = job.spec.checkpoint.volume_claim_template if job.spec else None
+    if template is None or job.status.attempt:
+        return None
+    return template if template.access_mode == "ReadWriteMany" else None
+
+
+def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) -> Problem | None:
+    """Why the claim that the operator would create can't be mounted; None where it can, as far as
+    is known."""
+    template = shared_claim(job)
+    if template is None:
+        return None
+    name, provisioner = classes.get(template.storage_class_name or "", ("", ""))
+    disk = DISKS.get(provisioner)
+    if disk is None:
+        return None
+    others = sorted({other for other, made_by in classes.values() if made_by not in DISKS} - {name})
+    available = f" (this cluster has {', '.join(others)})" if others else ""
+    one_node = "accessMode to ReadWriteOnce, which keeps the gang on one node"
+    message = (
+        f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteMany, but StorageClass {name} "
+        f"({provisioner}: {disk.product}) has volumes for one node at a time. Set storageClassName "
+        f"to a class of a shared file system, such as {disk.shared}{available}, or {one_node}, or "
+        "use checkpoint.store"
+    )
+    return Reason.STORAGE_NOT_SHARED, message

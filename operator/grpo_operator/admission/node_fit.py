@@ -11,8 +11,8 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 from grpo_api.pods.containers import EPHEMERAL_STORAGE
+from grpo_api.pods.template import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_planner.memory.disk import disk_request, less_disk_message
 from grpo_planner.result.formatting import gib

@@ -37,14 +37,21 @@ from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 from ..decide.decisions import Action, Decision, Limits
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
-from ..kueue.admission_gate import gate_by_workload
 from ..kueue.pod_sets import planned_for
+from ..kueue.steps import gate_by_workload
 from ..pods.pod_spec import PodDefaults
 from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import empty_nodes
-from .checks import Problem, plan_problem, queue_problem, spec_problem
+from .checks import (
+    Problem,
+    plan_problem,
+    queue_problem,
+    shared_claim,
+    spec_problem,
+    storage_problem,
+)
 from .node_fit import has_disk_report
 from .plan_cache import Plans
 from .quota_gate import missing_object
@@ -62,7 +69,6 @@ from .scheduler import (
     schedule,
 )
 from .snapshot import Snapshot, SnapshotSource
-from .storage import shared_claim, storage_problem
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)

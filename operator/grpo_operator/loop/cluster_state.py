@@ -44,9 +44,9 @@ from grpo_kube.objects.resources import (
 from grpo_kube.pacing import Backoff
 from grpo_kube.quarantine import Quarantine
 
+from ..admission.checks import provisioners, storage_class
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
-from ..admission.storage import provisioners, storage_class
 from ..decide.start_checks import admitted_for
 from ..records.job_class import JobClasses, enforced_level, job_class_facts, named_classes
 from ..records.names import JOB_CLASSES, is_engines_job

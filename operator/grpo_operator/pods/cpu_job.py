@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import ResourceRequirements
+from grpo_api.pods.template import Affinity
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_api.text.units import GIB

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
 from grpo_api.pods.platform import PlatformSecurityContext
+from grpo_api.pods.template import Affinity
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.spec.tracking import token_of
 from grpo_api.status.status import ResumeSource

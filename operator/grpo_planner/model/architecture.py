@@ -17,7 +17,7 @@ from grpo_api.text.quantity import format_parameters, parameter_count
 
 from ..result.result import PlanReason, SpecRejected
 from . import catalogue, config
-from .hub import UNKNOWN, Positions, lookup_positions, meant_name
+from .catalogue import UNKNOWN, Positions, lookup_positions, meant_name
 from .shapes import Shape, families, traits
 
 Source = Literal["Exact", "Catalogue", "Estimated"]

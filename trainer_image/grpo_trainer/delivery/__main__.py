@@ -19,7 +19,7 @@ from grpo_api.text.contract import SCRATCH
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.logs import configure_logs
-from .served_files import published_listing, record_request, served_source
+from .serving import published_listing, record_request, served_source
 
 log = logging.getLogger("grpo_trainer")
 

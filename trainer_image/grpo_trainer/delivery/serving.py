@@ -1,31 +1,229 @@
-"""Prepares the folder that a delivery's pod hands out, and stays as long as somebody asks for it.
+"""Prepares the files that a delivery's pod hands out, from a folder or the run's store, and stays
+as long as somebody asks for them.
 
 What was exported is handed out as it is, with the hashes that the trainer wrote beside it: so a
 byte that was lost on the volume or the store is found on the laptop. Only what has no recorded hash
-is hashed here.
+is hashed here. What is on a store is passed on as it comes: a node needs no room for it, and the
+first byte needn't wait for the last.
+
+The processes of the pod share their state as files of one folder: what is served, and when somebody
+asked last. So no pod stays behind whose user has gone.
 """
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
+from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.clock import Clock
+from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
+from grpo_api.text.units import MIB
 
+from ..checkpoints.hashing import list_files
 from ..process.outcome import termination_log
-from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.durable_files import read_plan
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from ..runtime.durable_files import read_plan, write_atomically
 from ..runtime.errors import BadInput
-from .served_files import (
-    FolderSource,
-    Source,
-    copy_history,
-    exported_model,
-    idle_seconds,
-    publish_listing,
-    record_request,
-)
+from ..runtime.paths import run_folder
+from ..stores.run_store import run_store
+from ..stores.store_client import Store
+
+CHUNK = MIB
+"""Bytes that are read at a time."""
+
+
+class Source(Protocol):
+    """The files of a model."""
+
+    @property
+    def location(self) -> str:
+        """The place, for messages."""
+
+    def sizes(self) -> dict[str, int]:
+        """Size in bytes of every file by its path, sorted."""
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """A file's bytes from there to its end.
+
+        Raises:
+            OSError: it can't be read. StoreFailed: the store gave nothing for too long.
+        """
+
+    def local_folder(self, download_folder: Path) -> Path:
+        """A folder on this node with the files; downloads them to `download_folder` if they are not
+        on this node.
+
+        Raises:
+            OSError: the disk fails, or is full. StoreFailed: as read.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A model in a folder."""
+
+    path: Path
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        return list_files(self.path)
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        with (self.path / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def local_folder(self, download_folder: Path) -> Path:  # noqa: ARG002
+        """As Source says."""
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """A model below a key of an object store."""
+
+    store: Store
+    key: str
+
+    @property
+    def location(self) -> str:
+        """Its URL."""
+        return f"{self.store.url}/{self.key}"
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        found = self.store.object_sizes(self.key)
+        return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        yield from self.store.stream(f"{self.key}/{name}", offset)
+
+    def local_folder(self, download_folder: Path) -> Path:
+        """As Source says."""
+        self.store.bring(self.key, download_folder)
+        return download_folder
+
+
+def exported_model(
+    job: JobIdentity, checkpoint: CheckpointSpec, directory: str | None, clock: Clock = SYSTEM_CLOCK
+) -> Source:
+    """The exported model of a job's run.
+
+    Args:
+        job: whose run.
+        checkpoint: says whether the run is on an object store.
+        directory: the run's folder.
+        clock: the time by which the store is waited for.
+
+    Raises:
+        BadInput: there is no exported model.
+    """
+    root = run_folder(directory)
+    run = run_store(checkpoint, directory, job, clock=clock)
+    if run:
+        key = run.export_folder()
+        if key is None:
+            raise BadInput(f"{run.store.url} has no exported model")
+        return StoreSource(run.store, key)
+    export = root and root / EXPORT_FOLDER
+    if export is None or not export.is_dir():
+        raise BadInput(
+            f"{export or 'the job has no checkpoint volume, so its export'} does not exist"
+        )
+    return FolderSource(export)
+
+
+def copy_history(
+    job: JobIdentity,
+    checkpoint: CheckpointSpec,
+    directory: str | None,
+    folder: Path,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Source:
+    """The history of a job's run as it is now, copied into a folder: rank 0 may be writing on.
+
+    Arguments are those of `exported_model`.
+
+    Raises:
+        BadInput: there is none.
+        OSError: a file can't be read, or the disk is full. StoreFailed: the store gave nothing for
+            too long.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    root = run_folder(directory)
+    run = run_store(checkpoint, directory, job, clock=clock)
+    if run:
+        for name, key in run.history_keys().items():
+            (folder / name).write_bytes(b"".join(run.store.stream(key)))
+    elif root:
+        paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
+        newest = newest_attempt(paths, ATTEMPT_PREFIX)
+        for name in HISTORY_FILES if newest else ():
+            if (root / str(newest) / name).exists():
+                shutil.copyfile(root / str(newest) / name, folder / name)
+    if not (folder / METRICS_FILE).exists():
+        where = run.store.url if run else root
+        raise BadInput(f"{where} has no history: no attempt has taken a step")
+    return FolderSource(folder)
+
+
+_LISTING = "listing.json"
+_MODEL = "model"
+_ASKED = "asked"
+
+
+def publish_listing(state: Path, model: Source, listing: Listing) -> None:
+    """The files can be had from now on."""
+    if isinstance(model, FolderSource):
+        (state / _MODEL).symlink_to(model.path)
+    write_atomically(state / _LISTING, listing.model_dump_json())
+
+
+def published_listing(state: Path) -> Listing | None:
+    """What can be had; None until it is prepared."""
+    try:
+        return Listing.model_validate_json((state / _LISTING).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def served_source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
+    """Where the files are.
+
+    Raises:
+        BadInput: they are gone from the object store.
+    """
+    folder = state / _MODEL
+    if folder.is_symlink():
+        return FolderSource(folder)
+    plan = read_plan(os.environ)
+    return exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
+
+
+def record_request(state: Path) -> None:
+    """Somebody is there."""
+    (state / _ASKED).touch()
+
+
+def idle_seconds(state: Path) -> float:
+    """How long nobody has asked for anything."""
+    return unix_time() - (state / _ASKED).stat().st_mtime
+
 
 IDLE_SECONDS = 300.0
 """The pod ends when nobody has asked for anything for so long."""

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         return 0
     hide_unused_libraries(plan.execution)
     from .checks import run_checks
-    from .scope import LAPTOP, POD
+    from .findings import LAPTOP, POD
 
     options = _options(arguments)
     scope = LAPTOP if options.local else POD

@@ -9,11 +9,10 @@ from grpo_api.spec.rewards import RewardSpec
 
 from ..hub.repositories import Hub
 from .dataset_checks import check_dataset
-from .findings import Findings
+from .findings import Findings, Preflight, Scope
 from .model_checks import check_policy
 from .place_checks import check_image, check_places
 from .reward_checks import check_rewards
-from .scope import Preflight, Scope
 from .tracking_checks import check_tracking
 
 

@@ -14,7 +14,7 @@ from ..data.prompts import Prompt, PromptEncoder
 from ..data.row_sources import dataset_repository
 from ..runtime.errors import BadInput
 from ..weights.model_files import require_decoder
-from .scope import Preflight
+from .findings import Preflight
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ..data.chat_template import FIELD, render_limit, require_template
 from ..hub.repositories import Repository
 from ..runtime.errors import BadInput
 from ..weights.model_files import Dtype, Source, load_tokenizer, locate_config
-from .scope import Preflight
+from .findings import Preflight
 
 CONFIG = "config.json"
 

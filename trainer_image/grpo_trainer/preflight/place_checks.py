@@ -21,7 +21,7 @@ from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput, DiskFailed
 from ..runtime.paths import attempt_folder_name
 from ..stores.run_store import require_conditions, run_store
-from .scope import Preflight
+from .findings import Preflight
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GIB = 2**30

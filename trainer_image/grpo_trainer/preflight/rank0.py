@@ -60,7 +60,7 @@ def _ended_by_sigterm(attempt: int) -> Iterator[None]:
 def _run_checks(plan: TrainingPlan) -> PreflightReport:
     # Imported by the one process that checks: each of the others would load the libraries in vain.
     from .checks import run_checks
-    from .scope import RANK_0
+    from .findings import RANK_0
 
     return run_checks(plan, RANK_0)
 

@@ -26,9 +26,8 @@ from ..rewards.reward_base import Deadline, RewardCounters, checked_scores
 from ..rewards.reward_set import check_answers, check_chat_template, reward_root
 from ..runtime.errors import BadInput, Transient
 from .dataset_checks import FirstRows
-from .findings import NotChecked
+from .findings import NotChecked, Preflight
 from .model_checks import check_reward_model
-from .scope import Preflight
 
 SAMPLES = 2
 SAMPLE_COMPLETION = "The answer is 42."

@@ -13,8 +13,7 @@ from grpo_api.text.contract import tracking_token_env
 
 from ..runtime.errors import BadInput
 from ..tracking.packages import has_package
-from .findings import NotChecked
-from .scope import Preflight
+from .findings import NotChecked, Preflight
 
 ANSWER_SECONDS = 5.0
 WANDB_URL = "https://api.wandb.ai"
