@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from grpo_api.report.report import Result
-from grpo_trainer.stores.run_store import read_head
+from grpo_trainer.stores.run_store import StoredRun
 from harness.programs.object_stores import BUCKET
 from tests.support.ranks.pods import PATIENCE_SECONDS, Gang
 from tests.trainer.store_gang import Run
@@ -192,7 +192,7 @@ def _go_on_in_vain(run: Run, old: Door, newest: int) -> None:
     assert old.gang is not None
     old.proxy.released.set()
     run.ended(old.gang)
-    head = read_head(run.store)
+    head = StoredRun(run.store).head()
     assert head is not None
     assert head.attempt == newest
     assert head.outcome is None or head.outcome.attempt != old.number

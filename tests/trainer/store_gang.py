@@ -19,9 +19,9 @@ from grpo_trainer.stores.run_store import (
     HEAD,
     Committed,
     Head,
+    StoredRun,
     checkpoint_key,
     export_key,
-    read_head,
 )
 from grpo_trainer.stores.store_client import Store, open_store
 from harness.controlplane import free_port
@@ -83,7 +83,7 @@ class Run:
     def whole_head(self) -> Head | None:
         """The head, all whose checkpoints are there to the last bit; None before the first
         claim."""
-        head = read_head(self.store)
+        head = StoredRun(self.store).head()
         for made in head.checkpoints if head else ():
             self._require_whole(made)
         return head
@@ -113,7 +113,7 @@ class Run:
         for attempt, steps in enumerate(self.logged, 1):
             for step, values in steps.items():
                 assert not different(values, whole.steps[step]), (attempt, step)
-        head = read_head(self.store)
+        head = StoredRun(self.store).head()
         assert head is not None
         assert head.export is not None
         exported = self.store.get(f"{export_key(head.export)}/{WEIGHTS}")
@@ -122,7 +122,7 @@ class Run:
 
     def require_nothing_left(self) -> None:
         """On the store is what the head names, and the newest attempt's history."""
-        head = read_head(self.store)
+        head = StoredRun(self.store).head()
         assert head is not None
         assert head.outcome is not None
         named = {HEAD}

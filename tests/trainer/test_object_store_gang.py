@@ -14,7 +14,7 @@ from grpo_api.report.artifacts import SUMS
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.checkpoints.store_checkpoints import is_read_by_ranks
-from grpo_trainer.stores.run_store import read_head
+from grpo_trainer.stores.run_store import StoredRun
 from harness.programs.object_stores import BUCKET, serving
 from tests.trainer.store_crashes import Strike, drawn, story
 from tests.trainer.store_gang import CASE, Run, Whole, prepare, undisturbed
@@ -72,7 +72,7 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(
     assert {*killed, *resumed} == whole.steps.keys()
     assert outcome.export is not None
     assert outcome.export.path == f"s3://{BUCKET}/runs/demo-0/attempt-2/export"
-    head = read_head(run.store)
+    head = StoredRun(run.store).head()
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
     names = {

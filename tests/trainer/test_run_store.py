@@ -23,7 +23,7 @@ from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
 from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
-from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key, claim_head
+from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key
 from grpo_trainer.stores.store_client import Store
 from tests.stepped_clock import SteppedClock
 from tests.trainer.store_world import KEEP, UID, named, save
@@ -112,7 +112,7 @@ def test_an_attempt_that_is_superseded_before_any_request_changes_nothing_after_
             old.claim()
             save(old, 1)
         acts: dict[str, Callable[[], object]] = {
-            "claim": partial(claim_head, store, UID, old.attempt),
+            "claim": old.claim_head,
             "save": partial(save, old, 2),
             "export": partial(old.export, model),
         }

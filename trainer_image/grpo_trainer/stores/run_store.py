@@ -24,7 +24,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,100 +91,6 @@ class Head(Model):
     """How the attempt ended that finished the run."""
 
 
-def read_head(store: "Store") -> Head | None:
-    """The head of the run; None before the first claim.
-
-    Raises:
-        BadInput: the object is not a head.
-        StoreFailed: as Store.get.
-    """
-    found = store.get(HEAD)
-    return _parsed_head(store, found[0]) if found else None
-
-
-def claim_head(store: "Store", uid: str, attempt: int) -> Head:
-    """Take the run for this attempt; older ones can't commit from now on.
-
-    Raises:
-        BadInput: another job's.
-        Preempted: a newer attempt has it.
-        StoreFailed: as Store.get.
-    """
-
-    def taken(head: Head) -> Head:
-        _require_newest(store, head, uid, attempt)
-        return head.model_copy(update={"attempt": attempt})
-
-    return _move_head(store, taken, Head(uid=uid, attempt=attempt))
-
-
-def change_head(store: "Store", uid: str, attempt: int, changed: HeadChange) -> Head:
-    """Move the head, if this attempt still has the run; what stands then.
-
-    Raises:
-        Preempted: a newer attempt has it.
-        StoreFailed: as Store.get; or the head is gone.
-    """
-
-    def own(head: Head) -> Head:
-        _require_newest(store, head, uid, attempt)
-        return changed(head)
-
-    return _move_head(store, own, None)
-
-
-def with_checkpoint(head: Head, made: Committed, keep: int) -> Head:
-    """The head with one more checkpoint, and only the `keep` that were committed last: the step
-    says less, for a run goes back behind a checkpoint that is damaged."""
-    others = [
-        one for one in head.checkpoints if (one.attempt, one.step) != (made.attempt, made.step)
-    ]
-    return head.model_copy(update={"checkpoints": [*others, made][-keep:]})
-
-
-def without_checkpoints(head: Head, dropped: Sequence[Committed]) -> Head:
-    """The head without these checkpoints."""
-    return head.model_copy(
-        update={"checkpoints": [one for one in head.checkpoints if one not in dropped]}
-    )
-
-
-def _require_newest(store: "Store", head: Head, uid: str, attempt: int) -> None:
-    if head.uid != uid:
-        raise BadInput(
-            f"{store.url} belongs to the job with uid {head.uid}, this one is {uid}; name another "
-            "folder"
-        )
-    if head.attempt > attempt:
-        raise Preempted(
-            f"attempt {attempt} is superseded by attempt {head.attempt}, which has {store.url}"
-        )
-
-
-def _move_head(store: "Store", changed: HeadChange, first: Head | None) -> Head:
-    """Write the changed head until a write of ours succeeds. `first`: the head to write if there is
-    none."""
-    written: set[str] = set()
-    for _ in range(HEAD_TRIES):
-        found = store.get(HEAD)
-        head = _parsed_head(store, found[0]) if found else None
-        if head and head.nonce in written:
-            return head
-        if head is None and first is None:
-            raise StoreFailed(
-                f"{store.url}/{HEAD} is gone; somebody deleted it while the run was going on"
-            )
-        new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
-        written.add(new.nonce)
-        if store.put_if_unchanged(
-            HEAD, new.model_dump_json().encode(), found[1] if found else None
-        ):
-            return new
-    raise StoreFailed(
-        f"{store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else made one"
-    )
-
-
 def _parsed_head(store: "Store", data: bytes) -> Head:
     try:
         return Head.model_validate_json(data)
@@ -238,8 +144,14 @@ class StoredRun:
     store: "Store"
 
     def head(self) -> Head | None:
-        """The head of the run; None before the first claim."""
-        return read_head(self.store)
+        """The head of the run; None before the first claim.
+
+        Raises:
+            BadInput: the object is not a head.
+            StoreFailed: as Store.get.
+        """
+        found = self.store.get(HEAD)
+        return _parsed_head(self.store, found[0]) if found else None
 
     def manifest(self, made: Committed) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
@@ -287,11 +199,23 @@ class RunStore(StoredRun):
         """
         try:
             require_conditions(self.store, attempt_folder_name(self.attempt))
-            self.sweep(claim_head(self.store, self.uid, self.attempt))
+            self.sweep(self.claim_head())
         except Denied as error:
             if self.attempt > 1:
                 raise
             raise BadInput(f"spec.checkpoint.store: {error}") from error
+
+    def claim_head(self) -> Head:
+        """Take the run for this attempt; older ones can't commit from now on.
+
+        Raises:
+            BadInput, Preempted, StoreFailed: as claim.
+        """
+
+        def taken(head: Head) -> Head:
+            return head.model_copy(update={"attempt": self.attempt})
+
+        return self._move_head(taken, Head(uid=self.uid, attempt=self.attempt))
 
     def commit(self, step: int, manifest: bytes, time: float) -> None:
         """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
@@ -303,8 +227,16 @@ class RunStore(StoredRun):
         self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
         digest = hashlib.sha256(manifest).hexdigest()
         made = Committed(attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time))
+
+        def with_checkpoint(now: Head) -> Head:
+            # The `keep` that were committed last: the step says less, for a run goes back behind a
+            # checkpoint that is damaged.
+            place = (made.attempt, made.step)
+            others = [one for one in now.checkpoints if (one.attempt, one.step) != place]
+            return now.model_copy(update={"checkpoints": [*others, made][-self.keep :]})
+
         try:
-            stands = self._change(lambda now: with_checkpoint(now, made, self.keep))
+            stands = self._move_head(with_checkpoint)
         except Preempted:
             self._tidy()
             raise
@@ -316,7 +248,12 @@ class RunStore(StoredRun):
         Raises:
             Preempted, StoreFailed: as commit.
         """
-        self._tidy(self._change(lambda now: without_checkpoints(now, dropped)))
+
+        def without_dropped(now: Head) -> Head:
+            checkpoints = [one for one in now.checkpoints if one not in dropped]
+            return now.model_copy(update={"checkpoints": checkpoints})
+
+        self._tidy(self._move_head(without_dropped))
 
     def export(self, folder: Path) -> str:
         """Upload the finished model and make it count; returns its URL.
@@ -328,7 +265,7 @@ class RunStore(StoredRun):
         try:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
-            stands = self._change(lambda now: now.model_copy(update={"export": self.attempt}))
+            stands = self._move_head(lambda now: now.model_copy(update={"export": self.attempt}))
         except Preempted:
             self._tidy()
             raise
@@ -365,7 +302,7 @@ class RunStore(StoredRun):
         Raises:
             Preempted, StoreFailed: as commit.
         """
-        self._change(lambda now: now.model_copy(update={"outcome": outcome}))
+        self._move_head(lambda now: now.model_copy(update={"outcome": outcome}))
 
     def sweep(self, now: Head) -> None:
         """Delete what neither counts nor belongs to a newer attempt.
@@ -396,8 +333,43 @@ class RunStore(StoredRun):
         folder = "/".join(key.split("/")[:2])
         return folder not in kept
 
-    def _change(self, changed: HeadChange) -> Head:
-        return change_head(self.store, self.uid, self.attempt, changed)
+    def _move_head(self, changed: HeadChange, first: Head | None = None) -> Head:
+        """Write the changed head, if this attempt still has the run, until a write of ours
+        succeeds; what stands then. `first`: the head to write if there is none."""
+        written: set[str] = set()
+        for _ in range(HEAD_TRIES):
+            found = self.store.get(HEAD)
+            head = _parsed_head(self.store, found[0]) if found else None
+            if head and head.nonce in written:
+                return head
+            if head is None and first is None:
+                raise StoreFailed(
+                    f"{self.store.url}/{HEAD} is gone; somebody deleted it while the run was "
+                    "going on"
+                )
+            if head:
+                self._require_newest(head)
+            new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
+            written.add(new.nonce)
+            version = found[1] if found else None
+            if self.store.put_if_unchanged(HEAD, new.model_dump_json().encode(), version):
+                return new
+        raise StoreFailed(
+            f"{self.store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else "
+            "made one"
+        )
+
+    def _require_newest(self, head: Head) -> None:
+        if head.uid != self.uid:
+            raise BadInput(
+                f"{self.store.url} belongs to the job with uid {head.uid}, this one is "
+                f"{self.uid}; name another folder"
+            )
+        if head.attempt > self.attempt:
+            raise Preempted(
+                f"attempt {self.attempt} is superseded by attempt {head.attempt}, which has "
+                f"{self.store.url}"
+            )
 
 
 def checkpoint_key(attempt: int, step: int) -> str:
