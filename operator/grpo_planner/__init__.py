@@ -6,8 +6,7 @@ about:
 
     GRPOJobSpec
     └─ Demand            the job with the shapes of its models and the limits that its pins set
-       └─ Method a way of training that the pins allow: what is trained, ZeRO stage, where the
-       reference is
+       └─ Method         what is trained, ZeRO stage, where the reference is, as the pins allow
           └─ Variants    the method on N processes in one precision, at every setting of its Knobs
              └─ Footprint   one of these: its Setup, and its Prediction from the memory model
 
@@ -18,8 +17,7 @@ about:
     Footprint × Place
     └─ Option            both with the time of a step: it fits, or what it lacks is known
        └─ Candidate      an option as a plan: chosen, or rejected with a reason and a number
-          └─ PlanResult the answer: the chosen plan and what it was compared with, or Fixes where
-          nothing fits
+          └─ PlanResult  the chosen plan and what it was compared with, or Fixes if none fits
 
 Rooms: model (shapes), hardware (pools), memory (predictions), time (of a step), search (everything
 from Demand to Option), result (the answer), explain (its sentences and Fixes), replan (plans that

@@ -15,8 +15,7 @@ the same request again, reading the object again, or a change by somebody else.
         ├── NotFound             404: the object, or its kind, is not there
         ├── AlreadyExists        409 of a create: the name is taken
         └── Denied               400, 422 and the like: the same request won't ever work
-            └── Forbidden 403: not before somebody grants it; so is a namespace that is being
-            deleted
+            └── Forbidden        403 until somebody grants it, or the namespace is being deleted
 """
 
 

@@ -1,13 +1,14 @@
 """Where a run's files are on its checkpoint volume, and, with an object store, on each pod's own
 disk.
 
-    <checkpoint_directory>/owner.json who may write (volume_checkpoints.py)
-    <checkpoint_directory>/attempt-N/outcome-rank-R.json how the attempt's processes ended
-    <checkpoint_directory>/attempt-N/stacks-rank-R.txt what its threads did when it stood still
-    <checkpoint_directory>/attempt-N/metrics.jsonl rows of the run's steps, of the newest attempt
-    <checkpoint_directory>/attempt-N/samples.jsonl completions of its steps, the same
-    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json written last: the checkpoint is
-    complete <checkpoint_directory>/export the finished model
+    owner.json                   who may write (volume_checkpoints.py)
+    attempt-N/
+      outcome-rank-R.json        how the attempt's processes ended
+      stacks-rank-R.txt          what its threads did when it stood still
+      metrics.jsonl              rows of the run's steps, of the newest attempt
+      samples.jsonl              completions of its steps, the same
+      checkpoint-S/manifest.json written last: the checkpoint is complete
+    export                       the finished model
 
 Every part that writes there knows its folder from here, and none of them knows another.
 """

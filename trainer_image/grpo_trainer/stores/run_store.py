@@ -1,11 +1,12 @@
 """A run's folder on an object store: what is where in it, who may write it, and what may be
 deleted.
 
-    <url>/<job>-<uid>/head.json                                  who may commit, and what counts
-    <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json the files of a checkpoint, with their
-    hashes <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000 a file's first part, then .000001 …
-    <url>/<job>-<uid>/attempt-N/metrics.jsonl, samples.jsonl its history, of the newest attempt
-    <url>/<job>-<uid>/attempt-N/export/FILE the finished model
+    <url>/<job>-<uid>/head.json    who may commit, and what counts
+    attempt-N/                     beside it, and below it:
+      checkpoint-S/manifest.json   the files of a checkpoint, with their hashes
+      checkpoint-S/FILE.000000     a file's first part, then .000001 …
+      metrics.jsonl, samples.jsonl its history, of the newest attempt
+      export/FILE                  the finished model
 
 An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the
 newest attempt deletes it, of its own and of older attempts.
