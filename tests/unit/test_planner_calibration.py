@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned, MeasuredStep
-from grpo_planner.calibration.__main__ import main
-from grpo_planner.calibration.fit import errors_of, expected_share, fit, stored_errors
-from grpo_planner.calibration.rows import predictions, published_runs
+from grpo_codegen.calibration.__main__ import main
+from grpo_codegen.calibration.fit import errors_of, expected_share, fit, stored_errors
+from grpo_codegen.calibration.rows import predictions, published_runs
 from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup_shape

@@ -1,7 +1,7 @@
 """The constants of the time model, fitted to published runs and stored with their errors.
 
 Each fitted constant has a meaning of its own, so that a run nobody has published can be predicted.
-calibration.yaml has the runs, `python -m grpo_planner.calibration fit` writes constants.yaml, and
+calibration.yaml has the runs, `python -m grpo_codegen.calibration fit` writes constants.yaml, and
 docs/internals/step-times.md shows both with their errors.
 """
 
@@ -42,7 +42,7 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFit:
-    """constants.yaml, as `python -m grpo_planner.calibration fit` writes it."""
+    """constants.yaml, as `python -m grpo_codegen.calibration fit` writes it."""
 
     constants: dict[str, float]
     """Constants by name."""

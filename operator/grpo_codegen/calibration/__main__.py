@@ -1,4 +1,4 @@
-"""`python -m grpo_planner.calibration fit`: fit the time model to calibration.yaml and store it.
+"""`python -m grpo_codegen.calibration fit`: fit the time model to calibration.yaml and store it.
 
 With `--without SOURCE` it fits without that source's runs, prints what the fit says of them, and
 stores nothing. SOURCE is a key of `sources`, or its beginning.
@@ -10,20 +10,21 @@ from pathlib import Path
 
 import yaml
 
-from ..time import constants as time_constants
-from ..time.constants import Constants, StoredFit
+from grpo_planner.time import constants as time_constants
+from grpo_planner.time.constants import Constants, StoredFit
+
 from .fit import FitErrors, errors_of, fit, fit_with_errors
 from .rows import Prediction, predictions, published_runs
 
 HEAD = (
-    "# Written by `python -m grpo_planner.calibration fit`; docs/internals/step-times.md says what "
+    "# Written by `python -m grpo_codegen.calibration fit`; docs/internals/step-times.md says what "
     "each one means.\n"
 )
 
 
 def main() -> None:
     """Parse the arguments and fit."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_planner.calibration")
+    parser = argparse.ArgumentParser(prog="python -m grpo_codegen.calibration")
     commands = parser.add_subparsers(dest="command", required=True)
     fitting = commands.add_parser("fit", help="fit the constants of the time model")
     fitting.add_argument("--without", metavar="SOURCE", help="leave a source's runs out")

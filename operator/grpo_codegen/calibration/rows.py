@@ -16,18 +16,17 @@ from math import ceil
 from typing import NamedTuple
 
 from grpo_api.text.base import Model
-
-from ..hardware.products import Product, lookup_product, usable_bytes
-from ..memory import engine as terms
-from ..memory.setup import Engine, Setup
-from ..model.catalogue import lookup_shape
-from ..model.shapes import Shape
-from ..tables import read_data
-from ..time.constants import Constants
-from ..time.measured_runs import Part, RunRow
-from ..time.sampling import EngineToken, engine_seconds
-from ..time.step_time import link_bytes_per_second, sending_seconds
-from ..time.training import (
+from grpo_planner.hardware.products import Product, lookup_product, usable_bytes
+from grpo_planner.memory import engine as terms
+from grpo_planner.memory.setup import Engine, Setup
+from grpo_planner.model.catalogue import lookup_shape
+from grpo_planner.model.shapes import Shape
+from grpo_planner.tables import read_data
+from grpo_planner.time.constants import Constants
+from grpo_planner.time.measured_runs import Part, RunRow
+from grpo_planner.time.sampling import EngineToken, engine_seconds
+from grpo_planner.time.step_time import link_bytes_per_second, sending_seconds
+from grpo_planner.time.training import (
     GATHER_SECONDS,
     communication_seconds,
     compute_seconds,

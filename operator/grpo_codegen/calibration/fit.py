@@ -16,9 +16,9 @@ from math import exp, log
 from statistics import mean, median
 
 from grpo_api.text.base import Model
+from grpo_planner.tables import read_data
+from grpo_planner.time.constants import Constants, StoredFit
 
-from ..tables import read_data
-from ..time.constants import Constants, StoredFit
 from .rows import Prediction, Row, predictions
 
 
