@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_planner.memory.device import MARGIN, device_bytes
+from grpo_planner.memory.device import MARGIN, WORKSPACES, device_bytes
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
@@ -109,7 +109,7 @@ def _predicted(case: Case) -> dict[str, Any]:
         # one that needs no weights of its own: what counts here is what the pass adds
         reference="Adapter",
     )
-    prediction = predict(shape, setup)
+    prediction = predict(shape, setup, WORKSPACES)
     widths = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

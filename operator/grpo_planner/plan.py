@@ -171,7 +171,7 @@ class Planner:
             raise conflicting_pins(self._spec)
         demand = self._demand
         check(demand)
-        predictor = Predictor(demand.shape, demand.reward_bytes)
+        predictor = Predictor(demand.shape, demand.resident_bytes)
         return Footprints(demand, predictor)
 
     def _on_free(self, inventory: Inventory) -> PlanResult | None:

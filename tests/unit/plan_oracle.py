@@ -16,7 +16,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.pools import Place, build_pools
-from grpo_planner.memory.device import MARGIN, device_bytes
+from grpo_planner.memory.device import MARGIN, WORKSPACES, device_bytes
 from grpo_planner.memory.host import host_bytes
 from grpo_planner.memory.phases import Predictor
 from grpo_planner.memory.setup import Engine, Precision, Setup, Strategy, ZeroStage
@@ -195,7 +195,7 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
     """Every candidate that fits on empty nodes."""
     model = resolve_model(spec.model, ModelFacts())
     shape = model.shape
-    predictor = Predictor(shape)
+    predictor = Predictor(shape, WORKSPACES)
     pools, _ = build_pools(inventory, spec)
     completions = spec.training.prompts_per_step * spec.training.num_generations
     sizes = range(1, MOST_GPUS + 1)

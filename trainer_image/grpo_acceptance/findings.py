@@ -94,6 +94,8 @@ def load_findings(text: str) -> list[Finding]:
 
 MEMORY_CASES = 9
 """Rows of predictions.json."""
+ENGINES = 7
+"""Rows of engine_checks.ENGINE_CELLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ CHECKS = (
     Check("step", ".steps", "compare_with_cpu", 90),
     Check("proof", ".training_checks", "check_proof", 60),
     Check("hash", ".engine_checks", "compare_hashes", 60),
-    Check("engine", ".engine_checks", "train_engines", 300),
+    *(
+        Check(f"engine-{n + 1}", ".engine_checks", "train_engine", 240, (n,))
+        for n in range(ENGINES)
+    ),
     *(
         Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True)
         for n in range(MEMORY_CASES)

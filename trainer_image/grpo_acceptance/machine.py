@@ -31,8 +31,19 @@ def describe_gpu(_: Context) -> list[Finding]:
         "driver": driver() or "unknown",
         "cuda": str(torch.version.cuda),
     }
+    numbers["context"] = float(context_bytes())
     seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
     return [make_finding("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
+
+
+def context_bytes() -> int:
+    """Bytes of the device that a process holds beside its tensors: in use after one product of
+    matrices, less what torch has reserved. Nothing else may run on the device."""
+    ones = torch.ones(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    torch.mm(ones, ones)
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
 from .findings import Context, Finding, make_finding, skipped_finding
@@ -28,7 +29,11 @@ PEAK_LIMIT = 0.05
 STEPS = 3
 """The second is shorter, so that the third meets a fragmented allocator; the third is measured."""
 SHORT = 16
-"""Tokens generated in the steps that are not measured."""
+"""Tokens that are generated after the prompts, and after all but the last tokens of the
+completions."""
+PADDED = 1
+"""Tokens by which one row of a batch is shorter: without padding transformers makes no mask, and
+attention saves less than in training."""
 Case = dict[str, Any]
 
 
@@ -101,17 +106,15 @@ class Run:
         these models."""
         for step in range(STEPS):
             self.peaks.clear()
-            self.step(
-                shorter=step == 1, generate=self.case["completion"] if step == STEPS - 1 else SHORT
-            )
+            self.step(shorter=step == 1)
         return dict(self.peaks)
 
-    def step(self, shorter: bool, generate: int) -> None:
+    def step(self, shorter: bool) -> None:
         """Generate, score with the reference, accumulate, and update."""
         prompt, completion = (
             self.case[name] * (3 if shorter else 4) // 4 for name in ("prompt", "completion")
         )
-        self._generate(prompt, generate)
+        self._generate(prompt, completion)
         ids, labels = self._batch(prompt, completion)
         self._reference(ids, labels)
         self._checkpointing(self.case["checkpointing"])
@@ -174,10 +177,9 @@ class Run:
 
     def _scores(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with self._cast():
-            mask = torch.ones_like(ids)
             out = self.model(
                 input_ids=ids,
-                attention_mask=mask,
+                attention_mask=_padding_mask(ids),
                 labels=labels,
                 use_cache=False,
                 fused_lm_head=True,
@@ -185,17 +187,42 @@ class Run:
         scores: torch.Tensor = out.log_probs
         return scores
 
-    def _generate(self, prompt: int, tokens: int) -> None:
+    def _generate(self, prompt: int, completion: int) -> None:
+        """Generate the first tokens of completions, and the last ones.
+
+        The tokens between them change no peak, and take a minute: the prompts' pass has the highest
+        activations, and the last token the largest cache.
+        """
         self.model.eval()
         self._checkpointing(False)
-        ids, _ = self._batch(prompt, 0, self.case["generation_batch"])
         with self.phase("generate"), torch.no_grad(), self._cast():
-            self.model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                do_sample=True, top_k=0, pad_token_id=0, eos_token_id=None,
-            )  # fmt: skip
+            self._sample(prompt, None)
+            before_last = prompt + completion - SHORT
+            self._sample(before_last, self._filled_cache(before_last - 1))
         self.model.train()
+
+    def _sample(self, tokens: int, cache: DynamicCache | None) -> None:
+        """Generate SHORT tokens after so many, of which all but one may be in the cache."""
+        ids, _ = self._batch(tokens, 0, self.case["generation_batch"])
+        self.model.generate(
+            input_ids=ids, attention_mask=_padding_mask(ids), past_key_values=cache,
+            min_new_tokens=SHORT, max_new_tokens=SHORT,
+            do_sample=True, top_k=0, pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+
+    def _filled_cache(self, tokens: int) -> DynamicCache:
+        """A cache of zeros for so many tokens of each sequence, in the dtype of the weights."""
+        config = self.case["config"]
+        cache = DynamicCache(config=self.model.config)
+        shape = (
+            self.case["generation_batch"], config["num_key_value_heads"], tokens,
+            config["head_dim"],
+        )  # fmt: skip
+        dtype = torch.bfloat16 if self.case["precision"] == "bfloat16" else torch.float32
+        for layer in range(config["num_hidden_layers"]):
+            zeros = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
+            cache.update(*zeros, layer)
+        return cache
 
     def _reference(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
         """A pass without gradients. The policy stands in for a frozen copy, so it is frozen:
@@ -217,6 +244,13 @@ class Run:
             )
         elif self.model.is_gradient_checkpointing:
             self.model.gradient_checkpointing_disable()
+
+
+def _padding_mask(ids: torch.Tensor) -> torch.Tensor:
+    """Attention mask of [rows, tokens] in which the last row begins with padding."""
+    mask = torch.ones_like(ids)
+    mask[-1, :PADDED] = 0
+    return mask
 
 
 def _used() -> int:

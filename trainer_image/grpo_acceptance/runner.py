@@ -1,8 +1,8 @@
 """Runs the checks, each in processes of its own, under one budget of time.
 
 A CUDA error, an abort or a hang thus ends one check, and the report has its exit code. While one
-check runs, the processes of the next import their libraries and wait for the start: the imports
-take longer than most checks.
+check runs, the processes of the next ones import their libraries and wait for the start: the
+imports take longer than most checks.
 """
 
 import json
@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,8 @@ from .findings import Check, Context, Finding, load_findings, make_finding, skip
 LEAST_SECONDS = 15.0
 """With less time left no check is begun."""
 POLL_SECONDS = 0.05
+CORES_OF_IMPORT = 4
+"""Cores for each process that imports beside a check."""
 DEATH_SECONDS = 5.0
 """Longest wait for a killed process: one that hangs in a GPU's driver can't die."""
 WORD = b"go\n"
@@ -136,27 +139,36 @@ def run_checks(
 
     `on_begin` is called with each check that is begun and the seconds after which it will be ended.
     """
-    fit = [check for check in checks if not skip_message(check, context)]
-    ready: CheckProcess | None = None
+    fit = (check for check in checks if not skip_message(check, context))
+    importing: deque[CheckProcess] = deque()
+
+    def import_next() -> None:
+        check = next(fit, None)
+        if check:
+            importing.append(CheckProcess(check, _placed(check, context)))
+
     try:
+        import_next()
         for check in checks:
             left = deadline - SYSTEM_CLOCK.now()
             if why := skip_message(check, context) or ("time" if left < LEAST_SECONDS else ""):
                 yield CheckResult(check.name, [skipped_finding(check.name, why)])
                 continue
-            following = fit[fit.index(check) + 1 :]
-            with ready or CheckProcess(check, _placed(check, context)) as current:
-                ready = (
-                    CheckProcess(following[0], _placed(following[0], context))
-                    if following
-                    else None
-                )
+            with importing.popleft() as current:
+                for _ in range(processes_ahead() - len(importing)):
+                    import_next()
                 seconds = min(check.seconds, left)
                 on_begin(check, seconds)
                 yield current.run(seconds, "time" if left < check.seconds else "")
     finally:
-        if ready:
-            ready.__exit__()
+        for process in importing:
+            process.__exit__()
+
+
+def processes_ahead() -> int:
+    """Checks whose processes import their libraries while another check runs; each takes a few
+    cores and about a gigabyte of host memory."""
+    return max(1, min(3, (os.cpu_count() or 1) // CORES_OF_IMPORT))
 
 
 def skip_message(check: Check, context: Context) -> str:

@@ -29,6 +29,7 @@ def make_plan(
     *,
     model: Path | None = None,
     training: Section = None,
+    generation: Section = None,
     execution: Section = None,
     reference: Section = None,
     folder: Path | None = None,
@@ -67,6 +68,7 @@ def make_plan(
             }
             | ({"beta": 0.0} if strategy == "None" else {})
             | (training or {}),
+            "generation": generation or {},
             "reference": reference or {},
             "adapter": {"rank": 4, "alpha": 8},
             "checkpoint": {},

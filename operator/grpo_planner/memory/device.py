@@ -1,7 +1,7 @@
 """From allocated bytes to what the device must have, and what a checkpoint takes of the disk.
 
-The constants here are assumptions until they are fitted on a GPU (docs/internals/memory-model.md,
-"assumed, not measured").
+CONTEXT, WORKSPACES and FRAGMENTATION with expandable segments were measured on one H100
+(docs/internals/gpu.md); the others are assumed (docs/internals/memory-model.md, "assumed").
 """
 
 from grpo_api.text.units import GIB, MIB
@@ -11,14 +11,19 @@ from .phases import Prediction
 from .setup import Setup
 from .states import optimizer_state, trained_bytes, trained_parameters
 
-CONTEXT = round(0.55 * GIB)
-"""CUDA context with the kernels of torch and cuBLAS."""
+CONTEXT = round(0.7 * GIB)
+"""CUDA context with the kernels of torch and cuBLAS: 0.67 GiB after one product on an H100."""
+WORKSPACES = 64 * MIB
+"""Two workspaces of cuBLAS, of the main thread and of the backward pass's thread, 32 MiB each on
+Hopper and Blackwell (torch, CublasHandlePool.cpp; earlier GPUs have 8 MiB). torch allocates them,
+so each phase has them: on an H100 all phases were 59 to 71 MiB above the other terms."""
 COMMUNICATOR = round(0.4 * GIB)
 """NCCL's buffers of one communicator."""
-FRAGMENTATION = {True: 0.04, False: 0.15}
+FRAGMENTATION = {True: 0.06, False: 0.15}
 """Share of what comes and goes that the caching allocator can't reuse, with expandable segments and
 without. Without, a freed block serves requests of its own size and smaller, and completions of a
-new length ask for new sizes."""
+new length ask for new sizes. With them an H100 held up to 18 % beside the context where memory was
+plentiful; the margin has the rest."""
 MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 """Share of the allocated bytes kept free, by where the shape came from."""
 

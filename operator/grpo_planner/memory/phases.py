@@ -102,7 +102,7 @@ class Predictor:
     """Predicts setups of one model; terms that setups share are worked out once."""
 
     def __init__(self, shape: Shape, resident: int = 0) -> None:
-        """`resident` is what reward models take on the GPU, in bytes."""
+        """`resident` is what the GPU holds in every phase beside the policy's own, in bytes."""
         self._shape = shape
         self._resident = resident
         self._states: dict[tuple[object, ...], StateBytes] = {}

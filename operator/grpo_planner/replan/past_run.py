@@ -213,7 +213,7 @@ class Run:
     def prediction(self) -> Prediction:
         """Of one GPU, with what was learned."""
         demand = self.demand
-        uncorrected = predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes)
+        uncorrected = predict(demand.shape, self.setup, demand.resident_bytes, demand.scoring_bytes)
         return demand.correct_prediction(uncorrected)
 
     @property

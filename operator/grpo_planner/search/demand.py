@@ -14,7 +14,7 @@ from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
 from ..hardware.products import Product
 from ..memory.activations import no_grad_transient
-from ..memory.device import MARGIN, device_bytes
+from ..memory.device import MARGIN, WORKSPACES, device_bytes
 from ..memory.disk import disk_note, disk_request
 from ..memory.phases import Prediction
 from ..memory.setup import Precision, Setup
@@ -69,6 +69,11 @@ class Demand:
         """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose
         routing varies."""
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
+
+    @property
+    def resident_bytes(self) -> int:
+        """What a GPU holds beside the policy in every phase: reward models and workspaces."""
+        return self.reward_bytes + WORKSPACES
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
         """Bytes that a GPU must have for the predicted allocations of one of `world` processes."""
