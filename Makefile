@@ -151,8 +151,8 @@ images: venv ## build the operator's and the trainer's image
 gpu: venv ## the acceptance run on this machine's GPUs, in 9 minutes; the result goes into docs/internals/gpu.md (OPTIONS=…)
 	@$(BIN)/python -m tools.gpu accept --output gpu-output --used $$(($$(date +%s) - $(BEGAN))) $(OPTIONS)
 
-gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels, with a script `run` (KIT_PYTHON=3.12)
-	@$(BIN)/python -m tools.gpu kit --output gpu-kit --python $(KIT_PYTHON)
+gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels, with a script `run` (KIT_PYTHON=3.12 KIT_ENGINE=90)
+	@$(BIN)/python -m tools.gpu kit --output gpu-kit --python $(KIT_PYTHON) $(if $(KIT_ENGINE),--engine $(KIT_ENGINE))
 
 ##@ Publish
 

@@ -24,6 +24,7 @@ from grpo_acceptance import __main__ as acceptance
 from grpo_acceptance import report, runner
 from grpo_acceptance.findings import (
     CHECKS,
+    ENGINES,
     MEMORY_CASES,
     Check,
     Context,
@@ -241,22 +242,23 @@ def test_a_check_runs_only_where_it_shows_something() -> None:
     assert all(skip_message(one, gpus) == "" for one in CHECKS)
 
 
-def test_names_of_checks_are_unique_and_all_memory_cases_are_among_them() -> None:
+def test_names_of_checks_are_unique_and_all_numbered_cases_are_among_them() -> None:
     assert len({one.name for one in CHECKS}) == len(CHECKS)
     assert [one.arguments[0] for one in CHECKS if one.module == ".memory"] == list(
         range(MEMORY_CASES)
     )
     assert len(json.loads(predictions())) == len(CASES) == MEMORY_CASES
+    engines = [one.arguments[0] for one in CHECKS if one.function == "train_engine"]
+    assert engines == list(range(ENGINES)), "tests/trainer counts the cells"
 
 
 def test_the_page_of_gpus_explains_every_check() -> None:
     text = (ROOT / "docs/internals/gpu.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     explained = {name for row in rows for name in re.findall(r"`([-\w]+)`", row)}
-    assert {one.name for one in CHECKS if one.module != ".memory"} | {
-        "memory-1",
-        "memory-9",
-    } == explained
+    in_rows = {f"engine-{ENGINES}", f"memory-{MEMORY_CASES}"}
+    numbered = re.compile(r"(engine|memory)-[2-9]")
+    assert {one.name for one in CHECKS if not numbered.fullmatch(one.name)} | in_rows == explained
 
 
 def test_the_page_shows_what_differs_what_failed_and_numbers() -> None:

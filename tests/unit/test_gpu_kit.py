@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from grpo_acceptance.report import PAGE
+from grpo_acceptance import memory
+from grpo_acceptance.findings import CHECKS
+from grpo_acceptance.report import NEVER_BEGUN, PAGE
 from harness.programs.processes import ClusterError
-from tools.gpu import kit, page
+from tools.gpu import engine_archive, kit, page
 from tools.gpu.import_closure import import_closure, modules_of
 
 RUN_PATH = (
@@ -112,12 +116,15 @@ def test_nothing_is_left_out_that_a_check_needs_when_it_is_imported() -> None:
     assert kit.LOADED_BY_NAME.keys() & when_called.keys() == set(), "else the statement suffices"
 
 
-def test_the_page_lists_what_a_machine_has() -> None:
+@pytest.mark.parametrize(
+    ("name", "packages"), [("machine", kit.MACHINE), ("engine machine", engine_archive.MACHINE)]
+)
+def test_the_page_lists_what_a_machine_has(name: str, packages: tuple[str, ...]) -> None:
     section = re.search(
-        r"<!-- machine -->\n(.*?)\n<!-- /machine -->", page.PAGE.read_text(), re.DOTALL
+        rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", page.PAGE.read_text(), re.DOTALL
     )
     assert section is not None
-    assert tuple(re.findall(r"`([\w-]+)`", section[1])) == kit.MACHINE
+    assert tuple(re.findall(r"`([\w-]+)`", section[1])) == packages
 
 
 @pytest.mark.realtime
@@ -152,7 +159,7 @@ def test_only_a_gpu_s_result_becomes_the_last_one(tmp_path: Path, device: str) -
     (tmp_path / "result.json").write_text(json.dumps(result))
     target = tmp_path / PAGE
     target.write_text("before\n<!-- acceptance -->\nThere is none.\n<!-- /acceptance -->\nafter\n")
-    assert page.publish(tmp_path / "result.json", target) is (device == "cuda")
+    assert page.publish([tmp_path / "result.json"], target) is (device == "cuda")
     text = target.read_text()
     assert ("There is none." in text) is (device == "cpu")
     assert ("| GPU | passed | 1 × H100; product H100 |" in text) is (device == "cuda")
@@ -166,3 +173,49 @@ def test_the_page_has_a_place_for_the_result() -> None:
     )
     assert section is not None
     assert section[1].startswith(("There is none.", "1", "2", "3", "4", "5", "6", "7", "8", "9"))
+
+
+def gpu_part(*checks: tuple[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """A part of a result of a GPU."""
+    return {
+        "machine": "Python 3.12", "device": "cuda", "versions": {}, "different": {}, "summary": "",
+        "checks": [
+            {"check": name, "seconds": 1.0, "findings": findings} for name, findings in checks
+        ],
+    }  # fmt: skip
+
+
+def row(what: str, state: str, message: str = "seen", **numbers: float) -> dict[str, Any]:
+    """A finding as it lies in a result."""
+    return {"what": what, "state": state, "message": message, "numbers": numbers}
+
+
+def test_a_result_in_parts_has_of_each_check_the_last_part_that_ran_it() -> None:
+    first = gpu_part(
+        ("gpu", [row("GPU", "passed", "first")]), ("proof", [row("proof", "not run", "time")])
+    )
+    second = gpu_part(
+        ("gpu", [row("GPU", "not run", "time")]), ("proof", [row("proof", "failed", "second")])
+    )
+    whole = page.merged([first, second])
+    found = {check["check"]: check["findings"][0] for check in whole["checks"]}
+    assert list(found) == [check.name for check in CHECKS]
+    assert (found["gpu"]["message"], found["proof"]["message"]) == ("first", "second")
+    assert found["sigterm"]["message"] == NEVER_BEGUN
+    assert whole["summary"].startswith("1 passed, 1 failed")
+
+
+@given(share=st.floats(0.5, 2.0))
+def test_measured_memory_is_held_against_the_predictions_of_today(share: float) -> None:
+    case = memory.cases()[3]
+    measured = {f"measured {name}": share * size for name, size in case["phases"].items()}
+    old = row("memory", "passed", "before", device=case["device_bytes"], **measured)
+    (check,) = (
+        check
+        for check in page.merged([gpu_part(("memory-4", [old]))])["checks"]
+        if check["check"] == "memory-4"
+    )
+    (finding,) = check["findings"]
+    is_close = abs(1 / share - 1) <= memory.PEAK_LIMIT
+    assert finding["state"] == ("passed" if is_close else "failed")
+    assert finding["numbers"]["error"] == pytest.approx(1 / share - 1, abs=1e-3)

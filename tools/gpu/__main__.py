@@ -1,5 +1,4 @@
-"""`python -m tools.gpu accept|kit|bare-machine`: for `make gpu`, `make gpu-kit` and the test of the
-kit."""
+"""`python -m tools.gpu accept|show|kit|bare-machine`: `make gpu`, `make gpu-kit` and its test."""
 
 import argparse
 import subprocess
@@ -40,14 +39,21 @@ def accept(options: argparse.Namespace) -> int:
     ]
     code = subprocess.run(command, check=False).returncode
     result = options.output / RESULT
-    if code in (0, 1) and page.publish(result):
+    if code in (0, 1) and page.publish([result]):
         print(f"{page.PAGE} shows this result now")
     return code
 
 
+def show(options: argparse.Namespace) -> int:
+    """The results of a run that came in parts, on the page."""
+    if page.publish(options.results):
+        return 0
+    raise ClusterError(f"{page.PAGE} shows results of GPUs only, and one of these is of a CPU")
+
+
 def pack(options: argparse.Namespace) -> int:
     """The kit."""
-    size = kit.pack(options.output, options.python)
+    size = kit.pack(options.output, options.python, options.engine)
     print(
         f"{options.output}: the kit for Python {options.python}, {size / 1e6:.1f} MB; see "
         "docs/internals/gpu.md"
@@ -68,9 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--output", type=Path, required=True, help="folder for its files")
     command.set_defaults(run=accept)
     command.epilog = "Other options go to grpo_acceptance."
+    command = commands.add_parser("show", help="show results that came in parts on the page")
+    command.add_argument("results", type=Path, nargs="+", help="result.json of each part, in order")
+    command.set_defaults(run=show)
     command = commands.add_parser("kit", help="gather what a bare machine lacks")
     command.add_argument("--output", type=Path, required=True, help="folder for the kit; replaced")
     command.add_argument("--python", default="3.12", help="version of the other machine's Python")
+    command.add_argument(
+        "--engine", type=int, help="architecture of the GPU, such as 90: vLLM lies beside the kit"
+    )
     command.set_defaults(run=pack)
     command = commands.add_parser("bare-machine", help="download what the test of the kit needs")
     command.set_defaults(run=prepare)

@@ -21,6 +21,7 @@ from harness.images.wheels import CONSTRAINTS
 from harness.programs.processes import ClusterError, run
 
 from ..release.python_package import copied
+from . import engine_archive
 from .import_closure import distributions_of, import_closure, modules_of, required_by
 
 MACHINE = (
@@ -38,7 +39,7 @@ LEFT_OUT = {
     "cryptography": "no check signs a model",
     "httpx2": "no check asks the hub",
     "obstore": "no check has an object store",
-    "vllm": "too large; without it the check `engine` is not run",
+    "vllm": "too large; without engine_archive.py the engines' checks are not run",
 }
 """Modules that are imported inside functions which no check calls, and why."""
 BUILT = "deepspeed"
@@ -47,7 +48,10 @@ BITSANDBYTES_LIBRARIES = ("cpu", "cuda130")
 """Libraries of bitsandbytes that stay."""
 LIMIT_BYTES = 40_000_000
 """A kit must fit where little may be carried."""
-PLATFORMS = [f"manylinux_{name}_x86_64" for name in ("2_28", "2_27", "2_24", "2_17")]
+PLATFORMS = [
+    f"manylinux_{name}_x86_64"
+    for name in ("2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+]
 """Of 64-bit Intel and AMD machines; pip takes each by its exact name."""
 INSTALL = """\
 #!/bin/sh
@@ -67,28 +71,24 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 echo "installing the kit into $site"
 "$(dirname "$0")/install" "$site"
+if [ -e "$(dirname "$0")/vllm.tar.xz" ]; then tar xJf "$(dirname "$0")/vllm.tar.xz" -C "$site"; fi
 PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m grpo_acceptance \\
   --output "${OUTPUT:-gpu-output}" --used $(($(date +%s) - began)) "$@"
 """  # noqa: E501
 
 
-def pack(folder: Path, python: str) -> int:
+def pack(folder: Path, python: str, engine: int | None = None) -> int:
     """Fill the folder with the kit for a version of Python such as 3.12; returns its bytes.
 
+    With `engine`, a GPU architecture such as 90, vLLM for it lies beside the kit.
+
     Raises:
-        ClusterError: pip failed, or the kit is larger than LIMIT_BYTES.
+        ClusterError: pip failed, or the kit or the archive of vLLM is larger than its limit.
     """
     versions = pinned()
     with tempfile.TemporaryDirectory() as temporary:
         wheels = Path(temporary)
-        downloaded = contents(python) - {BUILT}
-        _pip(
-            "download",
-            "-d",
-            wheels,
-            *_target(python),
-            *(f"{name}=={versions[name]}" for name in sorted(downloaded)),
-        )
+        _download(wheels, python, contents(python) - {BUILT})
         run(
             "env", "DS_BUILD_OPS=0", *_command("wheel", "-w", wheels, f"{BUILT}=={versions[BUILT]}")
         )
@@ -101,11 +101,22 @@ def pack(folder: Path, python: str) -> int:
         folder.mkdir(parents=True)
         for wheel in wheels.glob("*.whl"):
             shutil.copy(wheel, folder)
+    if engine:
+        with tempfile.TemporaryDirectory() as temporary:
+            _download(Path(temporary), python, {"vllm", *engine_archive.PACKAGES})
+            engine_archive.pack(folder, Path(temporary), engine)
     for name, text in {"install": INSTALL, "run": RUN}.items():
         script = folder / name
         script.write_text(text)
         script.chmod(0o755)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _download(folder: Path, python: str, names: Iterable[str]) -> None:
+    """The image's versions of these distributions, as wheels for another machine."""
+    versions = pinned()
+    wanted = [f"{name}=={versions[name]}" for name in sorted(names)]
+    _pip("download", "-d", folder, *_target(python), *wanted)
 
 
 def contents(python: str) -> set[str]:
