@@ -118,16 +118,6 @@ def passed(jobs: list[GRPOJobRecord], snapshot: Snapshot) -> dict[str, tuple[boo
     }
 
 
-class Still:
-    """A cluster that stays as it is."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-
-    def take(self) -> Snapshot:
-        return self.snapshot
-
-
 class Jobs(list[GRPOJobRecord]):
     """All GRPOJobs."""
 
@@ -148,7 +138,7 @@ def queue(
     source = jobs if isinstance(jobs, Jobs) else Jobs(jobs)
     found = AdmissionQueue(
         source,
-        Still(snapshot),
+        lambda: snapshot,
         tell,
         limits=LIMITS,
         pods=PodDefaults(image=image),

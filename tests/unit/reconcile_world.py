@@ -89,7 +89,7 @@ class Cluster:
     def _make_reconciler(self) -> Reconciler:
         api: Any = self
         workloads = Workloads(
-            api, self.caches, _NoFacts(), lambda _: "", pods=PODS, clock=lambda: NOW
+            api, self.caches, Snapshot, lambda _: "", pods=PODS, clock=lambda: NOW
         )
         observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
         shared = SharedObjects(api, self.caches, lambda: NOW, None)
@@ -206,11 +206,3 @@ def apply_merge_patch(item: Object, patch: Object) -> Object:
 
 def _do_nothing() -> None:
     """Nobody does anything meanwhile."""
-
-
-class _NoFacts:
-    """Knows nothing of the cluster's nodes, quotas and priorities."""
-
-    def take(self) -> Snapshot:
-        """An empty snapshot."""
-        return Snapshot()

@@ -28,7 +28,7 @@ class Bench:
         self.problem: Unavailable | None = None
         self.heard: list[tuple[str, bool]] = []
         self.queue = AdmissionQueue(
-            self.jobs, self, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now
+            self.jobs, self.take, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now
         )
         for one in jobs:
             self.queue.record_job(one.key, one)

@@ -68,7 +68,7 @@ class World:
         self.disturbed = False
         """Whether they have done so since a verdict that is not committed yet."""
         self.queue = AdmissionQueue(
-            self, self, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS
+            self, self.take, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS
         )
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:

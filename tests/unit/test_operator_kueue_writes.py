@@ -54,7 +54,7 @@ class World:
             self.caches.workloads.put(one)
         found: Any = self
         self.workloads = Workloads(
-            found, self.caches, self, lambda _: self.problem, pods=PODS, clock=lambda: self.now
+            found, self.caches, self.take, lambda _: self.problem, pods=PODS, clock=lambda: self.now
         )
 
     def take(self) -> Snapshot:

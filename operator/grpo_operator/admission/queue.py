@@ -68,7 +68,7 @@ from .scheduler import (
     restart,
     schedule,
 )
-from .snapshot import Snapshot, SnapshotSource
+from .snapshot import Snapshot
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)
@@ -101,17 +101,18 @@ class AdmissionQueue:
     def __init__(
         self,
         jobs: JobSource,
-        facts: SnapshotSource,
+        snapshot: Callable[[], Snapshot],
         tell: Notify,
         *,
         limits: Limits,
         clock: Callable[[], float],
         pods: PodDefaults,
     ) -> None:
-        """`jobs` are all GRPOJobs; `pods` is what their pods have by default; `clock` gives unix
+        """`jobs` are all GRPOJobs; `snapshot` gives the cluster as it is known now, the same object
+        while nothing has changed; `pods` is what their pods have by default; `clock` gives unix
         seconds."""
         self._jobs = jobs
-        self._facts = facts
+        self._snapshot = snapshot
         self._limits = limits
         self._pods = pods
         self._clock = clock
@@ -197,7 +198,7 @@ class AdmissionQueue:
         if not waiting_uids:
             return None
         try:
-            cycle_input = self._cycle_input(self._facts.take())
+            cycle_input = self._cycle_input(self._snapshot())
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
@@ -266,7 +267,7 @@ class AdmissionQueue:
         job = observation.job
         if job.is_active:
             # the next attempt takes the class as it is now
-            job = with_class(job, self._facts.take().job_classes)
+            job = with_class(job, self._snapshot().job_classes)
         if decision.learned is not None:
             job = learning(job, decision.learned)
         if job.spec is None:
@@ -303,7 +304,7 @@ class AdmissionQueue:
         if decision.action is not Action.COMMIT:
             return decision
         try:
-            missing = missing_object(self._facts.take(), job)
+            missing = missing_object(self._snapshot(), job)
         except ClusterError:
             missing = None
         if missing is None:
@@ -325,7 +326,7 @@ class AdmissionQueue:
         """
         if shared_claim(job) is None:
             return None
-        return storage_problem(job, self._facts.take().storage_classes)
+        return storage_problem(job, self._snapshot().storage_classes)
 
     def _is_valid(self, verdict: Verdict, job: GRPOJobRecord) -> bool:
         """True if a verdict is on the job's current spec and, if it admits it, its place is still
@@ -358,7 +359,7 @@ class AdmissionQueue:
         if job.spec.placement.accelerator == "CPU":
             inventory = self._cpus()
         else:
-            inventory = empty_nodes(job, job.spec, self._facts.take)
+            inventory = empty_nodes(job, job.spec, self._snapshot)
         # planning for many nodes may take a while; watches and probes must not wait for it
         return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec, self._measured)
 
@@ -366,7 +367,7 @@ class AdmissionQueue:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far
         as that is known."""
         try:
-            nodes = self._facts.take().nodes
+            nodes = self._snapshot().nodes
         except ClusterError:
             return Inventory()
         return Inventory(reports_disk=has_disk_report(nodes))
@@ -374,7 +375,7 @@ class AdmissionQueue:
     def _restart(self, job: GRPOJobRecord) -> Verdict:
         """At once and on the newest facts: GPUs that stand still for a cycle are of no use to
         anybody."""
-        cycle_input = self._cycle_input(self._facts.take())
+        cycle_input = self._cycle_input(self._snapshot())
         verdict = restart(job, cycle_input)
         if verdict.admitted and verdict.plan:
             self._assumptions.add(verdict.apply_to(job), verdict.plan)

@@ -6,7 +6,6 @@ kept as the API server describes them, with the rule which of them count a gang'
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from grpo_kube.objects.json_reader import JsonObject
 
@@ -103,15 +102,3 @@ class Snapshot:
     """True if all namespaces' pods could be listed."""
     problem: str = ""
     """Why nodes could not be listed."""
-
-
-class SnapshotSource(Protocol):
-    """Where admission gets its snapshots; in the operator, mirrors of the cluster."""
-
-    def take(self) -> Snapshot:
-        """Return the cluster as it is known now; the same object while nothing has changed.
-
-        Raises:
-            ClusterError: a kind has not been listed yet, or its watch has been silent for too long.
-        """
-        ...

@@ -12,7 +12,7 @@ disruption. So the pods are listed before the end is judged.
 """
 
 from collections import deque
-from typing import Protocol
+from operator import attrgetter
 
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
@@ -69,14 +69,8 @@ class DeletedPods:
             del self._by_job[pod.job_key]
 
 
-class _OfJob(Protocol):
-    @property
-    def job_key(self) -> ObjectKey: ...
-
-
-def _job_key(record: _OfJob) -> ObjectKey:
-    """The GRPOJob to which an object belongs."""
-    return record.job_key
+_JOB_KEY = attrgetter("job_key")
+"""The GRPOJob to which an object belongs."""
 
 
 class Caches:
@@ -86,16 +80,16 @@ class Caches:
         """Nothing is known yet."""
         self.quarantine = Quarantine()
         self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.quarantine, reserving_record)
-        self.jobs = Cache(JOBS, job_record, self.quarantine, index=_job_key)
+        self.jobs = Cache(JOBS, job_record, self.quarantine, index=_JOB_KEY)
         self.deleted_pods = DeletedPods()
-        self.pods = Cache(PODS, pod_record, self.quarantine, index=_job_key)
+        self.pods = Cache(PODS, pod_record, self.quarantine, index=_JOB_KEY)
         self.pods.on_deleted = self.deleted_pods.remember
-        self.services = Cache(SERVICES, service_record, self.quarantine, index=_job_key)
+        self.services = Cache(SERVICES, service_record, self.quarantine, index=_JOB_KEY)
         self.network_policies = Cache(
-            NETWORK_POLICIES, policy_record, self.quarantine, index=_job_key
+            NETWORK_POLICIES, policy_record, self.quarantine, index=_JOB_KEY
         )
         self.workloads = Cache(
-            WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_job_key
+            WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_JOB_KEY
         )
 
     def is_quiet(self, key: ObjectKey) -> bool:

@@ -20,7 +20,7 @@ from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
 
 from ..admission.queue import AdmissionQueue
-from ..admission.snapshot import SnapshotSource
+from ..admission.snapshot import Snapshot
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 from ..kueue.pod_sets import Contradiction, Flavor, place_job
@@ -72,18 +72,18 @@ class Workloads:
         self,
         cluster: Cluster,
         caches: Caches,
-        facts: SnapshotSource,
+        snapshot: Callable[[], Snapshot],
         problem: Callable[[str], str],
         *,
         pods: PodDefaults,
         clock: Callable[[], float],
     ) -> None:
         """`problem` says why a namespace's Workloads can't be seen now, empty when they can;
-        `facts` know PriorityClasses; `pods` is what jobs' pods have by default; `clock` gives unix
-        seconds."""
+        `snapshot` gives the PriorityClasses; `pods` is what pods of jobs have by default; `clock`
+        gives unix seconds."""
         self._cluster = cluster
         self._cache = caches.workloads
-        self._facts = facts
+        self._snapshot = snapshot
         self._problem = problem
         self._pods = pods
         self._clock = clock
@@ -215,7 +215,7 @@ class Workloads:
                 )
                 raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
             return Priority(JsonObject(item).integer("value"), kind, name)
-        known = self._facts.take()
+        known = self._snapshot()
         name = name or known.default_priority
         if name and known.priorities and name not in known.priorities:
             message = (

@@ -135,7 +135,7 @@ class Operator:
         limits = settings.limits
         gangs = ReservedGangs(caches, wall, limits.scheduling)
         self._admission = AdmissionQueue(
-            gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=settings.pods
+            gangs, self.facts.take, queue.add_all, limits=limits, clock=wall, pods=settings.pods
         )
         self._measured_runs: MeasuredRunStore | None = None
         if key := settings.measured_runs:
@@ -152,7 +152,7 @@ class Operator:
         limits = settings.limits
         pods = settings.pods
         workloads = Workloads(
-            cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall
+            cluster, caches, self.facts.take, self._kueue_problem, pods=pods, clock=self._wall
         )
         clock = ProcessClock(self._wall, lambda: Observed(self._clock()))
         shared = SharedObjects(cluster, caches, self._clock, settings.watchers)

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
@@ -39,32 +38,6 @@ CHUNK = MIB
 """Bytes that are read at a time."""
 
 
-class Source(Protocol):
-    """The files of a model."""
-
-    @property
-    def location(self) -> str:
-        """The place, for messages."""
-
-    def sizes(self) -> dict[str, int]:
-        """Size in bytes of every file by its path, sorted."""
-
-    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
-        """A file's bytes from there to its end.
-
-        Raises:
-            OSError: it can't be read. StoreFailed: the store gave nothing for too long.
-        """
-
-    def local_folder(self, download_folder: Path) -> Path:
-        """A folder on this node with the files; downloads them to `download_folder` if they are not
-        on this node.
-
-        Raises:
-            OSError: the disk fails, or is full. StoreFailed: as read.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class FolderSource:
     """A model in a folder."""
@@ -77,18 +50,22 @@ class FolderSource:
         return str(self.path)
 
     def sizes(self) -> dict[str, int]:
-        """As Source says."""
+        """Size in bytes of every file by its path, sorted."""
         return list_files(self.path)
 
     def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
-        """As Source says."""
+        """A file's bytes from there to its end.
+
+        Raises:
+            OSError: it can't be read.
+        """
         with (self.path / name).open("rb", buffering=0) as file:
             file.seek(offset)
             while chunk := file.read(CHUNK):
                 yield chunk
 
     def local_folder(self, download_folder: Path) -> Path:  # noqa: ARG002
-        """As Source says."""
+        """The folder itself: nothing is downloaded."""
         return self.path
 
 
@@ -105,18 +82,29 @@ class StoreSource:
         return f"{self.store.url}/{self.key}"
 
     def sizes(self) -> dict[str, int]:
-        """As Source says."""
+        """Size in bytes of every file by its path, sorted."""
         found = self.store.object_sizes(self.key)
         return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
 
     def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
-        """As Source says."""
+        """A file's bytes from there to its end.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long.
+        """
         yield from self.store.stream(f"{self.key}/{name}", offset)
 
     def local_folder(self, download_folder: Path) -> Path:
-        """As Source says."""
+        """The given folder, with all files downloaded.
+
+        Raises:
+            OSError: the disk fails, or is full. StoreFailed: as read.
+        """
         self.store.bring(self.key, download_folder)
         return download_folder
+
+
+Source = FolderSource | StoreSource
 
 
 def exported_model(
