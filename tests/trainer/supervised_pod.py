@@ -28,16 +28,14 @@ def arm_and_tell(*arguments, **options):
 
 faulthandler.dump_traceback_later = arm_and_tell
 
-def train(plan, place, recorder, tracking):
+def train(plan, place, recorder, abort, tracking):
     from grpo_trainer.runtime import errors
-    from grpo_trainer.process.outcome import end_process
     from grpo_trainer.process.watchdog import Watchdog
     # with another process in the pod it is that one's watchdog that finds who holds the GIL
     locked = 5.0 if place.world_size == 1 else 600.0
     recorder.begin_training(3, 9)
-    end = lambda outcome, stacks: end_process(plan, lambda _: None, outcome, stacks)
     limits = plan.guard, plan.execution, plan.grace_period_seconds
-    Watchdog(*limits, recorder, end, quiet_seconds=0.0, locked_seconds=locked).start()
+    Watchdog(*limits, recorder, abort, quiet_seconds=0.0, locked_seconds=locked).start()
     acts = {acts}
     return globals()[acts[place.rank]](recorder, errors)
 

@@ -26,7 +26,7 @@ from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
-from grpo_trainer.process.outcome import keep_outcome
+from grpo_trainer.process.outcome import ProcessEnd, keep_outcome, kept_outcomes
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
@@ -204,6 +204,31 @@ def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> 
         outcome = gang.outcome()
     assert (outcome.result, outcome.step, outcome.attempt) == (Result.SUCCEEDED, 6, 2)
     assert outcome.message == "attempt 1 had finished already: trained 6 steps"
+
+
+def test_a_success_stays_one_when_sigterm_comes_while_its_trackers_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = tmp_path / "run" / "attempt-1"
+    attempt.mkdir(parents=True)
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    monkeypatch.setattr("os._exit", sys.exit)
+    success, preempted = (
+        Outcome(result=result, attempt=1) for result in (Result.SUCCEEDED, Result.PREEMPTED)
+    )
+    results: list[Result] = []
+
+    def end_tracking(result: Result) -> None:
+        results.append(result)
+        if len(results) == 1:
+            end.abort(preempted, "")
+
+    end = ProcessEnd(runs.plan(Path("/models/demo"), folder=tmp_path / "run"), end_tracking)
+    with pytest.raises(SystemExit) as code:
+        end.finish(success)
+    assert (code.value.code, results) == (0, [Result.SUCCEEDED] * 2)
+    assert Outcome.model_validate_json((tmp_path / "end").read_text()) == success
+    assert kept_outcomes(attempt) == [success]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from grpo_api.text.contract import THREADS_ENV
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
 from .preflight.rank0 import require_passed
 from .process.compile_cache import CompileCache
-from .process.outcome import announce_outcome, keep_outcome, make_outcome
+from .process.outcome import ProcessEnd, announce_outcome, make_outcome
 from .process.process_setup import hide_unused_libraries, set_defaults, threads_per_process
 from .process.recorder import Recorder
 from .process.supervisor import supervise
@@ -36,11 +36,12 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
     recorder = Recorder(plan.job.attempt, place, started_at)
     config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=TOLD)
     tracking = tracking_of(plan.tracking, plan.job, plan.checkpoint_directory, config, recorder)
+    end = ProcessEnd(plan, tracking.end)
     try:
         hide_unused_libraries(plan.execution)
         from .training.worker import train
 
-        message = train(plan, place, recorder, tracking)
+        message = train(plan, place, recorder, end.abort, tracking)
         outcome = make_outcome(
             place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export
         )
@@ -54,12 +55,7 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
             shortage=recorder.shortage, engine_cause=engine_cause(error),
             checkpoint_step=recorder.checkpoint_step,
         )  # fmt: skip
-    code = announce_outcome(
-        outcome
-    )  # first: it is a local file, while the volume may be what failed
-    keep_outcome(plan, outcome)
-    tracking.end(outcome.result)
-    return code
+    return end.finish(outcome)
 
 
 def main() -> int:

@@ -133,15 +133,42 @@ def write_in_time(write: Callable[[], None]) -> None:
     writing.join(KEEP_SECONDS)
 
 
-def end_process(
-    plan: TrainingPlan, end_tracking: Callable[[Result], None], outcome: Outcome, stacks: str
-) -> None:
-    """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file
-    comes first."""
-    code = announce_outcome(outcome)
-    write_in_time(lambda: keep_outcome(plan, outcome, stacks))
-    write_in_time(lambda: end_tracking(outcome.result))
-    os._exit(code)
+class ProcessEnd:
+    """Ends a process with one outcome: the first that the main thread or the watchdog has.
+
+    A success whose trackers or volume are still waited for stays one, although SIGTERM comes then
+    or the wait looks like a hang.
+    """
+
+    def __init__(self, plan: TrainingPlan, end_tracking: Callable[[Result], None]) -> None:
+        """`end_tracking` does nothing when it is called twice."""
+        self._plan = plan
+        self._end_tracking = end_tracking
+        self._announcing = threading.Lock()
+        self._outcome: Outcome | None = None
+
+    def finish(self, outcome: Outcome) -> int:
+        """The main thread's way out; returns the exit code."""
+        outcome = self._announce(outcome)
+        keep_outcome(self._plan, outcome)
+        self._end_tracking(outcome.result)
+        return EXIT_CODES[outcome.result]
+
+    def abort(self, outcome: Outcome, stacks: str) -> None:
+        """The watchdog's way out, past a main thread that may be stuck for good."""
+        outcome = self._announce(outcome)
+        write_in_time(lambda: keep_outcome(self._plan, outcome, stacks))
+        write_in_time(lambda: self._end_tracking(outcome.result))
+        os._exit(EXIT_CODES[outcome.result])
+
+    def _announce(self, outcome: Outcome) -> Outcome:
+        """Return the outcome that stands. The kubelet's file comes first: it is local, while the
+        volume may be what failed."""
+        with self._announcing:
+            if self._outcome is None:
+                self._outcome = outcome
+                announce_outcome(outcome)
+            return self._outcome
 
 
 def kept_outcomes(attempt: Path) -> list[Outcome]:

@@ -5,11 +5,12 @@ most, while TRL and what it pulls in take four times as long to load.
 """
 
 import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.report.report import Outcome
 from grpo_api.report.training_metrics import ALLREDUCE
 
 from ..checkpoints.checkpoint_target import CheckpointTarget
@@ -17,7 +18,6 @@ from ..checkpoints.open_target import open_target
 from ..gang import rendezvous
 from ..gang.placement import Placement
 from ..process.heartbeat import Heartbeat
-from ..process.outcome import end_process
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..runtime.logs import adopt_library_logs
@@ -26,18 +26,21 @@ from ..tracking.tracking import NO_TRACKING, Tracking
 
 
 def train(
-    plan: TrainingPlan, place: Placement, recorder: Recorder, tracking: Tracking = NO_TRACKING
+    plan: TrainingPlan,
+    place: Placement,
+    recorder: Recorder,
+    abort: Callable[[Outcome, str], None],
+    tracking: Tracking = NO_TRACKING,
 ) -> str:
     """Run the plan to its end; returns the sentence for the Outcome. The caller ends `tracking`,
-    unless the watchdog ends the process.
+    unless the watchdog ends the process by `abort`.
 
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     if place.is_main:
         serve(limits_of(plan), recorder)
-    end = partial(end_process, plan, tracking.end)
-    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, end)
+    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, abort)
     watchdog.start()
     _join_and_import(plan, place, recorder)
     target = _open_target(plan, recorder)
