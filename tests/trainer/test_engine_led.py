@@ -40,7 +40,8 @@ def test_all_ranks_raise_the_error_of_the_lowest_leader_that_failed(
 
 def test_a_leader_that_stands_still_gives_no_sign_of_life(facts: list[dict[str, Any]]) -> None:
     assert facts[0]["before"] >= 3
-    assert facts[0]["meanwhile"] == 0
+    # Of ten, if it went on. Rank 0 may be an exchange behind, and the part of the next one sent.
+    assert facts[0]["meanwhile"] <= 2
 
 
 def test_each_rank_gets_its_own_completions_also_after_its_weights_were_brought_again(
