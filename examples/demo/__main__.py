@@ -3,7 +3,8 @@ training.
 
 Starts the cluster of harness, builds and loads the images, installs the chart, applies
 examples/01-first-job.yaml, follows it and draws what happened. Leaves the cluster up. On a cluster
-of one's own it is anywhere.py.
+of one's own it is anywhere.py. Where the machine lets nobody make namespaces, as in most
+containers, the same example runs as processes of this machine (`grpo run --local`).
 """
 
 import json
@@ -18,11 +19,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from grpo_cli.__main__ import main as grpo
 from harness import stack
 from harness.access import Access
 from harness.cluster import Cluster, clusters_folder
 from harness.fixtures import training_settings
 from harness.images import recipes as images
+from harness.programs.prerequisites import refused_namespaces_message
 from harness.tools import prepare as prepare_tools
 
 from .follow import History, finished, follow
@@ -161,10 +164,23 @@ def explain(demo: Demo) -> None:
     )
 
 
+def run_here(demo: Demo, reason: str) -> int:
+    """Run the example without a cluster; return the trainer's exit code."""
+    demo.say(reason)
+    demo.say(f"instead: grpo run --local -f examples/{EXAMPLE.name}")
+    claim = read_example()["spec"]["checkpoint"]["volume"]["claimName"]
+    volume = OUTPUT / "volume"
+    volume.mkdir(exist_ok=True)
+    fill_volume(volume)
+    return grpo(["run", "--local", "-f", str(EXAMPLE), "--volume", f"{claim}={volume}"])
+
+
 def main() -> int:
     """Runs the demo; the exit code is 0 only for a job that Succeeded."""
     demo = Demo()
     OUTPUT.mkdir(exist_ok=True)
+    if refused := refused_namespaces_message():
+        return run_here(demo, refused)
     access = install(demo)
     name = apply_example(demo, access)
     job, history = follow(access, NAMESPACE, name, demo.console, TIMEOUT_SECONDS)

@@ -59,25 +59,24 @@ def require(nodes: bool, images: bool = False) -> None:
     Raises ClusterError with all that is missing and the command that installs it. On Debian, as
     root, it runs that command instead.
     """
-    if nodes:
-        _require_namespaces()
+    if nodes and (refused := refused_namespaces_message()):
+        raise ClusterError(refused)
     require_tools({**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})})
 
 
-def _require_namespaces() -> None:
+def refused_namespaces_message() -> str:
+    """Return why no real node can run on this machine; empty where one can."""
     if os.geteuid() != 0:
-        raise ClusterError(
-            "real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only"
-        )
+        return "real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only"
     tried = subprocess.run(
         ["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False
     )
-    if tried.returncode:
-        raise ClusterError(
-            f"real nodes need namespaces, and this machine refuses them ({tried.stderr.strip()}): "
-            "use a host or a "
-            "virtual machine, or a privileged container"
-        )
+    if not tried.returncode:
+        return ""
+    return (
+        f"real nodes need namespaces, and this machine refuses them ({tried.stderr.strip()}): use "
+        "a host or a virtual machine, or a privileged container"
+    )
 
 
 def require_room(gigabytes_of_disk: float, gigabytes_of_memory: float) -> None:

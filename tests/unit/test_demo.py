@@ -9,6 +9,7 @@ import io
 import json
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from examples.demo import __main__ as demo
 from examples.demo import anywhere
-from examples.demo.__main__ import Demo, show_job
+from examples.demo.__main__ import Demo, read_example, show_job
 from examples.demo.anywhere import DemoError, settings_of, sibling
 from examples.demo.follow import COLUMNS, History, follow, live_view, status_line
 from examples.demo.plot import draw
+from grpo_cli.commands import run
 
 NAMES = st.from_regex(r"([a-z0-9.]{1,9}(:[0-9]{2,5})?/)?([a-z0-9]{1,9}/){0,2}", fullmatch=True)
 STATUS = {
@@ -60,6 +63,36 @@ def screen(shown: dict[str, Any]) -> list[str]:
     )
     console.print(live_view(shown, 123.4))
     return output.getvalue().splitlines()
+
+
+def test_without_namespaces_the_example_runs_as_processes_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "real nodes need namespaces, and this machine refuses them (unshare: no)"
+    commands: list[list[str]] = []
+
+    def grpo(command: list[str]) -> int:
+        commands.append(command)
+        return 3
+
+    monkeypatch.setattr(demo, "OUTPUT", tmp_path / "output")
+    monkeypatch.setattr(demo, "refused_namespaces_message", lambda: refused)
+    monkeypatch.setattr(demo, "fill_volume", lambda _: None)
+    monkeypatch.setattr(demo, "grpo", grpo)
+    assert demo.main() == 3, "the trainer's exit code"
+    ((verb, *flags),) = commands
+    options = run_command_options(flags)
+    assert (verb, options.local, options.filename) == ("run", True, str(demo.EXAMPLE))
+    claim, _, folder = options.volume[0].partition("=")
+    assert read_example()["spec"]["model"]["volume"]["claimName"] == claim
+    assert Path(folder).is_dir()
+
+
+def run_command_options(flags: list[str]) -> Namespace:
+    """What `grpo run` makes of the flags."""
+    parser = ArgumentParser()
+    run.register(parser)
+    return parser.parse_args(flags)
 
 
 def test_the_live_view_shows_every_value_whole_at_80_columns() -> None:

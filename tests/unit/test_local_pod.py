@@ -13,11 +13,13 @@ from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.commands.run import step_line
+from grpo_cli.inputs.manifest import load_specs
 from grpo_cli.local import local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
 from grpo_cli.show.errors import OptionError
 from grpo_operator.pods.cpu_job import CPU_PLAN
 from grpo_operator.pods.manifests import Attempt, training_plan
+from tests.class_samples import job_class
 from tests.samples import changed, job
 
 FILES: dict[str, Any] = {
@@ -161,6 +163,26 @@ def test_run_without_local_names_kubectl(
     assert "--steps is 0; it takes 1 or more" in capsys.readouterr().err
     assert main(["run", "-f", str(file), "--local", "--volume", f"files={tmp_path}/no"]) == 2
     assert "is no folder; make it first" in capsys.readouterr().err
+
+
+def test_a_job_has_its_class_but_not_what_only_pods_get(tmp_path: Path) -> None:
+    documents = [
+        job_class("team", {"fixed": {"env": [{"name": "TEAM", "value": "a"}]}}),
+        job("tiny", changed({**FILES, "jobClassName": "team"})),
+    ]
+    documents[0]["spec"]["platform"] = {"resources": {"limits": {"rdma/hca": 8}}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    (with_class,) = load_specs(str(file))
+    runs = local_runs.LocalRuns(tmp_path / "runs")
+    spec = runs._spec_of(with_class)
+    assert [(one.name, one.value) for one in spec.env] == [("TEAM", "a")]
+    assert not spec.platform.resources.limits
+    alone = with_class._replace(classes=())
+    with pytest.raises(OptionError, match=r"spec.jobClassName is team: give its file"):
+        runs.plan(alone)
+    by_file = local_runs.LocalRuns(tmp_path / "runs", job_class=file)
+    assert by_file._spec_of(alone) == spec
 
 
 def test_a_model_beyond_this_machines_memory_is_refused(

@@ -11,7 +11,7 @@ from grpo_api.text.contract import CONTAINER, KIND
 from grpo_cli.cluster import kubectl
 from grpo_cli.commands.export import fetch_model
 from grpo_cli.commands.logs import find_pod
-from grpo_cli.inputs import manifest, sources
+from grpo_cli.inputs import job_classes, manifest, sources
 from grpo_cli.inputs.run_history import load_history
 from grpo_planner.result.result import PlanResult
 
@@ -29,9 +29,11 @@ class Kubernetes:
         self._options = Namespace(context=context, namespace=namespace)
 
     def plan(self, job: manifest.Job) -> PlanResult:
-        """Plan on the cluster's nodes."""
+        """Plan on the cluster's nodes, with the class that the job has there."""
+        job_class = job_classes.class_in_cluster(self._options, job.spec)
+        spec = job_classes.with_class(job.spec, job_class, job.metadata)
         options = sources.planning_options(context=self._options.context or ".")
-        return sources.make_plan(options, job.spec)
+        return sources.make_plan(options, spec)
 
     def create(self, job: manifest.Job) -> str:
         """Create the object."""

@@ -26,6 +26,7 @@ class LocalProcess(LocalRuns):
         processes: int | None = None,
         volumes: Mapping[str, str | Path] | None = None,
         config_maps: Mapping[str, Mapping[str, str]] | None = None,
+        job_class: str | Path | None = None,
     ) -> None:
         """Take what a cluster would have.
 
@@ -34,10 +35,15 @@ class LocalProcess(LocalRuns):
             processes: of a job's gang; None: as many as it has on CPUs, else 1.
             volumes: a folder for the name of each claim; other claims get a new folder.
             config_maps: the files of each ConfigMap, by its name.
+            job_class: file with GRPOJobClasses, for jobs that name one, or with a default one.
         """
         folders = {name: Path(path) for name, path in (volumes or {}).items()}
         super().__init__(
-            Path(folder), volumes=folders, config_maps=config_maps, processes=processes
+            Path(folder),
+            volumes=folders,
+            config_maps=config_maps,
+            processes=processes,
+            job_class=job_class,
         )
 
     def jobs(self) -> list[Job]:

@@ -14,6 +14,7 @@ from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.log_lines import as_text
 
 from ..cluster.clock import SYSTEM_CLOCK
+from ..inputs import job_classes
 from ..inputs.manifest import Job, load_config_maps, load_specs
 from ..local.local_runs import LocalRuns
 from ..show.curves import curves_of, plot_lines
@@ -54,6 +55,7 @@ def register(parser: ArgumentParser) -> None:
         metavar="DIR",
         help=f"for the runs. Unset: the next number in {FOLDER}/",
     )
+    job_classes.add_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -75,6 +77,7 @@ def run(options: Namespace) -> int:
         config_maps=load_config_maps(options.filename),
         processes=options.processes,
         steps=options.steps,
+        job_class=options.job_class,
     )
     for job in jobs:
         if code := _run_job(runs, job):

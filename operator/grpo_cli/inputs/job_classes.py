@@ -28,7 +28,7 @@ def add_argument(parser: ArgumentParser) -> None:
         dest="job_class",
         metavar="FILE",
         help="file with the GRPOJobClass that the job names, or the default one; unset: the job's "
-        "own file, else --context",
+        "own file, else a cluster that --context names",
     )
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from grpo_api.job import GRPOJobSpec
 from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.pods.platform import PlatformSpec
 from grpo_api.report.history import METRICS_FILE, Row
 from grpo_api.report.report import Outcome
 from grpo_api.status.status import Phase, ResumeSource
@@ -46,6 +47,7 @@ from grpo_planner.result.result import PlanResult
 from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import build_attempt
 from ..inputs import sources
+from ..inputs.job_classes import class_of, with_class
 from ..inputs.local_preflight import require_trainer
 from ..inputs.manifest import Job, document_of
 from ..inputs.run_history import load_history
@@ -103,6 +105,7 @@ class LocalRuns:
         config_maps: ConfigMaps | None = None,
         processes: int | None = None,
         steps: int | None = None,
+        job_class: str | Path | None = None,
     ) -> None:
         """Take the folder, which may not exist yet.
 
@@ -112,6 +115,7 @@ class LocalRuns:
             config_maps: files of ConfigMaps that jobs name.
             processes: of each gang; None: as many as a job has on CPUs, else 1.
             steps: of each run; None: the spec's.
+            job_class: file with GRPOJobClasses; None: those in a job's own file.
 
         Raises:
             OptionError: a volume's folder does not exist.
@@ -128,11 +132,12 @@ class LocalRuns:
         self._config_maps = config_maps or {}
         self._processes = processes
         self._steps = steps
+        self._class_options = Namespace(job_class=job_class and str(job_class), context=None)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def plan(self, job: Job) -> PlanResult:
         """Plan a job on this machine's CPUs."""
-        return self._plan(local_spec(job.metadata["name"], job.spec, self._processes, self._steps))
+        return self._plan(self._spec_of(job))
 
     def create(self, job: Job) -> str:
         """Start a job's first attempt and return its name.
@@ -149,7 +154,7 @@ class LocalRuns:
                 f"metadata.name is {name}, and {home} is there already; choose another name or "
                 "folder, delete that run, or remove what is left of a start that failed"
             )
-        spec = local_spec(name, job.spec, self._processes, self._steps)
+        spec = self._spec_of(job)
         metadata = {**job.metadata, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
         result = self._plan(spec)
         if result.chosen is None:
@@ -275,6 +280,13 @@ class LocalRuns:
         """
         self.suspend(name)
         shutil.rmtree(self.folder / name)
+
+    def _spec_of(self, job: Job) -> GRPOJobSpec:
+        """The spec with the job's class, as it is planned here. What the class gives pods alone,
+        such as mounts and devices, is left out."""
+        job_class = class_of(self._class_options, job)
+        spec = with_class(job.spec, job_class, job.metadata).on_platform(PlatformSpec())
+        return local_spec(job.metadata["name"], spec, self._processes, self._steps)
 
     def _written(self, name: str) -> dict[str, Any]:
         file = self.folder / name / JOB_FILE
