@@ -89,7 +89,7 @@ def test_rows_of_another_time_model_are_named_and_change_nothing(
     [
         ("runs: [{", "is no YAML"),
         ("[]", "runs: a list of measured rows is missing; `grpo calibrate` writes one"),
-        ("runs: [{kind: measured}]", "runs[0].source: Field required"),
+        ("runs: [{kind: measured}]", "runs[0].source: is required"),
         ("kind: ConfigMap", "runs: a list of measured rows is missing"),
         ("{kind: ConfigMap, data: {a: '{'}}", "is no YAML"),
         ("\xff", "is no YAML"),

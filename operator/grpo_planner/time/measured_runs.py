@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 
 from grpo_api.plan.learned import MOST_FACTOR, MeasuredStep
 from grpo_api.text.base import Model, dotted_path
+from grpo_api.text.problems import requirement
 from grpo_api.text.quantity import MAX_COUNT
 
 from ..memory.setup import Engine
@@ -337,7 +338,8 @@ def _problem(error: Exception) -> str:
         return ": can't be read"
     first = error.errors(include_url=False)[0]
     path = dotted_path(first["loc"])
-    return f".{path}: {first['msg']}" if path else f": {first['msg']}"
+    allowed = requirement(first, {})
+    return f".{path}: {allowed}" if path else f": {allowed}"
 
 
 def written_rows(rows: Iterable[MeasuredRow]) -> list[dict[str, Any]]:
