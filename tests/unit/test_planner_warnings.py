@@ -12,6 +12,8 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.memory.phases import Prediction, Predictor
+from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.model.catalogue import lookup_positions
 from grpo_planner.plan import plan_job
@@ -20,7 +22,9 @@ from grpo_planner.search.notes import spec_notes
 from grpo_planner.time.constants import stored_fit
 from tests.unit.planning import (
     A10G,
+    A100,
     H100,
+    L4,
     LLAMA_1B,
     LLAMA_70B,
     QWEN_7B,
@@ -260,3 +264,22 @@ def test_a_nearly_full_gpu_is_warned_of() -> None:
     assert any("of each GPU" in text for text in full.warnings)
     roomy = plan(spec(LLAMA_1B), nodes(1, 1, H100))
     assert not any("of each GPU" in text for text in roomy.warnings)
+
+
+def test_a_job_that_takes_too_long_everywhere_is_refused_after_few_predictions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a plan in time no score ends the search; 1,344 divisors have thousands of options."""
+    predictions = 0
+    predict = Predictor.predict
+
+    def counted(predictor: Predictor, setup: Setup, scoring: int = 0) -> Prediction:
+        nonlocal predictions
+        predictions += 1
+        return predict(predictor, setup, scoring)
+
+    monkeypatch.setattr(Predictor, "predict", counted)
+    sizes = {"training__numGenerations": 720, "training__promptsPerStep": 55440}
+    there = [nodes(count, 8, product) for count, product in ((4, H100), (2, A100), (3, L4))]
+    assert result(spec(QWEN_7B, **sizes), *there).reason == "TooSlow"
+    assert predictions < 1500

@@ -11,7 +11,7 @@ refused before anything is started.
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from grpo_api.text.units import GIB, MIB
 
@@ -34,6 +34,7 @@ OWN_IMAGE = (
 """What helps where the image can't compute."""
 
 
+@lru_cache(maxsize=1024)
 def obstacle_message(product: str, resource: str, capability: Capability | None) -> str:
     """Why the image isn't known to compute on a GPU; empty where it is, and where the card's
     capability isn't known."""

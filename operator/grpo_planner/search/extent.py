@@ -1,44 +1,74 @@
 """An extent, which is a method in one place, and how long steps take there."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..hardware.products import Product
-from ..memory.setup import Engine, Precision, Setup
+from ..memory.setup import Engine, Precision, Setup, ZeroStage
 from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.sampling import generation_seconds
 from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
 from ..time.training import TrainingTime
 from .demand import Demand
 from .engines import Engines
-from .footprints import Variants
+from .footprints import Footprints, Variants
 from .methods import Method
 from .option import CROWDED, NEARLY_FULL, ROOMY, Option, Score
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Extent:
     """A method in one place, with what a search has worked out of it; each exists once."""
 
     place: Place
     method: Method
     precision: Precision
-    without_engine: Variants
-    """Whether or not one is asked for."""
+    footprints: Footprints = field(repr=False)
+    engines: Engines = field(repr=False)
+    """Of the search."""
     training: dict[tuple[int, bool], TrainingTime] = field(default_factory=dict, repr=False)
     """By micro-batch and checkpointing."""
-    least_seconds: float | None = None
-    """Of a step, at its fastest settings with the fastest engine of its place, be they feasible or
-    not."""
     options: dict[Variants, list[Option]] = field(default_factory=dict, repr=False)
     """What fits with an engine, as far as it may be chosen."""
-    variants: tuple[Variants, ...] = ()
-    """With each engine of its place."""
-    may_train: bool | None = None
-    """Whether training has room, whatever samples beside it."""
+    least_step: float | None = None
     fitting_training: list[tuple[float, float]] = field(default_factory=list, repr=False)
-    """Least seconds of training that fits beside nothing, and by how much longer they count."""
+    """Times.least_step and fitting_training, once they have been asked for."""
+
+    @cached_property
+    def candidates(self) -> tuple[Engine | None, ...]:
+        """The engines of its place; None for Transformers."""
+        may_offload_base = self.method.may_offload_base
+        return self.engines.candidates(
+            self.place, self.precision, may_offload_base=may_offload_base
+        )
+
+    @cached_property
+    def variants(self) -> tuple[Variants, ...]:
+        """With each of these engines."""
+        return self.variants_with(self.candidates)
+
+    @cached_property
+    def without_engine(self) -> Variants:
+        """Without an engine, whether or not one is asked for."""
+        return self.variants_with((None,))[0]
+
+    def variants_with(self, engines: tuple[Engine | None, ...]) -> tuple[Variants, ...]:
+        """With each of some engines."""
+        return self.footprints.variants(self.place.world, self.method, self.precision, engines)
+
+    @cached_property
+    def may_train(self) -> bool:
+        """Whether training has room, whatever samples beside it."""
+        return self.without_engine.may_train(self.place.pool.usable_bytes)
+
+    @property
+    def stand_in(self) -> "Extent":
+        """The same with the simplest method whose sampling takes as long."""
+        zero: ZeroStage = 3 if self.method.zero == 3 else 0
+        method = Method(zero=zero, strategy="None", reference="None")
+        return Extent(self.place, method, self.precision, self.footprints, self.engines)
 
 
 class Entry(NamedTuple):
@@ -60,6 +90,7 @@ class Times:
         self._demand, self._engines = demand, engines
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._generations: dict[tuple[object, ...], float] = {}
+        self._least_sampling: dict[tuple[object, ...], float] = {}
 
     def step(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
         """Time of one step."""
@@ -94,6 +125,26 @@ class Times:
         """Seconds of training at the fastest settings, whether or not they fit."""
         setup, _ = extent.without_engine.quickest
         return sum(self.training(extent, setup))
+
+    def least_step(self, extent: Extent) -> float:
+        """Seconds of a step at the fastest settings of an extent with the fastest engine of its
+        place, whether or not they fit."""
+        if extent.least_step is None:
+            extent.least_step = self.least_training(extent) + self._least_sampling_of(extent)
+        return extent.least_step
+
+    def _least_sampling_of(self, extent: Extent) -> float:
+        """The sampling of the same, which depends on the method only by whether weights are
+        gathered. An offloaded base makes none faster."""
+        key = (id(extent.place), extent.precision, extent.method.zero == 3)
+        if key not in self._least_sampling:
+            stand_in = extent.stand_in
+            # Of equal engines the last is awake where one may be: sleep makes none faster.
+            by_gpus = {_sort_of(variants.engine): variants for variants in stand_in.variants}
+            self._least_sampling[key] = min(
+                sum(self.sampling(stand_in, *variants.quickest)) for variants in by_gpus.values()
+            )
+        return self._least_sampling[key]
 
     def fitting_training(self, extent: Extent) -> list[tuple[float, float]]:
         """Least seconds of training beside nothing, and by how much longer they count, for each
@@ -135,8 +186,7 @@ class Times:
 
     def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
         """Seconds of generating on `sampler`, which an engine's sleep and base do not change."""
-        engine = setup.engine
-        sort = (engine.kind, engine.tensor_parallel) if engine else None
+        sort = _sort_of(setup.engine)
         key = (id(extent.place), extent.precision, sort, setup.generation_batch)
         if key not in self._generations:
             self._generations[key] = generation_seconds(self._demand.shape, setup, sampler, calls)
@@ -161,3 +211,8 @@ class Times:
         """Where engines are that have GPUs of their own."""
         has_own = engine and engine.kind == "Servers"
         return self._engines.server_pool(place) if has_own else None
+
+
+def _sort_of(engine: Engine | None) -> tuple[str, int] | None:
+    """What engines of a place share that generate equally fast."""
+    return (engine.kind, engine.tensor_parallel) if engine else None

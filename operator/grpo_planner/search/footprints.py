@@ -94,7 +94,7 @@ class Variants:
         self._footprints: dict[Settings, Footprint] = {}
         self._host: dict[int, int] = {}
         self._training: dict[tuple[bool, int], int] = {}
-        self._engine: dict[int, int] = {}
+        self._resting = of.resting_bytes(engine, precision)
 
     @cached_property
     def fastest(self) -> Footprint:
@@ -277,14 +277,14 @@ class Variants:
         if self.engine.sleeps:
             # Its cache is for no completion while the policy is trained.
             generation_batch = self._knobs.generation_batch[-1]
-        known = self._engine.get(generation_batch)
+        known = self._resting.get(generation_batch)
         if known is None:
             settings = (*self._knobs.leanest[:1], generation_batch, *self._knobs.leanest[2:])
             setup = self._setup(settings, self.engine)
             resting = terms.resting_bytes(self._demand.shape, setup)
             # Less one byte, since both sums are rounded.
             known = int(resting * (1 + self._demand.margin)) - 1
-            self._engine[generation_batch] = known
+            self._resting[generation_batch] = known
         return known
 
     def _footprint(self, settings: Settings) -> Footprint:
@@ -369,6 +369,7 @@ class Footprints:
         self.demand, self.predictor = demand, predictor
         self._variants: dict[tuple[object, ...], tuple[Variants, ...]] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
+        self._resting: dict[tuple[Engine | None, Precision], dict[int, int]] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
 
     def with_spec(self, spec: GRPOJobSpec) -> "Footprints":
@@ -413,6 +414,11 @@ class Footprints:
             variants = self.variants(self.worlds[0], method, precision, (engine,))[0]
             self._floors[key] = variants.floor
         return self._floors[key]
+
+    def resting_bytes(self, engine: Engine | None, precision: Precision) -> dict[int, int]:
+        """What is known of the bytes that an engine takes while the policy is trained, by
+        completions of a process at a time; the same for all methods and numbers of processes."""
+        return self._resting.setdefault((engine, precision), {})
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:
         """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has

@@ -65,7 +65,6 @@ class Search:
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
         self._all: dict[tuple[Pool, Method], list[Extent]] = {}
-        self._sampling: dict[tuple[object, ...], float] = {}
         self._times = Times(self._demand, self.engines)
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
@@ -97,21 +96,24 @@ class Search:
 
     def _may_fit(self, extent: Extent) -> bool:
         """Whether an extent fits with any engine."""
-        variants_of_engines = self._variants_of(extent) if self._may_train(extent) else ()
-        return any(variants.may_fit(extent.place) for variants in variants_of_engines)
+        return extent.may_train and any(
+            variants.may_fit(extent.place) for variants in extent.variants
+        )
 
     @cached_property
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
+
+        def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
+            return least_seconds(seconds, correction) <= self.most_seconds
+
+        if not any(self._may_be_in_time(extent, is_in_time) for extent in self._roomy_extents):
+            return None
         best = self.best()
-        if best is None or best.least_seconds <= self.most_seconds:
+        if best is None or is_in_time(best.seconds, best.correction):
             return best
-        return self.best(
-            is_in_time=lambda seconds, correction: (
-                least_seconds(seconds, correction) <= self.most_seconds
-            )
-        )
+        return self.best(is_in_time=is_in_time)
 
     @cached_property
     def most_seconds(self) -> float:
@@ -160,7 +162,7 @@ class Search:
         extent = next(extent for extent in extents if extent.place == chosen.place)
         own = _sort_of_engine(footprint.setup.engine)
         by_sort: dict[object, list[Option]] = {}
-        for variants in self._variants_of(extent):
+        for variants in extent.variants:
             best_option = choose(self._options_with(extent, variants), self._objective)
             option = best_option or self._leanest(extent, variants)
             by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
@@ -187,7 +189,7 @@ class Search:
                 for method in self._methods
                 if method.tier == tier
                 for extent in self._extents(pool, method)
-                if self._least_seconds(extent) <= limit
+                if self._times.least_step(extent) <= limit
             ]
             # The fastest is found soon. Only where it is fast enough, others are, too.
             fastest = self.best(extents, "Fastest")
@@ -243,8 +245,7 @@ class Search:
         waiting = [
             Entry(self._bound(aim, extent), next(serial), extent, None)
             for extent in extents
-            if (is_in_time is None or self._may_be_in_time(extent, is_in_time))
-            and self._may_train(extent)
+            if (is_in_time is None or self._may_be_in_time(extent, is_in_time)) and extent.may_train
         ]
         heapq.heapify(waiting)
         best: Option | None = None
@@ -254,7 +255,7 @@ class Search:
                 break
             extent = entry.extent
             if entry.variants is None:
-                for variants in self._variants_of(extent):
+                for variants in extent.variants:
                     bound = self._bound_with(aim, extent, variants)
                     heapq.heappush(waiting, Entry(bound, next(serial), extent, variants))
                 continue
@@ -272,34 +273,13 @@ class Search:
         seconds = self._times.least_training(extent)
         return any(
             is_in_time(seconds, self._times.correction(extent.place, engine))
-            for engine in self.engines.candidates(extent.place, extent.precision)
+            for engine in extent.candidates
         )
 
     def _bound(self, aim: Objective, extent: Extent) -> Score:
         """The best score that an extent can have."""
         risk = place_risk(extent.place, extent.method)
-        return score(aim, extent.place, self._least_seconds(extent), risk)
-
-    def _least_seconds(self, extent: Extent) -> float:
-        """Seconds of a step at the fastest settings of an extent with the fastest engine of its
-        place, whether or not they fit."""
-        if extent.least_seconds is None:
-            training = self._times.least_training(extent)
-            extent.least_seconds = training + self._least_sampling(extent)
-        return extent.least_seconds
-
-    def _least_sampling(self, extent: Extent) -> float:
-        """Seconds of sampling in an extent's place with its fastest engine, which depend on the
-        method only by whether weights are gathered. An offloaded base makes none faster."""
-        place, precision, is_gathered = extent.place, extent.precision, extent.method.zero == 3
-        key = (id(place), precision, is_gathered)
-        if key not in self._sampling:
-            stand_in = self._extent(place, _ANY_METHOD[is_gathered], precision)
-            self._sampling[key] = min(
-                sum(self._times.sampling(stand_in, *variants.quickest))
-                for variants in self._variants_of(stand_in)
-            )
-        return self._sampling[key]
+        return score(aim, extent.place, self._times.least_step(extent), risk)
 
     def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
         """The best score that an extent can have with the engine of these variants.
@@ -339,13 +319,6 @@ class Search:
                 footprints |= {id(footprint): footprint for footprint in variants.fitting(limit)}
         for footprint in footprints.values():
             yield self._option(extent, variants, footprint)
-
-    def _may_train(self, extent: Extent) -> bool:
-        """Whether the extent has room for training, whatever samples beside it."""
-        if extent.may_train is None:
-            usable = extent.place.pool.usable_bytes
-            extent.may_train = extent.without_engine.may_train(usable)
-        return extent.may_train
 
     @cached_property
     def _roomy_extents(self) -> list[Extent]:
@@ -392,7 +365,7 @@ class Search:
     ) -> Iterator[Extent]:
         """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
         its host memory. More nodes help with nothing else."""
-        extent = self._extent(place, method, precision)
+        extent = Extent(place, method, precision, self._footprints, self.engines)
         variants = extent.without_engine
         has_engine = self.engines.candidates(place, precision)[0] is not None
         engine_bytes = ENGINE_PROCESS if has_engine else 0
@@ -407,7 +380,7 @@ class Search:
         if fits or wider is None:
             yield extent
         if wider and wider is not place:
-            yield self._extent(wider, method, precision)
+            yield Extent(wider, method, precision, self._footprints, self.engines)
 
     def _next_wider(self, place: Place) -> Place | None:
         """As many GPUs on the next larger number of nodes; None where there are not so many."""
@@ -419,21 +392,6 @@ class Search:
                 nodes = place.world // per_node
                 return place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
         return None
-
-    def _variants_of(self, extent: Extent) -> tuple[Variants, ...]:
-        """The variants of an extent with each engine of its place."""
-        if not extent.variants:
-            place, method, precision = extent.place, extent.method, extent.precision
-            engines = self.engines.candidates(
-                place, precision, may_offload_base=method.may_offload_base
-            )
-            world = place.world
-            extent.variants = self._footprints.variants(world, method, precision, engines)
-        return extent.variants
-
-    def _extent(self, place: Place, method: Method, precision: Precision) -> Extent:
-        variants = self._footprints.variants(place.world, method, precision, (None,))
-        return Extent(place, method, precision, variants[0])
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
@@ -462,10 +420,10 @@ class Search:
     def _miss(self, extent: Extent) -> Option:
         """The option of an extent which takes least; where even training does not fit, with any
         engine."""
-        every = self._variants_of(extent)
-        if not self._may_train(extent):
-            return self._leanest(extent, every[-1])
-        leanest = min(every, key=lambda variants: variants.leanest.device)
+        if not extent.may_train:
+            (with_any,) = extent.variants_with(extent.candidates[-1:])
+            return self._leanest(extent, with_any)
+        leanest = min(extent.variants, key=lambda variants: variants.leanest.device)
         return self._leanest(extent, leanest)
 
     def _leanest(self, extent: Extent, variants: Variants) -> Option:
@@ -483,13 +441,6 @@ class Search:
             self._times.servers(place, footprint.setup.engine),
             self._times.correction(place, footprint.setup.engine),
         )
-
-
-_ANY_METHOD = {
-    False: Method(strategy="None", reference="None"),
-    True: Method(zero=3, strategy="None", reference="None"),
-}
-"""Stand for all methods of a place, with whole weights and with gathered ones."""
 
 
 def _sort_of_engine(engine: Engine | None) -> tuple[str, bool, bool]:
