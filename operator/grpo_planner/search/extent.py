@@ -47,16 +47,16 @@ class Extent:
     @cached_property
     def variants(self) -> tuple[Variants, ...]:
         """With each of these engines."""
-        return self.variants_with(self.candidates)
+        return tuple(map(self.variants_with, self.candidates))
 
     @cached_property
     def without_engine(self) -> Variants:
         """Without an engine, whether or not one is asked for."""
-        return self.variants_with((None,))[0]
+        return self.variants_with(None)
 
-    def variants_with(self, engines: tuple[Engine | None, ...]) -> tuple[Variants, ...]:
-        """With each of some engines."""
-        return self.footprints.variants(self.place.world, self.method, self.precision, engines)
+    def variants_with(self, engine: Engine | None) -> Variants:
+        """With one engine."""
+        return self.footprints.variants(self.place.world, self.method, self.precision, engine)
 
     @cached_property
     def may_train(self) -> bool:

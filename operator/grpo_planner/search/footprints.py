@@ -85,7 +85,7 @@ class Variants:
         self._whole = batch.generation_share(of.demand.spec, world)
         self._alone = self
         if engine:
-            self._alone = of.variants(world, method, precision, (None,))[0]
+            self._alone = of.variants(world, method, precision, None)
         self._world, self._method, self._precision, self.engine = world, method, precision, engine
         self._knobs = of.knobs(world, gathers=method.zero == 3 and engine is None)
         if engine:
@@ -367,7 +367,7 @@ class Footprints:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the
         fixes."""
         self.demand, self.predictor = demand, predictor
-        self._variants: dict[tuple[object, ...], tuple[Variants, ...]] = {}
+        self._variants: dict[tuple[object, ...], Variants] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
         self._resting: dict[tuple[Engine | None, Precision], dict[int, int]] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
@@ -386,19 +386,14 @@ class Footprints:
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
     def variants(
-        self,
-        world: int,
-        method: Method,
-        precision: Precision,
-        engines: tuple[Engine | None, ...],
-    ) -> tuple[Variants, ...]:
-        """The variants of a method on `world` processes with each of these engines."""
-        key = (world, method, precision, engines)
-        every = self._variants.get(key)
-        if every is None:
-            every = tuple(Variants(self, world, method, precision, engine) for engine in engines)
-            self._variants[key] = every
-        return every
+        self, world: int, method: Method, precision: Precision, engine: Engine | None
+    ) -> Variants:
+        """The variants of a method on `world` processes with an engine."""
+        key = (world, method, precision, engine)
+        variants = self._variants.get(key)
+        if variants is None:
+            variants = self._variants[key] = Variants(self, world, method, precision, engine)
+        return variants
 
     def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
         """Bytes that a GPU must have at the least for a method, however many there are.
@@ -411,7 +406,7 @@ class Footprints:
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = NOWHERE if engined else None
-            variants = self.variants(self.worlds[0], method, precision, (engine,))[0]
+            variants = self.variants(self.worlds[0], method, precision, engine)
             self._floors[key] = variants.floor
         return self._floors[key]
 

@@ -108,7 +108,8 @@ class Search:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
             return least_seconds(seconds, correction) <= self.most_seconds
 
-        if not any(self._may_be_in_time(extent, is_in_time) for extent in self._roomy_extents):
+        trainable = (extent for extent in self._roomy_extents if extent.may_train)
+        if not any(self._may_be_in_time(extent, is_in_time) for extent in trainable):
             return None
         best = self.best()
         if best is None or is_in_time(best.seconds, best.correction):
@@ -421,8 +422,7 @@ class Search:
         """The option of an extent which takes least; where even training does not fit, with any
         engine."""
         if not extent.may_train:
-            (with_any,) = extent.variants_with(extent.candidates[-1:])
-            return self._leanest(extent, with_any)
+            return self._leanest(extent, extent.variants_with(extent.candidates[-1]))
         leanest = min(extent.variants, key=lambda variants: variants.leanest.device)
         return self._leanest(extent, leanest)
 
