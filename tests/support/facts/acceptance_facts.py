@@ -17,7 +17,7 @@ TINY = {
     "family": "qwen2",
     "micro_batch": 2,
     "prompt": 8,
-    "completion": 8,
+    "completion": 24,
     "checkpointing": True,
     "accumulation": 2,
     "generation_batch": 4,
