@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_acceptance.findings import CHECKS
+from grpo_acceptance.findings import CHECKS, ENGINES
 from tools.gpu import bare_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.realtime]
@@ -61,7 +61,7 @@ def test_the_kit_shows_on_a_bare_machine_all_that_a_cpu_can_show(tmp_path: Path)
     }
     unseen = {name for name, found in states.items() if found != {"passed"}}
     assert unseen == {
-        "engine",
+        *(f"engine-{number + 1}" for number in range(ENGINES)),
         "engine-ranks",
         *(check.name for check in CHECKS if check.needs_gpu),
     }
