@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_acceptance import machine, memory, trial_runs
+from grpo_acceptance import findings, machine, trial_runs
 from grpo_acceptance import steps as fused_head
 from grpo_acceptance.findings import Context, State
 from tests.support.ranks.fork_servers import ISOLATED
@@ -75,20 +75,20 @@ def test_a_strategy_that_fails_says_how_and_keeps_no_other_from_its_turn(
 def test_the_memory_check_has_the_phases_of_a_prediction(facts: dict[str, Any]) -> None:
     phases = ["backward", "forward", "generate", "reference", "step"]
     assert facts["phases"] == [phases] * 3
-    assert all(set(phases) <= case["phases"].keys() for case in memory.cases())
+    assert all(set(phases) <= case["phases"].keys() for case in findings.cases())
 
 
 def test_memory_is_judged_by_its_peak_and_by_what_the_device_holds() -> None:
-    (case, *_) = memory.cases()
+    (case, *_) = findings.cases()
     measured = {
         name: case["phases"][name]
         for name in ("generate", "reference", "forward", "backward", "step")
     }
-    exact = memory.compare_with_prediction(case, measured, case["device_bytes"])
+    exact = findings.compare_with_prediction(case, measured, case["device_bytes"])
     assert (exact.state, exact.numbers["error"]) == (State.PASSED, 0.0)
-    over = memory.compare_with_prediction(case, measured, case["device_bytes"] + 1)
+    over = findings.compare_with_prediction(case, measured, case["device_bytes"] + 1)
     assert (over.state, "more than" in over.message) == (State.FAILED, True)
-    small = memory.compare_with_prediction(
+    small = findings.compare_with_prediction(
         case, {name: value // 2 for name, value in measured.items()}, 0
     )
     assert small.message.startswith("the predicted peak is off by +100.0%")

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_acceptance import memory
-from grpo_acceptance.findings import CHECKS
+from grpo_acceptance.findings import CHECKS, PEAK_LIMIT, cases
 from grpo_acceptance.report import NEVER_BEGUN, PAGE
 from harness.programs.processes import ClusterError
 from tools.gpu import engine_archive, kit, page
@@ -207,7 +206,7 @@ def test_a_result_in_parts_has_of_each_check_the_last_part_that_ran_it() -> None
 
 @given(share=st.floats(0.5, 2.0))
 def test_measured_memory_is_held_against_the_predictions_of_today(share: float) -> None:
-    case = memory.cases()[3]
+    case = cases()[3]
     measured = {f"measured {name}": share * size for name, size in case["phases"].items()}
     old = row("memory", "passed", "before", device=case["device_bytes"], **measured)
     (check,) = (
@@ -216,6 +215,6 @@ def test_measured_memory_is_held_against_the_predictions_of_today(share: float) 
         if check["check"] == "memory-4"
     )
     (finding,) = check["findings"]
-    is_close = abs(1 / share - 1) <= memory.PEAK_LIMIT
+    is_close = abs(1 / share - 1) <= PEAK_LIMIT
     assert finding["state"] == ("passed" if is_close else "failed")
     assert finding["numbers"]["error"] == pytest.approx(1 / share - 1, abs=1e-3)

@@ -38,8 +38,8 @@ UNUSED = re.compile(
 """Files that no engine of the checks opens; FlashAttention 2 is for generations before Hopper."""
 HEAD_WIDTHS = (64, 128)
 """Widths of attention heads whose FlashAttention 3 kernels stay, in bfloat16."""
-WHOLE_LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C")
-"""Libraries that an engine of a dense model calls. Others, such as that for experts, keep machine
+WHOLE_LIBRARY = "_C_stable_libtorch"
+"""The library that an engine of a dense model calls. Others, such as that for experts, keep machine
 code of the generation and lose their PTX."""
 LIMIT_BYTES = 45_000_000
 
@@ -155,7 +155,7 @@ def _is_wanted_in(library: str) -> Callable[[Entry, bytes], bool]:
     name = library.partition(".")[0]
     if name == "_vllm_fa3_C":
         return _is_wanted_attention
-    if name in WHOLE_LIBRARIES:
+    if name == WHOLE_LIBRARY:
         return lambda *_: True
     return lambda entry, _: entry.kind == _MACHINE_CODE
 

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import ROOT, replace_section
-from grpo_acceptance import memory
-from grpo_acceptance.findings import CHECKS, Finding, State, load_findings, skipped_finding
+from grpo_acceptance.findings import (
+    CHECKS,
+    Finding,
+    State,
+    cases,
+    compare_with_prediction,
+    load_findings,
+    skipped_finding,
+)
 from grpo_acceptance.report import NEVER_BEGUN, Surroundings, as_json, markdown_page
 from grpo_acceptance.runner import CheckResult
 
@@ -59,5 +66,5 @@ def judge_again(check: str, finding: Finding) -> Finding:
     }
     if not phases:
         return finding
-    case = memory.cases()[int(check.rpartition("-")[2]) - 1]
-    return memory.compare_with_prediction(case, phases, int(finding.numbers["device"]))
+    case = cases()[int(check.rpartition("-")[2]) - 1]
+    return compare_with_prediction(case, phases, int(finding.numbers["device"]))

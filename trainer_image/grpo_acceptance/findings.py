@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 
 class State(StrEnum):
@@ -148,3 +149,51 @@ CHECKS = (
     Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
     Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),
 )
+
+
+PREDICTIONS = Path(__file__).with_name("predictions.json")
+GIB = 1 << 30
+PEAK_LIMIT = 0.05
+"""Of the measured peak: the margin that a plan keeps where the model's shape is known exactly."""
+Case = dict[str, Any]
+"""One configuration of the memory check."""
+
+
+def cases() -> list[Case]:
+    """All configurations with their predictions."""
+    found: list[Case] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    return found
+
+
+def case_title(case: Case) -> str:
+    """A case in a few words."""
+    lengths = f"{case['micro_batch']} × ({case['prompt']} + {case['completion']})"
+    checkpointing = "checkpointing" if case["checkpointing"] else "no checkpointing"
+    adapter = f", LoRA {case['lora_rank']}" if case["lora_rank"] else ""
+    return f"memory: {case['model']}, {lengths}, {case['precision']}, {checkpointing}{adapter}"
+
+
+def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -> Finding:
+    """Measured peaks by phase, and bytes of the device in use, beside the prediction."""
+    peak, predicted = max(measured.values()), max(case["phases"].values())
+    error = predicted / peak - 1
+    problems = [] if abs(error) <= PEAK_LIMIT else [f"the predicted peak is off by {error:+.1%}"]
+    if device > case["device_bytes"]:
+        problems.append(
+            f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}"
+        )
+    phases = ", ".join(
+        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})"
+        for name, value in measured.items()
+    )
+    numbers: dict[str, float | str] = {
+        f"measured {name}": float(value) for name, value in measured.items()
+    }
+    numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
+    numbers |= {
+        "device": float(device),
+        "predicted device": float(case["device_bytes"]),
+        "error": error,
+    }
+    seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
+    return make_finding(case_title(case), problems, seen, numbers)

@@ -8,9 +8,7 @@ planner.
 
 import contextlib
 import gc
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +17,18 @@ from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
-from .findings import Context, Finding, make_finding, skipped_finding
+from .findings import (
+    GIB,
+    Case,
+    Context,
+    Finding,
+    case_title,
+    cases,
+    compare_with_prediction,
+    skipped_finding,
+)
 
-PREDICTIONS = Path(__file__).with_name("predictions.json")
 CLASSES = {"qwen2": "Qwen2Config", "llama": "LlamaConfig"}
-GIB = 1 << 30
-PEAK_LIMIT = 0.05
-"""Of the measured peak: the margin that a plan keeps where the model's shape is known exactly."""
 STEPS = 3
 """The second is shorter, so that the third meets a fragmented allocator; the third is measured."""
 SHORT = 16
@@ -34,21 +37,6 @@ completions."""
 PADDED = 1
 """Tokens by which one row of a batch is shorter: without padding transformers makes no mask, and
 attention saves less than in training."""
-Case = dict[str, Any]
-
-
-def cases() -> list[Case]:
-    """All configurations with their predictions."""
-    found: list[Case] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
-    return found
-
-
-def case_title(case: Case) -> str:
-    """A case in a few words."""
-    lengths = f"{case['micro_batch']} × ({case['prompt']} + {case['completion']})"
-    checkpointing = "checkpointing" if case["checkpointing"] else "no checkpointing"
-    adapter = f", LoRA {case['lora_rank']}" if case["lora_rank"] else ""
-    return f"memory: {case['model']}, {lengths}, {case['precision']}, {checkpointing}{adapter}"
 
 
 def measure_case(_: Context, number: int) -> list[Finding]:
@@ -59,32 +47,6 @@ def measure_case(_: Context, number: int) -> list[Finding]:
         why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
         return [skipped_finding(case_title(case), why)]
     return [compare_with_prediction(case, Run(case, "cuda").measure_peaks(), _used())]
-
-
-def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -> Finding:
-    """Measured peaks by phase, and bytes of the device in use, beside the prediction."""
-    peak, predicted = max(measured.values()), max(case["phases"].values())
-    error = predicted / peak - 1
-    problems = [] if abs(error) <= PEAK_LIMIT else [f"the predicted peak is off by {error:+.1%}"]
-    if device > case["device_bytes"]:
-        problems.append(
-            f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}"
-        )
-    phases = ", ".join(
-        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})"
-        for name, value in measured.items()
-    )
-    numbers: dict[str, float | str] = {
-        f"measured {name}": float(value) for name, value in measured.items()
-    }
-    numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
-    numbers |= {
-        "device": float(device),
-        "predicted device": float(case["device_bytes"]),
-        "error": error,
-    }
-    seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
-    return make_finding(case_title(case), problems, seen, numbers)
 
 
 class Run:
