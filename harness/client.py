@@ -15,6 +15,9 @@ from typing import Any
 from .pki import Authority
 
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
+ANSWER_SECONDS = 90.0
+"""Longest wait for an answer. The API server ends each request itself after 60 s (its flag
+--request-timeout), so that a shorter wait would take a starved machine for a dead server."""
 IDLE_SECONDS = 60.0
 """After so long without a request a new connection is opened. The API server closes one that is
 idle for 90 s (k8s.io/apiserver, pkg/server/secure_serving.go), and a request on it would fail."""
@@ -40,7 +43,7 @@ class ApiClient:
         self._used_at = time.monotonic()
         self._turn = threading.Lock()
 
-    def connection(self, timeout: float = 10) -> http.client.HTTPSConnection:
+    def connection(self, timeout: float = ANSWER_SECONDS) -> http.client.HTTPSConnection:
         """A connection of its own, for an answer that is read as it comes, such as a watch's."""
         return http.client.HTTPSConnection(*self._address, timeout=timeout, context=self._context)
 

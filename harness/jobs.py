@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .access import Access, CommandError
+from .programs.patience import Patience
 
 Object = dict[str, Any]
 TIMEOUT = 240.0
@@ -67,9 +68,9 @@ class Jobs:
         Raises:
             AssertionError: the time is over; shows the status and the operator's log.
         """
-        end = time.monotonic() + timeout
+        patience = Patience(timeout)
         job: Object = {}
-        while time.monotonic() < end:
+        while not patience.is_over:
             try:
                 job = self.get(name)
             except CommandError as error:  # the API server may be away on purpose
@@ -97,8 +98,8 @@ class Jobs:
 
     def wait_gone(self, name: str, uid: str) -> None:
         """Waits until the job with that uid has been deleted."""
-        end = time.monotonic() + TIMEOUT
-        while time.monotonic() < end:
+        patience = Patience(TIMEOUT)
+        while not patience.is_over:
             found = json.loads(self.kubectl("get", "grpojobs", "--output", "json"))["items"]
             if uid not in [item["metadata"]["uid"] for item in found]:
                 return
@@ -112,10 +113,10 @@ class Jobs:
         Of a failed gang, the Job controller deletes the ranks that still run, and their containers
         go first.
         """
-        end = time.monotonic() + TIMEOUT
+        patience = Patience(TIMEOUT)
         pods = self.list("pods", name)
         while not all(map(_ended, pods)):
-            assert time.monotonic() < end, f"pods of {name} have not ended after {TIMEOUT:.0f} s"
+            assert not patience.is_over, f"pods of {name} have not ended after {TIMEOUT:.0f} s"
             time.sleep(POLL_SECONDS)
             pods = self.list("pods", name)
         return len(pods)

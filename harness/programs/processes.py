@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from .patience import LOOK_SECONDS, Patience
+
 T = TypeVar("T")
 MARK = "GRPO_TEST_CLUSTER"
 ROLE = "GRPO_TEST_ROLE"
@@ -37,18 +39,18 @@ def run(*command: object, stdin: str | None = None) -> str:
 def until(what: str, probe: Callable[[], T], seconds: float = 60) -> T:
     """Call the probe until it returns something true and return that; an OSError counts as not yet.
 
-    Raises ClusterError after `seconds`, with the last OSError's text.
+    Raises ClusterError after `seconds` of idle time, with the last OSError's text.
     """
-    end = time.monotonic() + seconds
+    patience = Patience(seconds)
     last = "no answer"
-    while time.monotonic() < end:
+    while not patience.is_over:
         try:
             if result := probe():
                 return result
             last = f"got {result!r}"
         except OSError as error:
             last = str(error)
-        time.sleep(0.05)
+        time.sleep(LOOK_SECONDS)
     raise ClusterError(f"waited {seconds:.0f} s for {what}: {last}")
 
 

@@ -21,6 +21,7 @@ import yaml
 from ..controlplane import free_port
 from .cache import cache_root, cached
 from .debian import unpack
+from .patience import wait_for_exit
 from .processes import ClusterError
 
 PACKAGE = "prometheus"
@@ -53,7 +54,7 @@ def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[s
         yield address
     finally:
         process.terminate()
-        process.wait(60)
+        wait_for_exit(process, 60)
 
 
 def ask(address: str, what: str, **parameters: object) -> Any:

@@ -22,6 +22,7 @@ from grpo_api.status.status import GRPOJobStatus
 from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component
 from harness.programs.cache import REPOSITORY
+from harness.programs.patience import Patience
 
 pytestmark = pytest.mark.slow
 
@@ -172,10 +173,10 @@ def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path
     running = subprocess.Popen(
         line, env=environment(jobs, tmp_path, "silent"), stderr=subprocess.PIPE, text=True
     )
-    end = time.monotonic() + TIMEOUT
+    patience = Patience(TIMEOUT)
     while not (tmp_path / "silent").exists():
         assert running.poll() is None, running.communicate()[1]
-        assert time.monotonic() < end
+        assert not patience.is_over
         time.sleep(POLL_SECONDS)
     running.send_signal(signal.SIGINT)
     assert running.wait() == 130, running.communicate()[1]

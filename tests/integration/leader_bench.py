@@ -23,6 +23,7 @@ from grpo_operator.records.names import FENCE, LABEL_MANAGED_BY, MANAGER
 from harness.access import Access, CommandError
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from harness.programs.patience import wait_for_exit
 from harness.programs.processes import until
 from tests.integration.operator_bench import Bench
 
@@ -181,7 +182,7 @@ class Seat:
     def wait(self) -> int:
         """Waits until the process has ended; its exit code."""
         assert self.process
-        return self.process.wait(SECONDS)
+        return wait_for_exit(self.process, SECONDS)
 
     def end(self) -> None:
         """Ends what still runs."""

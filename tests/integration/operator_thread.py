@@ -3,7 +3,6 @@ test moves on."""
 
 import asyncio
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process.settings import Settings
 from harness.controlplane import free_port
 from harness.fixtures import AnyCluster
+from harness.programs.patience import rest
 from harness.programs.processes import until
 from tests.integration.steered_time import SteeredClock
 
@@ -129,13 +129,13 @@ def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str],
     def told() -> bool:
         before = operator.writes()
         operator.clock.advance(2.0)
-        time.sleep(0.5)  # events of others come late, in real time
+        rest(0.5)  # events of others come late, in real time
         return operator.writes() == before
 
     until("the operator to have told everything", told, SECONDS)
     before = operator.requests()
     operator.clock.advance(seconds)
-    time.sleep(0.5)
+    rest(0.5)
     after = operator.requests()
     return {
         key: count - before.get(key, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_api.text.contract import API_VERSION, KIND
+from harness.programs.patience import wait_for_event
 from harness.programs.processes import until
 from tests.integration.chaos.faults.stops import StoppedLeader
 from tests.integration.chaos.history import Version
@@ -70,7 +71,7 @@ def late_admission(world: World, observer: Observer) -> list[Version]:
     until("the job to wait", lambda: status(world).get("phase") == "Queued", SECONDS)
     fault = StoppedLeader(world, hold=True)
     world.delete(PODS, TEAM, "notebook-0", gracePeriodSeconds=0)
-    assert fault.stopped.wait(SECONDS)
+    assert wait_for_event(fault.stopped, SECONDS)
     assert fault.writes == [f"PATCH {GRPOJOBS.format(TEAM)}/run/status"]
     take_gpus(world)
     until("another to lead", world.operators.leader, SECONDS)

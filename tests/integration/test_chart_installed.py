@@ -17,6 +17,7 @@ import yaml
 from harness.access import Access, CommandError
 from harness.definitions import definition_change
 from harness.fixtures import AnyCluster
+from harness.programs.patience import wait_for_exit
 from harness.programs.processes import ClusterError, until
 from tests.integration.upgrade_bench import forget_definitions
 from tests.samples import changed, job
@@ -137,7 +138,7 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         yield log
         process.terminate()
-        process.wait(30)
+        wait_for_exit(process, 30)
 
 
 def lines(cluster: Access, kind: str, path: str) -> str:

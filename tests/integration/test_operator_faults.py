@@ -25,6 +25,7 @@ from grpo_kube.objects.resources import Object, ObjectKey, Resource
 from grpo_operator.decide.decisions import Limits
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from harness.programs.patience import run_to_end, wait_for_event, wait_for_exit
 from tests.generated import gated
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
 from tests.integration.operator_thread import Swallowed, operating
@@ -40,7 +41,7 @@ def test_an_operator_that_dies_between_commit_and_start_starts_once(
         swallowed.patch(patched)
         with bench.operating():
             bench.submit()
-            assert swallowed.wait(30)
+            assert wait_for_event(swallowed, 30)
     assert bench.status()["attempt"] == 1
     assert bench.children() == []
     with bench.operating():
@@ -235,9 +236,9 @@ def test_a_status_that_somebody_else_changed_is_read_again(bench: Bench) -> None
 
 @pytest.mark.parametrize("scope", gated(["cluster", "namespace"]))
 def test_the_process_watches_what_it_is_told_to_and_ends_cleanly_on_sigterm(
-    bench: Bench, grpo_cluster: Cluster, scope: str
+    bench: Bench, grpo_cluster: Cluster, tmp_path: Path, scope: str
 ) -> None:
-    port = free_port()
+    port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(grpo_cluster.kubeconfig)]
     command += [
         "--trainer-image",
@@ -249,19 +250,21 @@ def test_the_process_watches_what_it_is_told_to_and_ends_cleanly_on_sigterm(
     ]
     command += ["--namespace", bench.namespace] if scope == "namespace" else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stderr=output)
     try:
         bench.submit()
         bench.wait_running()
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
+        ended = wait_for_exit(process, 60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0
-    assert '"message": "stopped"' in log
-    assert "Traceback" not in log
-    assert all(line.startswith("{") for line in log.splitlines())
+    assert ended == 0
+    text = log.read_text()
+    assert '"message": "stopped"' in text
+    assert "Traceback" not in text
+    assert all(line.startswith("{") for line in text.splitlines())
 
 
 def test_a_taken_port_ends_the_process_with_a_sentence(grpo_cluster: Cluster) -> None:
@@ -283,9 +286,7 @@ def test_a_taken_port_ends_the_process_with_a_sentence(grpo_cluster: Cluster) ->
             "default",
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run_to_end(command, 60, env=environment)
     assert done.returncode == 2
     assert f"--metrics-port {port}" in done.stderr
     assert "Traceback" not in done.stderr

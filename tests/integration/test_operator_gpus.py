@@ -9,6 +9,7 @@ import pytest
 
 from grpo_operator.decide.decisions import Limits
 from harness.client import ApiStatusError
+from harness.programs.patience import wait_for_event
 from tests.integration.gpu_bench import PRODUCT, GpuBench
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, outcome
 from tests.integration.operator_thread import OperatorThread, Swallowed
@@ -152,7 +153,7 @@ def test_an_operator_that_dies_between_commit_and_start_admits_nothing_twice(
         swallowed.patch(patched)
         with bench.operating():
             bench.want("first", 8, nodes=2)
-            assert swallowed.wait(30)
+            assert wait_for_event(swallowed, 30)
     bench.want("second", 8, nodes=2)
     with bench.operating():
         bench.wait_running("first")
@@ -168,7 +169,7 @@ def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
         swallowed.patch(patched)
         with bench.operating():
             bench.want("gang", 8, nodes=2)
-            assert swallowed.wait(30)
+            assert wait_for_event(swallowed, 30)
     bench.foreign_pod("notebook", 1)
     limits = Limits(scheduling=60.0, release_pause=5.0)
     with bench.operating(limits=limits):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from harness.fixtures import AnyCluster
 from harness.programs.build import component
+from harness.programs.patience import run_to_end
 from harness.programs.processes import until
 from tests.samples import SPEC, job
 from tests.unit.test_commands import COMMANDS, FENCE, Block, place
@@ -65,14 +65,9 @@ def ended_jobs(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
 def test_a_page_s_commands_work_as_they_stand(ended_jobs: AnyCluster, block: Block) -> None:
     kubectl = shlex.join(map(str, component("kubectl")))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", f'kubectl() {{ {kubectl} "$@"; }}\n{block.text}'],
-        env=ended_jobs.environment | {"PATH": path, "KUBECTL": kubectl},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    script = f'kubectl() {{ {kubectl} "$@"; }}\n{block.text}'
+    environment = ended_jobs.environment | {"PATH": path, "KUBECTL": kubectl}
+    done = run_to_end(["bash", "-e", "-c", script], 60, env=environment)
     assert done.returncode == 0, (block.text, done.stdout, done.stderr)
 
 

@@ -23,6 +23,7 @@ from grpo_api.text.contract import (
     PROGRESS_BIND_ENV,
     TERMINATION_LOG_ENV,
 )
+from harness.programs.patience import Patience, wait_for_exit
 from tests.support.ranks.launch import Launched, launch
 from tests.trainer.faulty_engine import FOLDER
 
@@ -96,9 +97,9 @@ class EnginePods:
 
     def await_children(self, index: int) -> None:
         """Until it has begun to start vLLM's processes."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = Patience(PATIENCE_SECONDS)
         while not psutil.Process(self._processes[index].pid).children():
-            assert time.monotonic() < deadline, (
+            assert not patience.is_over, (
                 f"engine {index} starts nothing:\n{self.log(index)[-4000:]}"
             )
             time.sleep(POLL_SECONDS / 10)
@@ -129,14 +130,12 @@ class EnginePods:
         Raises:
             AssertionError: it ended, or patience did.
         """
-        process, deadline = self._processes[index], time.monotonic() + PATIENCE_SECONDS
+        process, patience = self._processes[index], Patience(PATIENCE_SECONDS)
         while not self._healthy(index):
             assert self._kept or process.poll() is None, (
                 f"engine {index} ended:\n{self.log(index)[-4000:]}"
             )
-            assert time.monotonic() < deadline, (
-                f"engine {index} is not up:\n{self.log(index)[-4000:]}"
-            )
+            assert not patience.is_over, f"engine {index} is not up:\n{self.log(index)[-4000:]}"
             time.sleep(POLL_SECONDS)
 
     def signal(self, index: int, number: int) -> None:
@@ -157,10 +156,10 @@ class EnginePods:
         Raises:
             AssertionError: a process of vLLM's outlives it.
         """
-        process, deadline = self._processes[index], time.monotonic() + PATIENCE_SECONDS
-        code = process.wait(PATIENCE_SECONDS)
+        process, patience = self._processes[index], Patience(PATIENCE_SECONDS)
+        code = wait_for_exit(process, PATIENCE_SECONDS)
         while left := [one for one in psutil.process_iter() if _group(one) == process.pid]:
-            assert time.monotonic() < deadline, f"engine {index} has left {left}"
+            assert not patience.is_over, f"engine {index} has left {left}"
             time.sleep(POLL_SECONDS)
         return code, Outcome.model_validate_json((self.folder / f"termination-{index}").read_text())
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from harness.programs.patience import wait_for_event
+
 if TYPE_CHECKING:
     import pytest
 
@@ -110,7 +112,7 @@ class HubServer(ThreadingHTTPServer):
             self.asked.append(request)
             fault = self.faults.pop(0) if self.faults else ""
         if self.held and self.held in request:
-            self._released.wait(60)
+            wait_for_event(self._released, 60)
         return fault
 
     def handle_error(self, *_: Any) -> None:

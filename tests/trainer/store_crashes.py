@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from grpo_api.report.report import Result
 from grpo_trainer.stores.run_store import StoredRun
 from harness.programs.object_stores import BUCKET
+from harness.programs.patience import Patience
 from tests.support.ranks.pods import PATIENCE_SECONDS, Gang
 from tests.trainer.store_gang import Run
 from tests.trainer.store_proxy import Pace, StoreProxy, proxy_to
@@ -110,11 +111,11 @@ class Door:
     def until(self, done: Callable[[], bool]) -> bool:
         """Wait until something is true or all pods have ended; whether it is true."""
         assert self.gang is not None
-        end = time.monotonic() + PATIENCE_SECONDS
+        patience = Patience(PATIENCE_SECONDS)
         while not done():
             if all(pod.poll() is not None for pod in self.gang.pods):
                 return done()
-            assert time.monotonic() < end, self.gang.log()[-4000:]
+            assert not patience.is_over, self.gang.log()[-4000:]
             time.sleep(0.05)
         return True
 

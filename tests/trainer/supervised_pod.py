@@ -9,6 +9,7 @@ from typing import Any
 from grpo_api.report.report import Outcome
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from harness.programs.patience import run_to_end
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
 from tests.support.ranks.launch import UNCHECKED, tracer
@@ -122,9 +123,7 @@ def run(
         sys.executable,
         *(("-c", POD, str(last_words)) if len(acts) > 1 else ("-m", "grpo_trainer")),
     ]
-    return subprocess.run(
-        command, env=environment, check=False, timeout=300, capture_output=True, text=True
-    )
+    return run_to_end(command, 300, env=environment)
 
 
 def supervised(folder: Path, *acts: str, **settings: Any) -> tuple[Outcome, dict[int, Outcome]]:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
 from harness.controlplane import free_port
+from harness.programs.patience import run_to_end, wait_for_event, wait_for_exit
 from tests.support.ranks import runs
 from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.support.ranks.fork_servers import ISOLATED
@@ -149,9 +149,7 @@ def test_workers_that_die_without_words_get_an_outcome(
     }
     environment |= tracer() | {"PYTHONPATH": f"{tmp_path}:{ISOLATED['PYTHONPATH']}"}
     environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
-    ended = subprocess.run(
-        [sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120
-    )
+    ended = run_to_end([sys.executable, "-m", "grpo_trainer"], 120, env=environment)
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, ended.returncode != 0) == (result, True)
     assert says in outcome.message
@@ -178,7 +176,7 @@ def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path
             assert pod.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.01)
         pod.send_signal(signal.SIGTERM)
-        assert pod.wait(120) == EXIT_CODES[Result.PREEMPTED]
+        assert wait_for_exit(pod, 120) == EXIT_CODES[Result.PREEMPTED]
     finally:
         pod.kill()
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
@@ -254,7 +252,7 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
     recorder.enter_stage("Loading")
     watchdog.Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, end).start()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert ended.wait(60)
+    assert wait_for_event(ended, 60)
     assert [(outcome.result, "during stage Loading" in outcome.message) for outcome in ends] == [
         (Result.PREEMPTED, True)
     ]

@@ -20,6 +20,7 @@ from grpo_trainer.generation import sync_pass
 from grpo_trainer.generation.engine_client import EngineUnreachable, Prints
 from grpo_trainer.generation.fleet import Engine, EngineView
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
+from harness.programs.patience import wait_for_event
 from tests.stepped_clock import SteppedClock
 from tests.virtual_time import virtually
 
@@ -155,12 +156,12 @@ def test_a_tensor_may_change_once_every_engine_has_taken_it(
 
     def slowly() -> None:
         began.set()
-        assert go_on.wait(60.0)
+        assert wait_for_event(go_on, 60)
 
     world = World(monkeypatch, takes={1: slowly})
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(world.sending.send, NAME, SENT)
-        assert began.wait(60.0)
+        assert wait_for_event(began, 60)
         fast = world.lanes[0].pending
         assert fast is not None
         fast.result(60.0)

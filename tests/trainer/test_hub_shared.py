@@ -15,6 +15,7 @@ from grpo_trainer.gang import rank0_task, ranks
 from grpo_trainer.hub.repositories import STALE_SECONDS, Hub, Lease, Repository
 from grpo_trainer.runtime.clock import POLL_SECONDS
 from grpo_trainer.runtime.errors import BadInput
+from harness.programs.patience import wait_for_exit
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks.gang import run_gang
@@ -104,7 +105,7 @@ def test_jobs_that_share_a_cache_fetch_once(hub: HubServer, tmp_path: Path) -> N
     arguments = [hub.url, str(tmp_path / "cache")]
     jobs = [launch("tests.trainer.hub_job", arguments, {}, log) for log in logs]
     for job, log in zip(jobs, logs, strict=True):
-        assert job.wait(120) == 0, log.read_text()
+        assert wait_for_exit(job, 120) == 0, log.read_text()
     commit = hub.repositories["models/team/model"].main
     folder, _ = Hub({"model": commit}).snapshot(MODEL, lambda fetch: fetch(["*.json"]))
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
@@ -120,7 +121,7 @@ def test_who_was_killed_while_fetching_is_replaced(hub: HubServer, tmp_path: Pat
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.02)
     process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    assert wait_for_exit(process, 60) == -signal.SIGKILL
     assert held.exists(), "it had no time to let go"
     assert list(held.parent.rglob("*.incomplete")), "nor to clean up"
     hub.release()

@@ -22,6 +22,7 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.training.build_run import require_patience
+from harness.programs.patience import wait_for_event
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
@@ -161,7 +162,7 @@ def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
             return 0
 
     Heartbeat(known, Heard()).start()
-    assert heard.wait(60)
+    assert wait_for_event(heard, 60)
 
 
 def test_a_slow_step_that_was_foreseen_is_no_hang(clock: SteppedClock) -> None:

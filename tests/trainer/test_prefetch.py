@@ -20,6 +20,7 @@ from grpo_trainer.data.row_sources import read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.model_files import locate_model
+from harness.programs.patience import wait_for_exit
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
@@ -214,8 +215,10 @@ def test_a_pod_that_is_deleted_ends_and_lets_go_of_the_lease(
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         hub.release()
-        assert process.wait(60) == EXIT_CODES[Result.PREEMPTED], (tmp_path / "log").read_text()
+        assert wait_for_exit(process, 60) == EXIT_CODES[Result.PREEMPTED], (
+            tmp_path / "log"
+        ).read_text()
     finally:
         process.kill()
-        process.wait(60)
+        wait_for_exit(process, 60)
     assert list((tmp_path / "cache").rglob("*.lease")) == []

@@ -30,6 +30,7 @@ from grpo_trainer.preflight.findings import LAPTOP, POD
 from grpo_trainer.preflight.rank0 import require_passed
 from grpo_trainer.runtime.errors import BadInput
 from harness.programs.object_stores import BUCKET, CREDENTIALS
+from harness.programs.patience import run_to_end, wait_for_exit
 from tests.support.facts.disk_facts import small_disk
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.launch import launch
@@ -398,14 +399,7 @@ def written(job: Job, plan: TrainingPlan) -> dict[str, str]:
 
 def run_module(code: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A new process, as a pod starts it."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return run_to_end([sys.executable, "-c", code], 120, env=os.environ | variables)
 
 
 def test_a_whole_preflight_imports_no_torch(job: Job, hub: HubServer) -> None:
@@ -441,11 +435,13 @@ def test_sigterm_ends_the_checks_although_nobody_answers(
             assert process.poll() is None, (job.folder / "log").read_text()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == EXIT_CODES[Result.PREEMPTED], (job.folder / "log").read_text()
+        assert wait_for_exit(process, 60) == EXIT_CODES[Result.PREEMPTED], (
+            job.folder / "log"
+        ).read_text()
     finally:
         hub.release()
         process.kill()
-        process.wait(60)
+        wait_for_exit(process, 60)
     assert (job.folder / "termination").exists() == (module == "grpo_trainer")
 
 

@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from grpo_trainer.rewards.answers import expected_answer
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import build_rewards
+from harness.programs.processes import until
 from tests.trainer.example_jobs import ROWS, example
 
 pytestmark = pytest.mark.realtime
@@ -100,7 +101,7 @@ def test_the_http_example_s_service_answers_the_reward(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(code.replace('("", 8000)', f'("127.0.0.1", {port})'))
     service = subprocess.Popen([sys.executable, str(tmp_path / "judge.py")])
     try:
-        _wait_for(port)
+        until("the example's service to listen", partial(listens, port))
         here = declared.model_copy(update={"url": f"http://127.0.0.1:{port}/score"})
         function = HTTPFunction("judge", here, RewardCounters(), None)
         completions = [reply("x" * 498 + "22"), reply("21")]
@@ -113,13 +114,10 @@ def test_the_http_example_s_service_answers_the_reward(tmp_path: Path) -> None:
     assert scores == [1 / 1.5, 0.0]
 
 
-def _wait_for(port: int) -> None:
-    for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError("the example's service never listened")
+def listens(port: int) -> bool:
+    """Whether a local port takes connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_cpu_example_s_rows_load_and_score(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters, Scores
+from harness.programs.patience import wait_for_event
 from tests.generated import cases
 from tests.trainer.faulty_service import Answer, Body, lengths, serving
 from tests.virtual_time import virtually
@@ -184,7 +185,7 @@ def test_a_refused_connection_is_tried_until_the_service_is_there(short_pauses: 
     def serve_later() -> None:
         time.sleep(3)
         with serving(lambda _, body: lengths(body), port):
-            done.wait(60)
+            wait_for_event(done, 60)
 
     service = threading.Thread(target=serve_later)
     service.start()

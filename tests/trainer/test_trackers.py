@@ -35,6 +35,7 @@ from grpo_trainer.tracking.tracker_feed import End, TrackerFailed, row_of
 from grpo_trainer.tracking.tracker_process import TrackerProcess
 from grpo_trainer.tracking.tracking import TOLD, TrackedJob, tracking_of
 from harness.images.trackers import tracker_packages, tracker_servers
+from harness.programs.patience import run_to_end
 from tests.support.facts.resume_cases import Case, plan, train, write_data
 from tests.support.ranks import demo_model
 
@@ -60,14 +61,12 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(program: str, *arguments: object, **environment: str) -> Any:
     """What a program prints as JSON that has the trackers' own readers."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)],
+    done = run_to_end(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments],
+        PATIENCE,
         env=os.environ | {"PYTHONPATH": str(tracker_servers())} | environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
     )
+    done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
 

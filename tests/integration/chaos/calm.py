@@ -8,6 +8,7 @@ from datetime import datetime
 from grpo_api.text.contract import GROUP, PLAN_ANNOTATION
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
 from harness.client import ApiStatusError
+from harness.programs.patience import Patience
 
 from .trainer import succeed
 from .world import (
@@ -70,14 +71,14 @@ def _until(
     An operator that loses its Lease ends, and its kubelet starts it again. On a busy machine both
     replicas may lose it once the faults are over: without a kubelet nobody would lead from then on.
     """
-    end = time.monotonic() + seconds
+    patience = Patience(seconds)
     while True:
         world.operators.revive()
         try:
             found = problems()
         except ApiStatusError as error:  # of an API server that has just come back
             found = [str(error)]
-        if not found or time.monotonic() > end:
+        if not found or patience.is_over:
             return found
         time.sleep(POLL_SECONDS)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.controlplane import free_port
+from harness.programs.patience import wait_for_exit
 from harness.programs.processes import until
 
 from ..leader_bench import named
@@ -108,7 +109,7 @@ class OperatorProcess:
         self.stopped = False
         self._process.send_signal(signal.SIGCONT)
         try:
-            self._process.wait(END_SECONDS)
+            wait_for_exit(self._process, END_SECONDS)
         except subprocess.TimeoutExpired:
             self.unexpected.append(
                 f"{self.name} was still there {END_SECONDS:.0f} s after it had lost its Lease"
@@ -132,7 +133,7 @@ class OperatorProcess:
         begun = time.monotonic()
         process.send_signal(number)
         try:
-            code = process.wait(END_SECONDS)
+            code = wait_for_exit(process, END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.programs.patience import Patience
+
 from .launch import Launched, launch
 
 TIMEOUT_SECONDS = 1800
@@ -56,8 +58,8 @@ def run_gang(
 
 def _codes(processes: list[Launched]) -> list[int | None]:
     """Exit codes once all ended or one failed; None for those that still run."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
+    patience = Patience(TIMEOUT_SECONDS)
+    while not patience.is_over:
         codes = [process.poll() for process in processes]
         if None not in codes or any(codes):
             return codes

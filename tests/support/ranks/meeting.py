@@ -20,6 +20,7 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import TrainingError, classify_error
+from harness.programs.patience import wait_for_exit
 
 from .launch import launch
 from .wires import Wires
@@ -51,7 +52,7 @@ def meet(
         own = environment | {"POD_NAME": f"demo-1-{host}"}
         ranks.append(launch("tests.support.ranks.meeting", command, own, folder / f"log-{host}"))
     for rank in ranks:
-        rank.wait(300)
+        wait_for_exit(rank, 300)
     return [json.loads((folder / f"said-{host}").read_text()) for host in range(hosts)]
 
 

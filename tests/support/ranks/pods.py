@@ -25,6 +25,7 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from harness.controlplane import free_port
+from harness.programs.patience import Patience, wait_for_exit
 
 from .launch import Launched, launch
 
@@ -104,10 +105,7 @@ class Gang:
 
     def wait(self) -> list[int]:
         """Exit codes of all pods."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        for pod in self.pods:
-            pod.wait(timeout=max(0.1, deadline - time.monotonic()))
-        return [pod.wait() for pod in self.pods]
+        return [wait_for_exit(pod, PATIENCE_SECONDS) for pod in self.pods]
 
     def outcome(self, index: int = 0) -> Outcome:
         """A pod's termination message."""
@@ -123,11 +121,11 @@ class Gang:
         Raises:
             AssertionError: a pod ended, or patience did, before.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = Patience(PATIENCE_SECONDS)
         while not done():
             ended = [pod.returncode for pod in self.pods if pod.poll() is not None]
             assert not ended, f"a pod ended early:\n{self.log()[-4000:]}"
-            assert time.monotonic() < deadline, f"still waiting:\n{self.log()[-4000:]}"
+            assert not patience.is_over, f"still waiting:\n{self.log()[-4000:]}"
             time.sleep(0.05)
 
     def get(self, path: str) -> str:

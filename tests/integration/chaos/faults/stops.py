@@ -8,6 +8,7 @@ import threading
 from aiohttp import web
 
 from grpo_api.text.contract import LEADER_PLURAL
+from harness.programs.patience import wait_for_event
 from harness.programs.processes import ClusterError, until
 
 from ...api_proxy import at_once
@@ -89,7 +90,7 @@ def leader_stopped(world: World, chance: random.Random) -> str:
     fault = StoppedLeader(world, hold=held)
     world.undo_after(chance.randint(3, 10), fault.go_on)
     cause.strike(world, chance)
-    if not fault.stopped.wait(WRITE_SECONDS):
+    if not wait_for_event(fault.stopped, WRITE_SECONDS):
         return ""
     assert fault.process
     return f"{fault.process.name} in {' and '.join(fault.writes)}{', held' if held else ''}"
