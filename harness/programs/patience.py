@@ -22,15 +22,21 @@ _IDLE_FIELD = 4  # of the line `cpu user nice system idle …` of /proc/stat (pr
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def idle_seconds(statistics: Path = Path("/proc/stat")) -> float:
+def idle_seconds(
+    statistics: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic
+) -> float:
     """Return the seconds that a processor of this machine has been idle since its start, as a mean
     over all processors.
 
-    Never faster than the wall clock. 0.0 where the kernel does not count, as in gVisor.
+    Never faster than the wall clock, which is the answer where the kernel does not count, as in
+    gVisor.
     """
     lines = [line.split() for line in statistics.read_text().splitlines() if line[:3] == "cpu"]
     total, processors = lines[0], lines[1:]
-    return int(total[_IDLE_FIELD]) / _TICKS_PER_SECOND / max(1, len(processors))
+    idle_ticks = int(total[_IDLE_FIELD])
+    if not idle_ticks:
+        return clock()
+    return idle_ticks / _TICKS_PER_SECOND / max(1, len(processors))
 
 
 class Patience:
@@ -52,8 +58,7 @@ class Patience:
         passed = self._clock() - self._began
         if passed < self.seconds:
             return False
-        counts_idle_time = self._idle_at_start > 0
-        if not counts_idle_time or passed >= BUSY_FACTOR * self.seconds:
+        if passed >= BUSY_FACTOR * self.seconds:
             return True
         return self._idle() - self._idle_at_start >= self.seconds
 

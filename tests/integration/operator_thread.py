@@ -83,7 +83,7 @@ class OperatorThread:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
         url = f"http://127.0.0.1:{self.settings.metrics_port}/{name}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

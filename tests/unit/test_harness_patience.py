@@ -45,9 +45,10 @@ def test_patience_ends_after_its_seconds_of_idle_time_and_at_the_latest_after_te
     assert waited == pytest.approx(expected, abs=0.51)
 
 
-def test_where_the_kernel_counts_no_idle_time_the_wall_clock_decides() -> None:
-    machine = Machine(idle=0.0)
-    assert seconds_waited(machine, 0.0) == SECONDS
+def test_where_the_kernel_counts_no_idle_time_the_wall_clock_decides(tmp_path: Path) -> None:
+    statistics = tmp_path / "stat"
+    statistics.write_text("cpu 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0\n")
+    assert idle_seconds(statistics, lambda: 7.0) == 7.0
 
 
 def test_idle_time_is_the_mean_of_all_processors(tmp_path: Path) -> None:

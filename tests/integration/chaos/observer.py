@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.cluster import Cluster
+from harness.programs.patience import idle_seconds
 from harness.programs.processes import until
 
 from .history import History, Job
@@ -22,9 +23,9 @@ PATHS = {
 }
 WATCH_SECONDS = 600
 OVERLAP_SECONDS = 8.0
-"""Longest time that live pods of two attempts are there at once while nothing disturbs the
-operator: the Job controller ends the peers of a failed pod a second or two later, and all of it on
-two busy cores."""
+"""Longest idle time of the machine in which live pods of two attempts are there at once while
+nothing disturbs the operator: the Job controller ends the peers of a failed pod a second or two
+later."""
 
 
 class Observer:
@@ -148,12 +149,13 @@ class Observer:
         return job if len(job.versions) > before else None
 
     def _look_on(self) -> None:
-        last = time.time()
+        looked_at, idle_then = time.time(), idle_seconds()
         while not self._stop.wait(0.5):
-            now = time.time()
+            idle_now = idle_seconds()
+            is_undisturbed = looked_at > self.disturbed_until
             with self._lock:
-                self._overlapping(now - last if last > self.disturbed_until else 0.0)
-            last = now
+                self._overlapping(idle_now - idle_then if is_undisturbed else 0.0)
+            looked_at, idle_then = time.time(), idle_now
 
     def _overlapping(self, passed: float) -> None:
         """Two attempts of a job may be alive together for a moment; counts only what passes
