@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
 from grpo_kube.informer import Informer
-from grpo_kube.objects.errors import Unavailable
+from grpo_kube.objects.errors import ClusterError, Stale, Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.records import PodRecord
@@ -32,8 +32,14 @@ class Script:
     """A cluster whose watches show one part of the events each, then break; the last one stays
     open."""
 
-    def __init__(self, listed: Sequence[Object], *watches: Sequence[tuple[str, Object]]) -> None:
+    def __init__(
+        self,
+        listed: Sequence[Object],
+        *watches: Sequence[tuple[str, Object]],
+        broken_by: type[ClusterError] = Unavailable,
+    ) -> None:
         self.listed = listed
+        self.broken_by = broken_by
         self.watches = list(watches)
         self.lists = 0
         self.watched_from: list[int] = []
@@ -51,7 +57,7 @@ class Script:
         for event in self.watches.pop(0):
             yield event
         if self.watches:
-            raise Unavailable("the connection broke")
+            raise self.broken_by("the watch broke")
         await asyncio.sleep(seconds)
 
 
@@ -88,6 +94,26 @@ async def test_a_watch_that_breaks_goes_on_after_the_last_event_or_bookmark() ->
     assert set(known) == {"a", "b"}
     assert script.watched_from == [10, 12, 40]
     assert script.lists == 1
+
+
+async def test_a_watch_whose_version_is_too_old_is_followed_by_a_list() -> None:
+    """410 Gone: the events in between are lost, and with them a deletion."""
+    script = Script([pod("a", 5)], [("ADDED", pod("b", 12))], [], broken_by=Stale)
+    task = asyncio.create_task(mirrored(script, seconds=60.0))
+    await asyncio.sleep(0)
+    script.listed = [pod("b", 12)]
+    known, _ = await task
+    assert set(known) == {"b"}
+    assert script.watched_from == [10, 10]
+    assert script.lists == 2
+
+
+async def test_an_event_whose_version_can_t_be_read_does_not_move_the_watch() -> None:
+    unreadable = pod("b", 13)
+    unreadable["metadata"]["resourceVersion"] = "newest"
+    script = Script([], [("ADDED", pod("a", 12)), ("ADDED", unreadable)], [])
+    await mirrored(script, seconds=60.0)
+    assert script.watched_from == [10, 12]
 
 
 async def test_a_deletion_that_no_event_told_of_is_found_by_the_next_list() -> None:

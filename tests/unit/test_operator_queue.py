@@ -4,6 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_kube.cache import Cache
 from grpo_kube.objects.errors import Conflict, Unavailable
@@ -25,6 +27,7 @@ from tests.unit.operator_world import (
     running,
     terminated,
 )
+from tests.virtual_time import virtually
 
 A, B, C = ObjectKey("n", "a"), ObjectKey("n", "b"), ObjectKey("n", "c")
 
@@ -71,6 +74,34 @@ async def test_a_key_is_never_worked_on_twice_at_once() -> None:
     assert (await queue.get())[0] == B
     queue.done(key)
     assert (await queue.get())[0] == A
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("add", "slow", "get", "done")), st.sampled_from((A, B))))
+)
+def test_whatever_is_added_no_key_has_two_workers_and_none_is_lost(
+    steps: list[tuple[str, ObjectKey]],
+) -> None:
+    virtually(_work_as_told(steps))
+
+
+async def _work_as_told(steps: list[tuple[str, ObjectKey]]) -> None:
+    queue, added, active = WorkQueue(), set[ObjectKey](), set[ObjectKey]()
+    for step, key in steps:
+        if step in ("add", "slow"):
+            queue.add(key, slow=step == "slow")
+            added.add(key)
+        elif step == "get" and added - active:
+            taken, _ = await queue.get()
+            assert taken not in active
+            active.add(taken)
+            added.remove(taken)
+        elif step == "done" and key in active:
+            active.remove(key)
+            queue.done(key)
+    for key in active:
+        queue.done(key)
+    assert set(await drain(queue)) == added
 
 
 async def test_the_earliest_timer_of_a_key_counts() -> None:
