@@ -205,6 +205,9 @@ BAD: tuple[Bad, ...] = (
         "greater than or equal to 0",
     ),
     Bad("wrong-strategy", {"reference.strategy": "clone"}, "spec.reference.strategy", "Clone"),
+    Bad("wrong-preflight", {"preflight": "Yes"}, "spec.preflight", "Required"),
+    # YAML reads an unquoted Off as false.
+    Bad("preflight-off-without-quotes", {"preflight": False}, "spec.preflight", "Off"),
     Bad("wrong-loss", {"training.lossType": "ppo"}, "spec.training.lossType", "dapo"),
     Bad("wrong-accelerator", {"placement.accelerator": "TPU"}, "spec.placement.accelerator", "CPU"),
     Bad("empty-model-name", {"model.name": ""}, "spec.model.name", "at least 1"),

@@ -91,6 +91,12 @@ STORIES: dict[str, tuple[GRPOJobStatus | dict[str, Any], Verdict]] = {
     "empty": (job_schema()["properties"]["status"]["default"], WAITING),
     "queued": (decided(Action.QUEUE, "WaitingForGPUs", plan=GPU_PLAN), WAITING),
     "without GPUs in the cluster": (decided(Action.QUEUE, "NoGPUs"), WAITING),
+    "being checked": (decided(Action.QUEUE, "Checking", plan=GPU_PLAN), WAITING),
+    "failed its preflight": (decided(Action.FAIL, "BadInput"), FAILED),
+    "waiting for a preflight that can't run": (
+        decided(Action.QUEUE, "PreflightBlocked", plan=GPU_PLAN),
+        WAITING,
+    ),
     "starting": (decided(Action.COMMIT, "Admitted", plan=PLAN), WAITING),
     "restarting": (
         decided(Action.COMMIT, "OutOfMemory", seen=running(), plan=PLAN, ended=OOM),
