@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo_kube.cache import Cache
@@ -76,9 +76,12 @@ async def test_a_key_is_never_worked_on_twice_at_once() -> None:
     assert (await queue.get())[0] == A
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(("add", "slow", "get", "done")), st.sampled_from((A, B))))
-)
+STEPS = st.tuples(st.sampled_from(("add", "slow", "get", "done")), st.sampled_from((A, B)))
+
+
+# The key stands in both lanes; the second entry comes up while the first is worked on.
+@example([("slow", A), ("add", A), ("get", A), ("add", A), ("slow", B), ("get", A)])
+@given(st.lists(STEPS, min_size=8))
 def test_whatever_is_added_no_key_has_two_workers_and_none_is_lost(
     steps: list[tuple[str, ObjectKey]],
 ) -> None:
