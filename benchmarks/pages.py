@@ -6,7 +6,7 @@ Pages are written by hand, their numbers are not.
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-STRATEGIES = ROOT / "docs/explanation/strategies.md"
+STRATEGIES = ROOT / "docs/internals/strategy-measurements.md"
 
 
 def replace_section(page: Path, name: str, text: str) -> None:

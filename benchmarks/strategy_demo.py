@@ -6,7 +6,7 @@ hour on two cores:
 
     python -m benchmarks strategy_demo [--strategies Clone Offload …] [--steps N] [--write]
 
-`--write` puts the table into docs/explanation/strategies.md.
+`--write` puts the table into docs/internals/strategy-measurements.md.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, help="of each run (default: the example's)")
     parser.add_argument(
-        "--write", action="store_true", help="write the table into docs/explanation/strategies.md"
+        "--write", action="store_true", help="write the table into strategy-measurements.md"
     )
     options = parser.parse_args()
     curves: dict[str, Steps] = {}

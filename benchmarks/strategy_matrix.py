@@ -1,5 +1,5 @@
 """Measures every reference strategy under every parallelism, for the tables of
-docs/explanation/strategies.md.
+docs/internals/strategy-measurements.md.
 
 What the page claims is measured here, in two minutes on two cores:
 
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write the tables into docs/explanation/strategies.md, all of them",
+        help="write the tables into docs/internals/strategy-measurements.md, all of them",
     )
     options = parser.parse_args()
     if options.write and options.parallelisms != PARALLELISMS:

@@ -166,7 +166,7 @@ def main() -> int:
     )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument(
-        "--write", action="store_true", help="write the table into docs/explanation/strategies.md"
+        "--write", action="store_true", help="write the table into strategy-measurements.md"
     )
     options = parser.parse_args()
     if not options.default_malloc:

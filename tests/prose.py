@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_WORDS = 30
+MOST_WORDS = 25
 _LEFT_OUT = re.compile(r"<!--.*?-->|^```.*?^```|^\|.*?$|^#.*?$|^!\[.*?$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]*`")

@@ -15,10 +15,9 @@ $ grpo plan -f job.yaml --gpus 8xH100
 $ kubectl apply -f job.yaml
 ```
 
-`grpo init --from-trl` takes a Python script that makes a `GRPOTrainer`, or the YAML file of `trl grpo --config`. It reads
-the script and never runs it. The job trains what the script trains: where TRL's default differs from a job's, TRL's is
-written. Everything that could not be taken is on stderr and at the top of the file, with its line and what to do. Read
-that list before you apply the job. `grpo init` alone writes a small job to begin with.
+`grpo init --from-trl` reads a Python script that makes a `GRPOTrainer`, or the YAML file of `trl grpo --config`, and never runs it.
+The job trains what the script trains. What could not be taken is on stderr and at the top of the file, with its line and what to do.
+Read that list before you apply. `grpo init` alone writes a small job.
 
 ## What is taken
 
@@ -35,24 +34,22 @@ that list before you apply the job. `grpo init` alone writes a small job to begi
 | functions of a module beside the script | the same ConfigMap |
 | reward models, by name | `rewards[].model` |
 
-Effective batch: TRL counts completions of one process and one micro-batch. `training.promptsPerStep` is
-`per_device_train_batch_size` × `gradient_accumulation_steps` × processes / `num_generations`. A script does not say on how
-many processes it is launched: give `--processes`.
+`training.promptsPerStep` is `per_device_train_batch_size` × `gradient_accumulation_steps` × processes / `num_generations`. A script
+does not say how many processes launch it: give `--processes`.
 
 Not taken: callbacks, tools, environments, an own `rollout_func`, evaluation while training, quantised base models, an own
 trainer class.
 
 ## What stays equal
 
-The first ten steps of nine public kinds of scripts (plain, LoRA, several rewards, DAPO, GSPO, Dr. GRPO, a thinking model,
-text prompts, a reward model) are equal to TRL's own in every digit of every logged number, on a CPU
-([test](../../../tests/trainer/test_from_trl.py)). With vLLM the settings are equal, but the samples are not. Here each completion
-has a seed of its own, so that it does not depend on how many engines there are.
+On a CPU the first ten steps of nine public kinds of scripts are equal to TRL's own in every digit
+([test](../../../tests/trainer/test_from_trl.py)). These differ:
 
-On GPUs the numbers differ by rounding: the plan may split a step otherwise, shard, or compute in another dtype. On CPUs a
-job computes in float32, and TRL under bfloat16 autocast unless `bf16=False`. A job trains without the dropout of the base
-model, which few models have.
-TRL drops no prompt; a job stops at one that is longer than `training.maxPromptLength` (`onLongPrompt: Fail`).
+- With vLLM each completion has a seed of its own, so the samples differ.
+- On GPUs numbers differ by rounding: the plan may split, shard or compute otherwise.
+- On CPUs a job computes in float32, and TRL under bfloat16 autocast unless `bf16=False`.
+- The base model's dropout is off.
+- A job stops at a prompt longer than `training.maxPromptLength` (`onLongPrompt: Fail`); TRL has no limit.
 """
 
 

@@ -3,7 +3,7 @@ weights, exact resume, TRL's sync, an overflow that stays harmless, averaged gra
 injected fault answered, and a slow rank named.
 
 The parallelism changes nothing but where things live. One launch of two ranks measures a reduced
-set of cells; The benchmark strategy_matrix measures all of them for docs/explanation/strategies.md.
+set of cells; The benchmark strategy_matrix measures all of them for strategy-measurements.md.
 """
 
 from collections.abc import Iterator

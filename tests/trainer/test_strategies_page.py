@@ -1,5 +1,4 @@
-"""The measured tables of docs/explanation/strategies.md are there, whole, and say what the page
-claims.
+"""The measured tables of strategy-measurements.md are there, whole, and say what it claims.
 
 They are written by benchmarks that run by hand: an empty or stale one would be noticed by nobody.
 What they say is measured anew in CI by test_reference_gang.py, over fewer cells.

@@ -27,10 +27,9 @@ ALERTS = (
         summary=f"{{{{ $labels.finding }}}} in {JOB}",
         description=(
             "The numbers of the run's steps show that it does not learn as it should, or that it "
-            "waits. `grpo status` has the numbers and what people change."
+            "waits. `grpo status` has since when, the evidence and what people change."
         ),
         runbook=(
-            "`grpo status JOB` names the step since when, the evidence and what people change.",
             "Straggler: `grpo_training_straggler` names rank, pod and node. A restart avoids the "
             "node once the rank has been slow for 50 steps.",
             "[findings.md](findings.md) has the rule and its limits.",
@@ -51,8 +50,7 @@ ALERTS = (
             "`grpo status` has its findings all the same: the operator asks rank 0 itself."
         ),
         runbook=(
-            "Prometheus' page of targets: does it find rank 0 (PodMonitor `…-training`, and the "
-            "labels that your Prometheus selects PodMonitors by), and what does it say of it?",
+            "Does Prometheus' page of targets have rank 0 (PodMonitor `…-training`)?",
             "The NetworkPolicy of training pods admits scrapes only from the pods that "
             "`trainerPods.networkPolicy.monitoring` selects: add those of VictoriaMetrics, Alloy "
             "or a renamed Prometheus.",
@@ -70,8 +68,8 @@ ALERTS = (
         summary=f"{JOB} has had a number that is none",
         description=(
             "A loss, gradient norm, KL, reward or entropy was infinite or NaN. The run ends as "
-            "Diverged before a "
-            "checkpoint is written, or goes back with guard.onDivergence: Rollback."
+            "Diverged before a checkpoint is written. With guard.onDivergence: Rollback it goes on "
+            "without that batch."
         ),
         runbook=(
             "`status.outcome.message` names the number, the step and the last good checkpoint.",
@@ -79,7 +77,6 @@ ALERTS = (
                 "Look for rewards of extreme size; a new job may have a lower "
                 "`training.learningRate` or `maxGradNorm`."
             ),
-            "`guard.onDivergence: Rollback` goes on without the batch that it happened on.",
         ),
     ),
     Alert(

@@ -1,4 +1,4 @@
-"""Measures what docs/explanation/strategies.md claims of every strategy under every parallelism.
+"""Measures what strategy-measurements.md claims of every strategy under every parallelism.
 
 The tests and the documented table rest on the same measurements. `measure` runs on one rank or as a
 gang. Every cell says: log-probabilities on one fixed batch, how the weights were proven, what an
