@@ -32,7 +32,7 @@ exit_process(code)
 last step."""
 ASKS = """
 import sys, urllib.request
-print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())
+print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())
 """
 
 

@@ -130,7 +130,9 @@ class Gang:
 
     def get(self, path: str) -> str:
         """A page of rank 0's server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE_SECONDS
+        ) as answer:
             return str(answer.read().decode())
 
     def progress(self, query: str = "") -> Progress:
