@@ -13,6 +13,8 @@ CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Images of Python set it. Each process of the tests would compile this project and its libraries again.
+unexport PYTHONDONTWRITEBYTECODE
 # a cluster that is lent to the tests has its own programs
 TOOLS := $(if $(GRPO_TEST_KUBECONFIG),,tools)
 ALL_TOOLS := $(if $(GRPO_TEST_KUBECONFIG),,tools-all)

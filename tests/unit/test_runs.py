@@ -76,6 +76,15 @@ def test_a_failed_stage_keeps_no_later_one_from_running() -> None:
 
 
 @pytest.mark.realtime
+def test_a_stage_has_the_processor_time_of_its_processes() -> None:
+    busy = "import time; time.sleep(0.2)\nwhile time.process_time() < 0.2: pass"
+    script = ("sh", "-c", f"'{sys.executable}' -c '{busy}'; true")
+    (result,) = runs.run_in_turn([runs.Stage("tests", script)])
+    assert result.passed
+    assert result.core_seconds >= 0.2
+
+
+@pytest.mark.realtime
 def test_the_output_of_background_stages_comes_after_the_foregrounds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -103,11 +112,11 @@ def test_the_output_of_background_stages_comes_after_the_foregrounds(
 def test_the_command_fails_when_a_stage_has_failed(
     passed: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [runs.Result("lint", passed, 31.2), runs.Result("pure tests", True, 100)]
+    results = [runs.Result("lint", passed, 31.2, 46), runs.Result("pure tests", True, 100, 170.4)]
     monkeypatch.setattr(runs, "check", lambda: results)
     monkeypatch.setattr(sys, "argv", ["runs", "check"])
     assert runs.main() == code
     assert capsys.readouterr().out.splitlines()[1:] == [
-        f"{'passed' if passed else 'FAILED'}      31 s  lint",
-        "passed     100 s  pure tests",
+        f"{'passed' if passed else 'FAILED'}      31 s      46 core-s  lint",
+        "passed     100 s     170 core-s  pure tests",
     ]
