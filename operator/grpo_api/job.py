@@ -427,7 +427,7 @@ def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
 
 
 def _problem_message(problem: ErrorDetails) -> str:
-    """One wrong field; of an override that is none, the field to use instead."""
+    """One wrong field; of an override that is not allowed, the field to use instead."""
     match problem:
         case {"type": "extra_forbidden", "loc": ("training", "overrides", str(name))}:
             return override_refusal(name, problem["input"])

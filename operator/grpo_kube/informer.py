@@ -92,7 +92,7 @@ class Informer(Generic[R]):
                     self._changed(relist.changed)
         if found := self._cache.ghosts - ghosts:
             log.info(
-                "a LIST of %s found %d deletions that no event told of",
+                "a LIST of %s found %d deletions that no event had reported",
                 self._selection.resource.plural,
                 found,
             )

@@ -39,7 +39,7 @@ class Quarantine:
             return None
 
     def _add(self, plural: str, item: object, error: Exception) -> None:
-        """Takes an object in; the same problem of the same object is logged and told once."""
+        """Takes an object in; the same problem of the same object is logged and reported once."""
         key, problem = identity(item), " ".join(str(error).split())[:MAX_PROBLEM]
         known = self._problems.setdefault(plural, {})
         if known.get(key) != problem:

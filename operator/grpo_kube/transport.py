@@ -98,15 +98,20 @@ class EmptyLists:
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         """Sends the request, selecting nothing if it is a LIST of these objects."""
         # the API server may stand behind a path of its own
-        heard = next(
-            (heard for path, heard in self._listed.items() if request.url.path.endswith(path)), None
+        on_list = next(
+            (
+                callback
+                for path, callback in self._listed.items()
+                if request.url.path.endswith(path)
+            ),
+            None,
         )
-        if heard is None or request.method != "GET" or request.url.query.get("watch") == "true":
+        if on_list is None or request.method != "GET" or request.url.query.get("watch") == "true":
             return await send(request)
         request.url = request.url.update_query(fieldSelector=NOTHING)
         answer = await send(request)
         if answer.ok:
-            heard()
+            on_list()
         return answer
 
 

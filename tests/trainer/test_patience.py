@@ -147,7 +147,7 @@ def test_a_lost_store_costs_only_what_others_say(
     beat = Heartbeat(known, Lost())
     beat.beat()
     beat.beat()
-    assert caplog.text.count("can't be heard any more") == 1
+    assert caplog.text.count("can't be received any more") == 1
 
 
 @pytest.mark.realtime

@@ -310,7 +310,7 @@ async def test_a_mirror_that_fell_behind_lists_again(caplog: pytest.LogCaptureFi
     assert [record.name for record in cache] == ["a"]
     assert script.versions == [7, 40]
     assert changed == [ObjectKey("n", "run")] * 2
-    assert "found 1 deletions that no event told of" in caplog.text
+    assert "found 1 deletions that no event had reported" in caplog.text
 
 
 async def test_a_mirror_outlives_an_outage() -> None:

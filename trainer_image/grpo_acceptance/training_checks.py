@@ -36,7 +36,7 @@ def check_resume(context: Context) -> list[Finding]:
         largest_difference(whole.steps, again.steps),
         largest_difference(whole.steps, resumed.steps),
     )
-    problems = [] if resumed.trainer.resumed_from else ["it began anew"]
+    problems = [] if resumed.trainer.resumed_from else ["it began again from step 0"]
     problems += (
         []
         if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1))

@@ -174,7 +174,7 @@ def _train(
 
 
 def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) -> Batch:
-    """Return chats of which so many have the right result, and their targets.
+    """Return chats, a share of which have the right result, and their targets.
 
     The target of a result is its distribution over all chats, not the digit of this chat. The model
     then learns within few steps to doubt all results alike.
@@ -249,8 +249,7 @@ def make_model_folder(folder: Path, seed: int = 0) -> str:
 
 
 def make(folder: Path, problems: int, seed: int = 0) -> None:
-    """Write `model` into the folder, and `arithmetic.jsonl` with so many problems if any are asked
-    for."""
+    """Write `model` into the folder, and `arithmetic.jsonl` where `problems` is not 0."""
     folder.mkdir(parents=True, exist_ok=True)
     print(make_model_folder(folder / "model", seed))
     if problems:

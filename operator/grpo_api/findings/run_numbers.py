@@ -47,7 +47,7 @@ _MEDIAN_ERROR = 1.2533
 
 
 def error_of_level(usual_jump: float, count: int) -> float:
-    """Standard error of a median of so many values, by the median jump between neighbours."""
+    """Standard error of a median of `count` values, by the median jump between neighbours."""
     noise = usual_jump / _MAD_OF_DIFFERENCES
     return _MEDIAN_ERROR * noise / math.sqrt(count)
 

@@ -102,7 +102,7 @@ class MeasuredStep(Model):
 
 
 NEAR = 0.1
-"""Share by which a step may differ from what is known before it is learned anew: a status must not
+"""Share by which a step may differ from what is known before it is learned again: a status must not
 be written for every step."""
 MOST_FACTOR = 20.0
 """Largest factor that is believed: a step that waited for rewards or for a cold cache tells

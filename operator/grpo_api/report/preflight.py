@@ -45,7 +45,7 @@ class SkippedCheck(Model):
 
 TemplateUse = Literal["Applied", "Unused", "None"]
 """Applied: the prompts are chats, rendered by the chat template. Unused: the prompts are text,
-which stays as it is, and the tokenizer has a chat template. None: text, and there is none."""
+which stays as it is, and the tokenizer has a chat template. None: text, and no template."""
 
 
 class PromptLengths(Model):

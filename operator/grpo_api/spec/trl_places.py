@@ -357,4 +357,4 @@ SCRIPT_PLACES: Mapping[str, Place] = {
 """Every field of GRPOScriptArguments and DatasetMixtureConfig with its place."""
 
 CLI_PLACES: Mapping[str, Place] = {**MODEL_PLACES, **SCRIPT_PLACES}
-"""Every setting of `trl grpo` that is none of GRPOConfig's."""
+"""Every setting of `trl grpo` that GRPOConfig lacks."""

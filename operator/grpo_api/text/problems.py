@@ -1,7 +1,7 @@
 """Explains an error of a spec: the field, the given value, and what is allowed there.
 
 Pydantic's own words are those of a Python program ("Input should be a valid dictionary"). A user
-writes YAML, and is told the same in the words of the spec. For a misspelled word there is the right
+writes YAML, and reads the same in the words of the spec. For a misspelled word there is the right
 one.
 """
 
@@ -127,7 +127,7 @@ def _given(problem: ErrorDetails) -> str:
 
 def requirement(problem: ErrorDetails, schema: Schema) -> str:
     """Return what is allowed at the place of an error; `schema` is the structural schema of the
-    object, or empty if there is none."""
+    object, or empty if it has no schema."""
     kind, limits = problem["type"], problem.get("ctx", {})
     place = _below(schema, problem["loc"])
     if kind == "string_pattern_mismatch":

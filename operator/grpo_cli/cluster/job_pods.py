@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 
 def find_job(options: Namespace, name: str) -> Object | None:
-    """The Job; None where there is none of that name."""
+    """The Job; None where no Job has that name."""
     selector = f"--field-selector=metadata.name={name}"
     jobs: list[Object] = kubectl.get_json(options, "jobs", selector)["items"]
     return jobs[0] if jobs else None

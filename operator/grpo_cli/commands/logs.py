@@ -99,7 +99,7 @@ def find_pod(options: Namespace) -> str:
     """Return the name of the pod that `name`, `attempt`, and `rank` or `engine` say.
 
     Raises:
-        NotYet: there is none.
+        NotYet: there is no pod.
         KubectlError: the cluster does not say.
     """
     _, job = kubectl.get_job(options, options.name)

@@ -270,7 +270,7 @@ def _require_prompt_options(options: Namespace) -> None:
 
 
 def _show_prompt(request: JobRequest) -> int:
-    """Print the first prompt, or why there is none; return the exit code."""
+    """Print the first prompt, or why it is missing; return the exit code."""
     from ..inputs import local_preflight
     from ..show.preflight_report import print_prompt, print_report
 

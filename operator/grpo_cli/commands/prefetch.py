@@ -125,7 +125,7 @@ def _start(options: Namespace, body: Object) -> Holder | None:
 
 
 def _plan(job: Object) -> str:
-    """What a Job was told to fetch."""
+    """What a Job fetches."""
     annotations = job["spec"]["template"]["metadata"].get("annotations") or {}
     return str(annotations.get(PLAN_ANNOTATION, ""))
 

@@ -111,7 +111,7 @@ class ConfigFields:
         self.builder.put("training.beta", FIELDS["beta"].default)
         if not self._has_steps():
             self.builder.put("training.numTrainEpochs", FIELDS["num_train_epochs"].default)
-        # TRL drops no prompt, however long; a job would, so it is told to stop at one.
+        # TRL drops no prompt, however long; a job would, so it is set to stop at one.
         self.builder.put("dataset.onLongPrompt", "Fail")
         longest = self.value("vllm_max_model_length")
         completion = self.value("max_completion_length")
@@ -359,7 +359,7 @@ class ConfigFields:
 
 
 def _share(steps: int, of: int) -> float:
-    """The share of `of` steps that transformers rounds up to so many."""
+    """The share of `of` steps that transformers rounds up to `steps`."""
     if steps >= of:
         return 1.0
     share = steps / of

@@ -193,7 +193,7 @@ class Scope:
         """The constant that an expression is.
 
         Raises:
-            Computed: it is none.
+            Computed: it is not constant.
         """
         if id(node) in self._evaluating:
             raise Computed(node)

@@ -168,7 +168,7 @@ class _ScriptReader:
             yield str(name), constant
 
     def _given(self, name: str, node: ast.expr, scope: Scope) -> Given | None:
-        """The constant of an argument; a note where it is none."""
+        """The constant of an argument; a note where it is not constant."""
         try:
             return Given(scope.evaluate(node), node.lineno)
         except Computed as error:
@@ -291,7 +291,7 @@ class _ScriptReader:
                 self.run.lora[name] = value
 
     def _read_tokenizer(self, node: ast.expr | None, scope: Scope) -> None:
-        """The model's own tokenizer needs no setting; another is none of a job."""
+        """The model's own tokenizer needs no setting; a job has no setting for another."""
         if node is None or _is_none(node):
             return
         advice = "a job takes the tokenizer of its model; save another beside the model's weights"

@@ -1,5 +1,5 @@
 """Facts of Python's syntax tree: which names a statement binds, what is called, what a parser of
-the command line is told."""
+the command line learns."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ def statements(
     body: Sequence[ast.stmt], *, is_conditional: bool = False
 ) -> Iterator[tuple[ast.stmt, bool]]:
     """Each statement that runs with a body, and whether a condition or a loop decides on it.
-    `if __name__ == "__main__"` is none."""
+    `if __name__ == "__main__"` does not count."""
     for statement in body:
         yield statement, is_conditional
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

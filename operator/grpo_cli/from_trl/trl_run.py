@@ -118,7 +118,7 @@ class TrlRun:
 
 
 ReadModule = Callable[[str], str | None]
-"""Source of a module that lies beside the script, by its name; None where there is none."""
+"""Source of a module that lies beside the script, by its name; None where no module has it."""
 
 
 MAX_TRIES = 20
@@ -145,7 +145,7 @@ class SpecBuilder:
             self._origins[path] = (name, given)
 
     def get(self, path: str) -> Any:
-        """The value at a path; None where there is none."""
+        """The value at a path; None where it is not set."""
         place: Any = self.spec
         for part in path.split("."):
             place = place.get(part) if isinstance(place, dict) else None

@@ -133,7 +133,7 @@ def require_made_of(folder: Path, weights_hash: str) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """What one of the documents holds; None where there is none."""
+    """What one of the documents holds; None where it is missing."""
     if not is_regular_file(path):
         if path.is_symlink() or path.exists():
             raise NotGenuine(f"{path.name} is a link or no file")

@@ -156,7 +156,7 @@ def _bytes(quantity: str) -> int:
     """A byte quantity as Kubernetes writes it, or with the B of bytes, such as 1TB.
 
     Raises:
-        InventoryError: it is none.
+        InventoryError: it is no inventory.
     """
     amount = quantity.replace(" ", "")
     without_bytes = amount[:-1] if amount[-2:-1] in tuple("KMGTPEkmgtpei") else amount

@@ -49,7 +49,7 @@ _POD_VARIABLES = frozenset({"HOME", "USER", "HF_HOME", PLAN_ENV, IMAGE_ENV})
 """Variables that describe the container. The hub's cache is this machine's own."""
 _POD_FIELDS = frozenset({"POD_NAME", "NODE_NAME"})
 _TRAINER_MOUNTS = (MODEL_MOUNT, DATA_MOUNT, CHECKPOINT_MOUNT, RESUME_MOUNT, REWARD_MOUNT)
-"""Mounts whose folder the trainer is told."""
+"""Mounts whose folder the trainer reads from its environment."""
 _HOME_HOSTS = ("localhost", LOCAL_ADDRESS)
 
 ConfigMaps = Mapping[str, Mapping[str, str]]

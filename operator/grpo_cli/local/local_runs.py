@@ -196,7 +196,7 @@ class LocalRuns:
         """Return a job with its status as it is now.
 
         Raises:
-            NotYet: there is none of that name.
+            NotYet: no run has that name.
         """
         written = self._written(name)
         spec = GRPOJobSpec.model_validate(written["spec"])
@@ -276,7 +276,7 @@ class LocalRuns:
         """End the run and remove its folder; the volumes, with checkpoints and model, stay.
 
         Raises:
-            NotYet: there is none of that name.
+            NotYet: no run has that name.
         """
         self.suspend(name)
         shutil.rmtree(self.folder / name)

@@ -28,7 +28,7 @@ class Curve(NamedTuple):
 
 
 def curves_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Curve]:
-    """The curves of these keys; of a key without a finite number there is none."""
+    """The curves of these keys; a key without a finite number has no curve."""
     curves = []
     for key in keys:
         points = []

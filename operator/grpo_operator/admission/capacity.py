@@ -426,7 +426,7 @@ def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:
     if (node.gpu_resource, node.gpu_product) != (plan.gpu_resource, plan.gpu_product):
         return False
     # Machines of two types may have the same GPU, and the pods select one type. A label that the
-    # plan does not select by is none of its business: NVIDIA's labels may have come since.
+    # plan does not select by does not concern it: NVIDIA's labels may have come since.
     return all(plan.node_selector.get(label, value) == value for label, value in node.node_selector)
 
 

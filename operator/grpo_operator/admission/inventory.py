@@ -93,7 +93,8 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
 NVIDIA, AMD = GPU_TAINTS
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 IMAGE_ARCHITECTURES = ("amd64",)
-"""Architectures of CPUs that the trainer's image is built for, unless the operator is told more."""
+"""Architectures of CPUs that the trainer's image is built for; the operator's settings may name
+more."""
 MIG_PREFIX = "nvidia.com/mig-"
 
 
@@ -366,7 +367,7 @@ def _whole(labels: Mapping[str, str], key: str) -> int:
 
 
 def _amount(labels: Mapping[str, str], key: str) -> float:
-    """A label's plain decimal; 0 where it is none, as a label can't be refused."""
+    """A label's plain decimal; 0 where it is no decimal, as a label can't be refused."""
     text = labels.get(key, "")
     is_decimal = re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text)
     return float(text) if is_decimal else 0.0

@@ -92,11 +92,11 @@ class Observation:
     workload: WorkloadRecord | None = None
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
-    """Why the Workload can't be looked up; empty if it can, or if there is none."""
+    """Why the Workload can't be looked up; empty if it can, or if the job has no Workload."""
     start_warning: str = ""
     """What an event says of the Job or pod that does not start, such as `FailedMount: …`."""
     preflight: Preflight | None = None
-    """The preflight; None where there is none and none is needed."""
+    """The preflight; None where none runs and none is needed."""
 
     @property
     def is_retry_requested(self) -> bool:
@@ -303,7 +303,7 @@ class Observation:
 def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
     """A pod's end, or its deletion or lost node as one.
 
-    A lost node explains its peers' ends, but is none by itself: the node may come back.
+    A lost node explains its peers' ends, but ends nothing by itself: the node may come back.
     """
     end = pod.termination
     if end:

@@ -91,7 +91,7 @@ class Lister(Generic[F]):
         self._cache: Cache[ObjectState[F]] = Cache(
             selection.resource, lambda item: _fact(item, parse), quarantine
         )
-        # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
+        # what is forbidden may stay so for ever: asked for as rarely as everything is listed again
         backoff = Backoff(last=resync)
         self.informer = Informer(
             cluster, selection, self._cache, self._take_changes,

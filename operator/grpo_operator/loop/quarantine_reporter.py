@@ -52,7 +52,7 @@ class QuarantineReporter:
                 await self._report_newest(item, problem)
             except ClusterError as error:
                 log.warning(
-                    "%s: could not be told that it is unreadable: %s", identity(item), error
+                    "%s: its status could not say that it is unreadable: %s", identity(item), error
                 )
                 self._quarantine.forget_problem(GRPOJOBS.plural, identity(item))
 

@@ -194,7 +194,7 @@ class SharedObjects:
         return None
 
     async def _repair_existing(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
-        """The object that is there: ours is mended, a stranger's is told."""
+        """The object that is there: ours is repaired, a stranger's is reported."""
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
         found = await self._get(kind.cache.resource, key)

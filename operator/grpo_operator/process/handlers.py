@@ -117,7 +117,7 @@ async def watch(
             )
         # any of its errors: whichever it is, the answer is the same
         except Exception as error:
-            log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
+            log.warning("kopf's watch of GRPOJobs has ended and begins again: %r", error)
             doubted = True
             await backoff.wait()
         else:
@@ -193,7 +193,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = _ForEver()
     chosen.watching.server_timeout = 300  # the API server takes whole seconds only
     chosen.watching.client_timeout = 310
-    # kopf would kill the whole process so long after its own end, also when it only begins anew;
+    # kopf would kill the whole process so long after its own end, also when it only begins again;
     # kubelets do that
     chosen.process.ultimate_exiting_timeout = None
     chosen.persistence.diffbase_storage = _NoDifference()

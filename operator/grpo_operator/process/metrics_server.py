@@ -314,7 +314,7 @@ def unreadable(*sources: Quarantine) -> Tally[str]:
 
 
 MEMORY_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
-"""Where a container reads its own limit (cgroup v2); `max` is none."""
+"""Where a container reads its own limit (cgroup v2); `max` means no limit."""
 
 
 def memory_limit(file: Path = MEMORY_LIMIT_FILE) -> dict[str, float]:

@@ -178,7 +178,7 @@ def _waiting(status: JsonObject, state: JsonObject) -> str:
 
 
 def _running_init_container(whole: JsonObject) -> str:
-    """The init container that the others wait for; a sidecar is none, it runs as long as the
+    """The init container that the others wait for; a sidecar does not count: it runs as long as the
     pod."""
     containers = whole.part("spec").parts("initContainers")
     sidecars = {one.text("name") for one in containers if one.text("restartPolicy") == "Always"}

@@ -1,1 +1,1 @@
-"""What users are told of a job: status, conditions and events. Pure."""
+"""What users read about a job: status, conditions and events. Pure."""

@@ -359,7 +359,7 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         engines = f" and {len(observation.engines_up)} of {replicas} engines" if replicas else ""
         message = f"attempt {number} runs with {job.nodes} pods{engines}"
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, message
-        # a new operator process has not heard of rank 0 yet either
+        # a new operator process has no answer of rank 0 yet either
         is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
         awaits_rank0 = observation.pull is None and is_told_by_rank0
         if not has_trouble and not awaits_rank0:

@@ -102,7 +102,7 @@ def event(
 
 
 def _end_name(job: GRPOJobRecord, condition: Condition) -> str:
-    """The name of the event of one end, the same whoever sends it."""
+    """The name of the event of one end, the same from every sender."""
     end = f"{job.uid} {condition.type} {condition.last_transition_time}"
     return f"{job.name}.{hashlib.sha256(end.encode()).hexdigest()[:16]}"
 
@@ -131,7 +131,7 @@ def status_events(
 
 
 def tracking_event(job: GRPOJobRecord, status: GRPOJobStatus, now: float) -> dict[str, Any] | None:
-    """A core/v1 Event on the trackers that have begun to lose rows; None while there is none."""
+    """A core/v1 Event on the trackers that have begun to lose rows; None while none loses any."""
     before = {report.name: report.lost_rows for report in job.status.tracking or ()}
     losses = [
         f"{report.name}: {report.problem or 'no reason was given'}"

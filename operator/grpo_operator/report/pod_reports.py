@@ -148,7 +148,7 @@ def lasting_address(path: str, job: GRPOJobRecord) -> str:
 def _last_words(
     fields: dict[str, Any], observation: Observation, outcome: Outcome
 ) -> dict[str, Any]:
-    """Progress and metrics as they are told with the end: newer than any pull."""
+    """Progress and metrics as the outcome reports them: newer than any pull."""
     old = observation.job.status
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
     last = max([outcome, *reported_outcomes], key=_newest_last)

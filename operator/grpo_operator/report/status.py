@@ -176,7 +176,7 @@ def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is
+    """A retried job counts from 0; a spec.retry that was raised when there was nothing to retry is
     only taken note of."""
     job = observation.job
     retries = decision.action is Action.RETRY
@@ -200,8 +200,8 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
             fields["preflight"] = None
         learned = job.status.learned
         if learned:
-            anew: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}
-            fields["learned"] = learned.model_copy(update=anew)
+            cleared: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}
+            fields["learned"] = learned.model_copy(update=cleared)
     return fields
 
 

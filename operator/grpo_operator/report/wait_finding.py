@@ -1,7 +1,7 @@
 """Why a gang that runs is Degraded, as rank 0 tells it: a hub, a reward service, a store or engines
 that do not answer, or a network that is not what the plan assumes.
 
-Of the network, RDMA that is asked for and not used is told, and links that are far slower than
+Of the network, RDMA that is asked for and not used is reported, and links that are far slower than
 assumed. The run goes on, since a restart would meet the same network."""
 
 from grpo_api.report.training_metrics import ALLREDUCE

@@ -138,7 +138,7 @@ _FAILURES = frozenset(Result) - {Result.SUCCEEDED, Result.PREEMPTED}
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt in progress, and what of it has been told."""
+    """One attempt in progress, and which of its spans have been sent."""
 
     trace: Trace
     begin: float

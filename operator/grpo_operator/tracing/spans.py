@@ -108,7 +108,7 @@ class Trace:
 
 
 def _digits(size: int, *parts: str | int) -> str:
-    """Hex digits of so many bytes, never all 0, which OTLP forbids (2^-64 is never)."""
+    """Hex digits of `size` bytes, never all 0, which OTLP forbids (2^-64 is never)."""
     text = "/".join(map(str, parts))
     digest = sha256(text.encode(errors="replace")).hexdigest()
     return digest[: 2 * size]

@@ -127,7 +127,7 @@ def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSecond
 def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -> dict[str, float]:
     """The states of an attempt that did not succeed.
 
-    What rank 0 did not live to tell, it went on with what it was last heard to do.
+    What rank 0 did not live to tell, it went on with what it last reported.
     """
     step_seconds = states["generating"] + states["scoring"] + states["training"]
     if step_seconds > 0.0:

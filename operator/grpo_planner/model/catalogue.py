@@ -176,7 +176,7 @@ def quantisation_in_name(model: str) -> str:
 
 def quantised_original(model: str) -> str | None:
     """For a model whose weights are quantised though its name doesn't say so: its usual copy in
-    bfloat16, empty if there is none. None for all other models."""
+    bfloat16, empty if it has no such copy. None for all other models."""
     name = model.rstrip("/").lower()
     if "bf16" in name:
         return None
@@ -197,7 +197,7 @@ def model_type(model: str) -> str:
 
 
 def _catalogue_key(model: str) -> str:
-    """The longest catalogued name that a model's begins with; empty if there is none."""
+    """The longest catalogued name that a model's begins with; empty if no name fits."""
     name = base_name(model)
     keys = [key for key in shapes() if is_named_after(name, key)]
     return max(keys, key=len, default="")

@@ -148,7 +148,7 @@ def copy_history(
     Arguments are those of `exported_model`.
 
     Raises:
-        BadInput: there is none.
+        BadInput: the run has no history.
         OSError: a file can't be read, or the disk is full. StoreFailed: the store gave nothing for
             too long.
     """

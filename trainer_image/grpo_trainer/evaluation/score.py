@@ -93,7 +93,7 @@ def is_within_noise(one: Estimate, other: Estimate) -> bool:
 
 def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
     """All of it, for a line of JSON."""
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "reward": score.reward.mean,
         "interval": [
             score.reward.mean - score.reward.margin,
@@ -104,12 +104,12 @@ def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
         "rewards": dict(score.by_function),
     }
     if job:
-        told["job"] = {
+        summary["job"] = {
             "reward": job.mean,
             "noise": noise_of_difference(score.reward, job),
             "withinNoise": is_within_noise(score.reward, job),
         }
-    return told
+    return summary
 
 
 def score_message(score: Score, job: Estimate | None) -> str:

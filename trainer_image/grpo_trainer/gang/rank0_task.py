@@ -118,8 +118,8 @@ def _exchange_ends(
 ) -> dict[int, _End]:
     """Exchange signs until all leaders are done; how each leader ended, by rank."""
     while True:
-        heard = ranks.gather(next_end())
+        gathered_ends = ranks.gather(next_end())
         event()
-        ends = {leader: end for leader in leaders if (end := heard[leader]) is not None}
+        ends = {leader: end for leader in leaders if (end := gathered_ends[leader]) is not None}
         if len(ends) == len(leaders):
             return ends

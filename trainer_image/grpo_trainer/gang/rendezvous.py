@@ -55,7 +55,7 @@ PARALLEL = 32
 """Pods that one pod tries at a time."""
 NETWORK_POLL_SECONDS = 0.05
 ACKNOWLEDGE_SECONDS = 2.0
-_VERDICT, _TOLD = "network/verdict", "network/told"
+_VERDICT, _READERS = "network/verdict", "network/readers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,11 @@ def _judge(store: Store, nodes: int, deadline: float) -> str:
 def _acknowledge(store: Store, place: Placement) -> None:
     """Rank 0, which holds the store and ends with a bad verdict, stays until all others have read
     it."""
-    told = store.add(_TOLD, 1)
+    readers = store.add(_READERS, 1)
     until = time.monotonic() + ACKNOWLEDGE_SECONDS
-    while place.is_main and told < place.world_size and time.monotonic() < until:
+    while place.is_main and readers < place.world_size and time.monotonic() < until:
         time.sleep(NETWORK_POLL_SECONDS)
-        told = store.add(_TOLD, 0)
+        readers = store.add(_READERS, 0)
 
 
 def _awaited(store: Store, key: str, deadline: float) -> str | None:

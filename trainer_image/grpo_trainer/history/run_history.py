@@ -110,7 +110,7 @@ MOST_SKIPPED = 64
 
 
 class LinesFile:
-    """Appends lines. After a write that failed the file is written anew, whole, because the failed
+    """Appends lines. After a write that failed the whole file is written again, because the failed
     one may have left a part of a line."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ CONFIG = "config.json"
 
 
 def check_policy(preflight: Preflight) -> Any:
-    """Check the trained model; its tokenizer, None where there is none or it was not looked at."""
+    """Check the trained model; return its tokenizer, None where it has none or was not checked."""
     model, findings = preflight.plan.model, preflight.findings
     path = "spec.model.name"
     source = None

@@ -70,7 +70,7 @@ def _require_answer(url: str) -> None:
     """Ask for the address; any answer of HTTP will do.
 
     Raises:
-        NotChecked: there is none. The tracker may be away for now, and no run waits for it.
+        NotChecked: it does not answer. The tracker may be away for now, and no run waits for it.
     """
     if not url:
         return

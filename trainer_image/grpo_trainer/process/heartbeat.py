@@ -70,7 +70,7 @@ class Heartbeat:
         except (
             RuntimeError
         ) as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
-            log.warning(f"the progress of other ranks can't be heard any more: {error}")
+            log.warning(f"the progress of other ranks can't be received any more: {error}")
             self._store = None
             return
         self._told = own

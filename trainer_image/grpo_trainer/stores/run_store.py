@@ -336,7 +336,7 @@ class RunStore(StoredRun):
 
     def _move_head(self, changed: HeadChange, first: Head | None = None) -> Head:
         """Write the changed head, if this attempt still has the run, until a write of ours
-        succeeds; what stands then. `first`: the head to write if there is none."""
+        succeeds; what stands then. `first`: the head to write if the store has none."""
         written: set[str] = set()
         for _ in range(HEAD_TRIES):
             found = self.store.get(HEAD)

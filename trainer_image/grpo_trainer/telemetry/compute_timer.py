@@ -103,7 +103,7 @@ class ComputeTimer:
 
     @contextmanager
     def measure_pass(self, model: nn.Module, tokens: int) -> Iterator[None]:
-        """Surround a forward pass over so many tokens, padding included."""
+        """Surround a forward pass over `tokens` tokens, padding included."""
         if not self.is_on or self._passes >= PASSES:
             yield
             return

@@ -34,7 +34,7 @@ TOLD = {
     "job", "model", "dataset", "rewards", "training", "generation", "reference", "adapter",
     "checkpoint", "guard", "export", "execution",
 }  # fmt: skip
-"""Fields of the plan that a tracker is told: spec and plan. Of secrets they have names alone."""
+"""Fields of the plan that a tracker receives: spec and plan. Of secrets they have names alone."""
 
 
 class Tracking:

@@ -165,10 +165,10 @@ def _began_at(run: Run) -> Beginning:
 def _explained(error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged
     on."""
-    told = type(error)(f"{error}. {_last_good(run)}", error.step)
+    explained = type(error)(f"{error}. {_last_good(run)}", error.step)
     if error.step:
-        told.diverged_on = run.cadence.generations_of_step(error.step, run.trainer.skipped)
-    return told
+        explained.diverged_on = run.cadence.generations_of_step(error.step, run.trainer.skipped)
+    return explained
 
 
 def _last_good(run: Run) -> str:

@@ -143,7 +143,7 @@ def require_decoder(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Make sure that a tokenizer decodes token by token, as stop strings need it.
 
     Raises:
-        BadInput: it is none of the tokenizers library.
+        BadInput: the tokenizers library can't read it.
     """
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         kind = type(tokenizer).__name__

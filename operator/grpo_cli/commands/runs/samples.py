@@ -58,7 +58,7 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
     """The newest sample, of this step or before it.
 
     Raises:
-        NotYet: there is none.
+        NotYet: there are no samples.
     """
     found = [line for line in lines if step is None or as_step(line) <= step]
     if not found:
