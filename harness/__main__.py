@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from .cluster import Cluster, clusters_folder
+from .cluster import MAIN, Cluster, clusters_folder
 from .controlplane import ControlPlaneSettings
+from .fixtures import training_settings
 from .guard import is_kept
 from .images import recipes as images
 from .programs.build import user_commands
@@ -18,6 +19,9 @@ from .tools import RUNS, prepare
 GPU = GpuSettings()
 SHIPPED = ("operator", "trainer")
 PLANE = ControlPlaneSettings()
+NEXT_STEP = """\
+# next: make demo                              installs the operator here, and runs a first job
+# then: kubectl apply -f examples/quickstart.yaml    trains, exports and evaluates"""
 
 
 def main() -> int:
@@ -37,7 +41,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__)
     parser.add_argument(
-        "--name", default="main", help="several clusters may be up under different names"
+        "--name", default=MAIN, help="several clusters may be up under different names"
     )
     commands = parser.add_subparsers(required=True)
     _add_up(commands.add_parser("up", help="start a cluster and print how to use it"))
@@ -133,9 +137,12 @@ def _settings(arguments: argparse.Namespace) -> ClusterSettings:
         audit=arguments.audit,
     )
     nodes = 0 if arguments.api_only else arguments.nodes
+    # the trainer's light image, which `make demo` loads, finds its packages on the nodes alone
+    shown = training_settings(engines=False).shown if nodes else {}
     return ClusterSettings(
         nodes=nodes,
         kwok_nodes=arguments.kwok_nodes,
+        shown=shown,
         storage_class=True,
         gpus=gpus,
         control_plane=plane,
@@ -161,6 +168,8 @@ def _up(arguments: argparse.Namespace) -> None:
         cluster.keep()
     print(f"export PATH={user_commands()}:$PATH")
     print(f"export KUBECONFIG={cluster.kubeconfig}")
+    if arguments.name == MAIN and not arguments.api_only:
+        print(NEXT_STEP)
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:

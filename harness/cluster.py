@@ -23,6 +23,8 @@ from .programs.processes import ClusterError, Processes, marked
 from .settings import FILE, ClusterSettings, load_settings
 
 Say = Callable[[str], None]
+MAIN = "main"
+"""The name of the cluster of `make cluster`, which `make demo` takes if it is up."""
 
 
 def quiet(_: str) -> None:

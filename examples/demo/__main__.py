@@ -22,7 +22,7 @@ from rich.console import Console
 from grpo_cli.__main__ import main as grpo
 from harness import stack
 from harness.access import Access
-from harness.cluster import Cluster, clusters_folder
+from harness.cluster import MAIN, Cluster, clusters_folder
 from harness.fixtures import training_settings
 from harness.images import recipes as images
 from harness.programs.prerequisites import refused_namespaces_message
@@ -33,7 +33,6 @@ from .plot import draw
 from .prepare import fill_volume, make_files
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "01-first-job.yaml"
-CLUSTER = "main"
 NAMESPACE = "first-job"
 OUTPUT = Path("demo-output")
 TIMEOUT_SECONDS = 900.0
@@ -69,11 +68,11 @@ class Demo:
 
 def own_cluster(demo: Demo) -> Cluster:
     """The cluster of `make cluster`, started if it is not up."""
-    folder = clusters_folder() / CLUSTER
+    folder = clusters_folder() / MAIN
     if folder.exists() and Cluster.open(folder).processes.find():
         demo.say("the cluster of `make cluster` is up already")
         return Cluster.open(folder)
-    cluster = Cluster.create(CLUSTER, training_settings(engines=False), demo.say)
+    cluster = Cluster.create(MAIN, training_settings(engines=False), demo.say)
     cluster.keep()
     return cluster
 

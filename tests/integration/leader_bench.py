@@ -54,6 +54,8 @@ def fenced(cluster: Cluster, namespace: str, *, policies: bool = True) -> Iterat
         "templates/fence.yaml",
         "--kube-version",
         "1.36.0",
+        "--set",
+        "imageRegistry=registry.example",
     )
     rendered = cluster.helm("template", namespace, str(CHART), *arguments)
     account = f"{namespace}:{named(namespace)}"

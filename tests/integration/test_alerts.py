@@ -27,7 +27,7 @@ from grpo_codegen.stories.run_findings import findings_at
 from grpo_codegen.stories.story import Story
 from grpo_codegen.timelines import series, values
 from harness.programs.prometheus import program
-from tests.integration.test_chart import CHART, helm, only, rendered
+from tests.integration.test_chart import CHART, REGISTRY, helm, only, rendered
 
 ON = "monitoring.prometheusRule.enabled=true"
 EVERY = 5
@@ -310,6 +310,7 @@ def test_every_alert_can_be_switched_off_and_a_misspelt_one_is_rejected() -> Non
     for off in (names[::2], names[1::2]):
         left = [rule["alert"] for rule in rules(f"{key}={{{','.join(off)}}}")["groups"][0]["rules"]]
         assert left == [name for name in names if name not in off]
-    done = helm("template", "x", str(CHART), "--set", ON, "--set", f"{key}={{GRPOJobRestarted}}")
+    chosen = ("--set", ON, "--set", f"{key}={{GRPOJobRestarted}}")
+    done = helm("template", "x", str(CHART), *REGISTRY, *chosen)
     assert done.returncode != 0
     assert "GRPOJobRestarting" in done.stderr

@@ -22,6 +22,7 @@ from harness.programs.build import toolchain
 
 CHART, DEFINITIONS = Path("charts/grpo-operator"), Path("crds")
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
+REGISTRY = ("--set", "imageRegistry=registry.example")
 AS_POD = {settings.IDENTITY_ENV: "pod"}
 EVERYTHING = (
     "monitoring.podMonitor.enabled=true",
@@ -71,7 +72,8 @@ def flags(values: tuple[str, ...]) -> list[str]:
 
 
 def rendered(*values: str) -> list[dict[str, Any]]:
-    done = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *flags(values))
+    place = ("--namespace", NAMESPACE, *REGISTRY)
+    done = helm("template", RELEASE, str(CHART), *place, *flags(values))
     assert done.returncode == 0, done.stderr
     return load_documents(done.stdout)
 
@@ -85,7 +87,7 @@ def only(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[s
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
-    done = helm("lint", "--strict", str(CHART), *flags(values))
+    done = helm("lint", "--strict", str(CHART), *REGISTRY, *flags(values))
     assert done.returncode == 0, done.stdout
     assert not re.search(r"\[(ERROR|WARNING)\]", done.stdout)
 
@@ -195,6 +197,20 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[-2:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+@pytest.mark.parametrize("values", [(), ("image.repository=example.test/grpo-operator",)])
+def test_an_image_without_a_registry_is_refused_with_what_to_set(values: tuple[str, ...]) -> None:
+    done = helm("template", RELEASE, str(CHART), *flags(values))
+    assert done.returncode != 0
+    assert "set imageRegistry=<registry>/<project>" in done.stderr
+
+
+def test_both_images_may_name_registries_of_their_own() -> None:
+    own = ("image.repository=a.test/operator", "trainerImage.repository=b.test/trainer")
+    done = helm("template", RELEASE, str(CHART), *flags(own))
+    assert "image: a.test/operator:" in done.stdout
+    assert "--trainer-image=b.test/trainer:" in done.stdout
 
 
 @pytest.mark.parametrize("registry", ["example.test:5000/team", "example.test:5000/team/"])
@@ -367,11 +383,11 @@ def test_without_a_lease_one_operator_leads_and_an_update_ends_it_first() -> Non
     assert not [
         d for d in documents if d["kind"] == "Role" and d["metadata"]["name"].endswith("-lease")
     ]
-    done = helm("template", RELEASE, str(CHART), "--set", "leaderElection.enabled=false")
+    done = helm("template", RELEASE, str(CHART), *REGISTRY, "--set", "leaderElection.enabled=false")
     assert "several operators need leaderElection.enabled" in done.stderr
 
 
 def test_an_older_kubernetes_gets_no_fence() -> None:
-    done = helm("template", RELEASE, str(CHART), "--kube-version", "1.29.0")
+    done = helm("template", RELEASE, str(CHART), *REGISTRY, "--kube-version", "1.29.0")
     assert "ValidatingAdmissionPolicy" not in done.stdout
     assert "kind: Deployment" in done.stdout

@@ -17,6 +17,7 @@ from harness.definitions import definition_change
 from tests.integration.gpu_bench import GpuBench
 from tests.integration.leader_bench import Seat
 from tests.integration.operator_bench import GRPOJOBS
+from tests.integration.test_chart import REGISTRY
 from tests.integration.upgrade_bench import (
     CPU,
     LINE,
@@ -51,7 +52,7 @@ def upgraded(bench: GpuBench, release: Release, old: Seat) -> Seat:
     ended is a job of the old version.
     """
     with definition_change(bench.cluster):
-        release.helm("upgrade", str(NEW.chart))
+        release.helm("upgrade", str(NEW.chart), *REGISTRY)
     assert release.fenced
     bench.submit("between", **CPU)
     bench.want("last", 8, nodes=2)
@@ -101,7 +102,7 @@ def test_live_jobs_go_on_and_the_line_keeps_its_order_through_upgrade_rollback_a
 
         with untouched(bench):
             with definition_change(bench.cluster):
-                release.helm("upgrade", str(NEW.chart))
+                release.helm("upgrade", str(NEW.chart), *REGISTRY)
             ended(old)
             new = release.operator(NEW)
             handled(bench, "under-the-new-again")

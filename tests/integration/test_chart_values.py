@@ -21,7 +21,7 @@ from harness.fixtures import AnyCluster
 from harness.programs.build import module_folder
 from harness.stack import create_namespace
 from tests.generated import gated
-from tests.integration.test_chart import CHART, helm
+from tests.integration.test_chart import CHART, REGISTRY, helm
 
 RELEASE, NAMESPACE, OTHER = "values", "grpo-chart-values", "grpo-chart-elsewhere"
 TEAMS = ["grpo-chart-team-a", "grpo-chart-team-b"]
@@ -46,7 +46,7 @@ CHOICES: dict[str, list[Any]] = {
     "fullnameOverride": ["", "a" * 50, "t"],
     "namespaceOverride": ["", OTHER],
     "commonLabels": [{}, LABEL, {"app.kubernetes.io/name": "taken", "helm.sh/chart": "x"}, None],
-    "imageRegistry": ["", "registry.example:5000/team"],
+    "imageRegistry": ["registry.example", "registry.example:5000/team"],
     "image": [
         {},
         {"digest": DIGEST, "pullSecrets": [{"name": "registry"}], "pullPolicy": "Always"},
@@ -250,7 +250,8 @@ def test_a_value_that_is_taken_away_is_missed_by_its_name_or_not_at_all(path: st
         for kind in kinds
         if not f"monitoring.{kind}.enabled".startswith(path)
     )
-    done = helm("template", RELEASE, str(CHART), "--set", on, "--set", f"{path}=null")
+    chosen = ("--set", on, "--set", f"{path}=null")
+    done = helm("template", RELEASE, str(CHART), *REGISTRY, *chosen)
     if done.returncode:
         assert f"missing property '{path.rpartition('.')[2]}'" in done.stderr
     else:

@@ -1,18 +1,23 @@
 """Waiting for a job's end: whatever the cluster answers, and however long, the exit code tells the
 end; and why a job is where it is."""
 
+import io
+import sys
 from argparse import Namespace
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.job_object import GRPOJob
+from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
 from grpo_cli.cluster.job_end import PATIENCE_SECONDS, POLL_SECONDS, wait_for_end
 from grpo_cli.commands.jobs.why import explanation
 from grpo_cli.show.errors import NOT_ENDED, KubectlError
+from tests.samples import SPEC, job
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import active_status, condition, make_job
 
@@ -96,3 +101,31 @@ def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:
     assert known.spec is not None
     lines = list(explanation("run", GRPOJob(spec=known.spec)))
     assert "No operator has seen it" in lines[1]
+
+
+def test_submit_reads_standard_input_once_and_creates_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"}}
+    text = yaml.safe_dump_all([claim, job("run", SPEC)])
+    created: list[tuple[tuple[str, ...], str]] = []
+
+    def run_kubectl(_: Namespace, *arguments: str, stdin: str) -> str:
+        created.append((arguments, stdin))
+        return "grpojob.grpo.dev/run created\n"
+
+    monkeypatch.setattr(kubectl, "run_kubectl", run_kubectl)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert main(["submit", "-f", "-"]) == 0
+    assert created == [(("create", "--filename=-"), text)]
+    assert capsys.readouterr().out == "grpojob.grpo.dev/run created\n"
+
+
+def test_submit_creates_nothing_of_standard_input_with_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kubectl, "run_kubectl", lambda *_, **__: pytest.fail("created"))
+    wrong = job("run", SPEC | {"retry": -1})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(wrong)))
+    assert main(["submit", "-f", "-"]) == 2
+    assert "-: run: spec.retry" in capsys.readouterr().err

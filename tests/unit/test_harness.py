@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import __main__ as commands
 from harness import controlplane
 from harness.controlplane import ControlPlaneSettings
 from harness.images.recipes import pip_config
@@ -248,3 +249,41 @@ def test_a_port_is_given_once_although_nobody_listens_on_it_yet(
         [sys.executable, "-c", other_process], capture_output=True, text=True, check=False
     )
     assert "no free TCP port" in child.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_named"),
+    [(["up"], True), (["up", "--api-only"], False), (["--name", "other", "up"], False)],
+)
+def test_a_cluster_names_the_commands_that_run_a_job_on_it(
+    arguments: list[str],
+    is_named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings: list[ClusterSettings] = []
+
+    class FakeCluster:
+        kubeconfig = tmp_path / "kubeconfig"
+
+        @classmethod
+        def create(cls, _: str, chosen: ClusterSettings, __: object) -> "FakeCluster":
+            settings.append(chosen)
+            return cls()
+
+        def keep(self) -> None:
+            pass
+
+    monkeypatch.setattr(commands, "Cluster", FakeCluster)
+    monkeypatch.setattr(commands, "clusters_folder", lambda: tmp_path / "clusters")
+    monkeypatch.setattr(commands, "user_commands", lambda: tmp_path)
+    packages = ClusterSettings(2, shown={"site": "packages"})
+    monkeypatch.setattr(commands, "training_settings", lambda **_: packages)
+    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+    assert commands.main() == 0
+    shown = capsys.readouterr().out
+    assert ("make demo" in shown and "examples/quickstart.yaml" in shown) == is_named
+    assert settings[0].shown == ({} if "--api-only" in arguments else packages.shown)
+    lines = [line for line in shown.splitlines() if not line.startswith("export ")]
+    assert all(line.startswith("#") for line in lines), "a shell evaluates what is printed"

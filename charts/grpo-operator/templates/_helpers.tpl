@@ -58,6 +58,9 @@ app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "grpo-operator.image" -}}
+{{- if not (or .root.Values.imageRegistry (contains "/" .image.repository)) -}}
+{{- fail "imageRegistry: no registry has these images. Build and push them (docs/how-to/operate/images.md), and set imageRegistry=<registry>/<project>. For images that are tagged localhost/… and loaded onto the nodes, set imageRegistry=localhost" -}}
+{{- end -}}
 {{- with .root.Values.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- with .image.digest }}@{{ . }}{{ end -}}

@@ -103,13 +103,13 @@ def patch_object(options: Namespace, resource: str, name: str, patch: dict[str, 
     run_kubectl(options, "patch", resource, name, "--type=merge", f"--patch={json.dumps(patch)}")
 
 
-def run_kubectl(options: Namespace, *arguments: str) -> str:
-    """What kubectl prints.
+def run_kubectl(options: Namespace, *arguments: str, stdin: str | None = None) -> str:
+    """What kubectl prints; `stdin` is its standard input.
 
     Raises:
         KubectlError: kubectl is missing or fails.
     """
-    return _run(command(options, *arguments))
+    return _run(command(options, *arguments), stdin)
 
 
 def context_namespace(options: Namespace) -> str:

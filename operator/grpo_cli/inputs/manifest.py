@@ -58,15 +58,17 @@ class Job(NamedTuple):
     """The GRPOJobClasses of the same file."""
 
 
-def load_specs(source: str) -> list[Job]:
+def load_specs(source: str, stdin: str | None = None) -> list[Job]:
     """The GRPOJobs of a file, or of the YAML and JSON files of a folder, typed.
+
+    stdin: what standard input held, where the caller has read it.
 
     Raises:
         ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and
             path.
     """
     read, problems = [], []
-    for file, job, classes in _jobs_of_files(source):
+    for file, job, classes in _jobs_of_files(source, stdin):
         try:
             spec = parse_spec(job["spec"], creating=_is_new(job))
             read.append(Job(job["metadata"], spec, classes))
@@ -147,13 +149,15 @@ def _classes_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in documents if one["kind"] == CLASS_KIND]
 
 
-def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+def _jobs_of_files(
+    source: str, stdin: str | None = None
+) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """Each GRPOJob with the file that holds it, and the classes in that file."""
     files = [source]
     if source != "-" and Path(source).is_dir():
         # those that `kubectl apply -f` takes of a folder
         files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
-    documents = [(file, _documents_of(file)) for file in files]
+    documents = [(file, _documents_of(file, stdin)) for file in files]
     jobs = [
         (file, one, _classes_of(objects))
         for file, objects in documents
@@ -174,16 +178,19 @@ def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any], list[dict[str
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def _documents_of(file: str) -> list[dict[str, Any]]:
+def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
     """The objects of a file that name their kind."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = load_documents(text)
+        documents = load_documents(_text_of(file) if stdin is None else stdin)
     except OSError as error:
         raise ManifestError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError(f"{file}: {error}") from error
     return [document for document in documents if "kind" in document]
+
+
+def _text_of(file: str) -> str:
+    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
 def load_documents(text: str) -> list[dict[str, Any]]:

@@ -1,17 +1,22 @@
 """`grpo submit`: creates the objects of a file once its jobs are without mistakes, and may wait for
 their end."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 
 from ...cluster import kubectl
 from ...cluster.job_end import add_timeout, wait_for_end
 from ...inputs.manifest import load_specs
-from ...show.errors import OptionError
 
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("-f", "--filename", required=True, help="file or folder with GRPOJobs")
+    parser.add_argument(
+        "-f",
+        "--filename",
+        required=True,
+        help="file or folder with GRPOJobs; - is stdin",
+    )
     parser.add_argument(
         "--wait", action="store_true", help="wait for the end; exit code 1 if a job fails"
     )
@@ -23,10 +28,11 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Creates all objects. 0, or with --wait the exit code of the first job that did not
     succeed."""
-    if options.filename == "-":
-        raise OptionError("-f -: grpo submit reads its file twice; name a file")
-    jobs = load_specs(options.filename)
-    print(kubectl.run_kubectl(options, "create", f"--filename={options.filename}"), end="")
+    # standard input can be read once, and kubectl needs it, too
+    stdin = sys.stdin.read() if options.filename == "-" else None
+    jobs = load_specs(options.filename, stdin)
+    created = kubectl.run_kubectl(options, "create", f"--filename={options.filename}", stdin=stdin)
+    print(created, end="")
     if not options.wait:
         return 0
     codes = []
