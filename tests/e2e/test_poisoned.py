@@ -61,9 +61,8 @@ def target(jobs: Jobs) -> Iterator[str]:
 
 def rules(jobs: Jobs) -> list[Object]:
     """The chart's rules, after one that marks each evaluation."""
-    text = jobs.access.helm(
-        "template", str(stack.CHART), "--set", "monitoring.prometheusRule.enabled=true"
-    )
+    chosen = "monitoring.prometheusRule.enabled=true,imageRegistry=localhost"
+    text = jobs.access.helm("template", str(stack.CHART), "--set", chosen)
     (found,) = [
         document for document in load_documents(text) if document["kind"] == "PrometheusRule"
     ]
