@@ -1,8 +1,8 @@
 """How many cases the generated tests make in each run.
 
 `make check` and `make test` make few and the same ones: a new failure on somebody else's change is
-no use to them. `make test-all` makes more of the costly ones, and `make soak` ten times as many,
-new ones each day.
+no use to them. `make test-all` makes four times as many, and more of the costly ones; `make soak`
+ten times as many as that, new ones each day.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ T = TypeVar("T")
 GATE, ALL, SOAK = "gate", "all", "soak"
 SOAK_TIMES = 10
 """A round of `make soak` makes so many times the cases of `make test-all`."""
+GATE_PART, GATE_LEAST = 4, 10
+"""The gate makes one of so many cases, and no fewer than so many."""
 
 # A loaded machine of two cores is slow at moments, which is no failure of what is tested.
 _PATIENT = settings(
@@ -23,7 +25,7 @@ _PATIENT = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile(GATE, _PATIENT, derandomize=True)
+settings.register_profile(GATE, _PATIENT, derandomize=True, max_examples=100 // GATE_PART)
 settings.register_profile(ALL, _PATIENT, derandomize=True)
 settings.register_profile(
     SOAK, _PATIENT, derandomize=False, database=None, max_examples=100 * SOAK_TIMES
@@ -31,15 +33,17 @@ settings.register_profile(
 
 
 def cases(number: int, *, gate: int = 0) -> int:
-    """Return how many cases to make: `number` in `make test-all`, and `gate` in `make test` if that
-    is given.
+    """Return how many cases to make: `number` in `make test-all`, and in `make test` a quarter, or
+    `gate` if that is given.
 
     Call it no earlier than test modules are imported.
     """
     profile = settings.get_current_profile_name()
     if profile == SOAK:
         return number * SOAK_TIMES
-    return gate if gate and profile == GATE else number
+    if profile == GATE:
+        return gate or max(number // GATE_PART, min(number, GATE_LEAST))
+    return number
 
 
 def gated(values: Sequence[T], number: int = 1) -> list[Any]:

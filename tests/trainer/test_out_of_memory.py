@@ -122,7 +122,6 @@ def attempt(
         TrainingPlan.model_validate(plan),
         folder,
         folder / f"pods-{number}",
-        fresh=True,
         environment=environment,
     ) as gang:
         gang.wait()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from grpo_api.report.root_cause import PERMANENT
 from grpo_trainer.runtime.errors import DriftedApart, classify_error
 from grpo_trainer.training import finite_loss
+from tests.generated import gated
 from tests.support.facts import reference_facts, step_facts, straggler_facts
 from tests.support.facts.gang_facts import PARALLELISMS, STRIKES
 from tests.support.ranks import runs
@@ -27,21 +28,23 @@ from tests.trainer.strikes import stopped_in_time
 pytestmark = pytest.mark.realtime
 
 GATE: dict[str, Any] = {
+    "cells": {"DDP": ["Clone", "Adapter"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded"]},
+    "faults": ["DDP", "ZeRO-3"],
     "overflow": ["DDP"],
     "strikes": [0, 3, 4],
     "drift": ["DDP"],
     "straggler": [],
 }
-"""What `make test` measures, beside one cell for each strategy, every wrong weight and the memory
-savers."""
+"""What `make test` measures, beside a step and the memory savers: each strategy once."""
 MORE: dict[str, Any] = {
+    "cells": {"ZeRO-3": ["Adapter"]},
+    "faults": ["ZeRO-2"],
     "overflow": ["ZeRO-2", "ZeRO-3"],
     "strikes": [1, 2, 5, 6, 7],
     "drift": ["ZeRO-2"],
     "straggler": ["DDP", "ZeRO-2", "ZeRO-3"],
 }
 """What `make test-all` has besides."""
-CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]
 
 
@@ -52,12 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> list[dict[str, Any]]:
-    return run_gang("tests.support.facts.gang_facts:everything", folder, 2, cells=CELLS, **GATE)
+    return run_gang("tests.support.facts.gang_facts:everything", folder, 2, **GATE)
 
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    none: dict[str, Any] = {"cells": {}, "step": [], "faults": [], "savers": False}
+    none: dict[str, Any] = {"step": [], "savers": False}
     return run_gang(
         "tests.support.facts.gang_facts:everything",
         tmp_path_factory.mktemp("more"),
@@ -72,6 +75,10 @@ def of_both(fact: str) -> pytest.MarkDecorator:
     gate = [pytest.param("gang", key, id=named(key)) for key in GATE[fact]]
     slow = [pytest.param("more", key, id=named(key), marks=pytest.mark.slow) for key in MORE[fact]]
     return pytest.mark.parametrize(("launch", "key"), [*gate, *slow])
+
+
+of_either = pytest.mark.parametrize("launch", gated(["gang", "more"]))
+"""Parametrizes `launch` by the fixtures whose cells are measured."""
 
 
 def named(key: str | int) -> str:
@@ -92,15 +99,16 @@ def cells(gang: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from strategies.items()
 
 
+@of_either
 def test_the_kl_is_the_same_bits_everywhere(
-    gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]
+    request: pytest.FixtureRequest, launch: str, alone: dict[str, dict[str, Any]]
 ) -> None:
     policy, reference = alone["Clone"]["policy"], alone["Clone"]["reference"]
     expected = kl.k3(torch.tensor(policy), torch.tensor(reference))
     assert expected.min() >= 0
     assert expected.mean() > 0.01
     assert alone["Adapter"]["reference"] == reference
-    for strategy, facts in cells(gang):
+    for strategy, facts in cells(request.getfixturevalue(launch)):
         assert facts["reference"] == reference, strategy
         assert facts["policy"] == (policy if strategy in FULL else alone["Adapter"]["policy"]), (
             strategy
@@ -108,17 +116,21 @@ def test_the_kl_is_the_same_bits_everywhere(
         assert torch.equal(kl.k3(torch.tensor(policy), torch.tensor(facts["reference"])), expected)
 
 
-def test_policy_and_reference_are_proven_before_the_first_step(gang: list[dict[str, Any]]) -> None:
-    for strategy, facts in cells(gang):
+@of_either
+def test_policy_and_reference_are_proven_before_the_first_step(
+    request: pytest.FixtureRequest, launch: str
+) -> None:
+    for strategy, facts in cells(request.getfixturevalue(launch)):
         proven = [what for what, *_ in facts["proofs"]]
         assert proven == (["policy", "reference"] if strategy in FULL else ["policy"])
         assert all(parameters == 26 for _, parameters, _, _ in facts["proofs"])
 
 
+@of_either
 def test_a_resumed_run_logs_the_same_digits(
-    gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]
+    request: pytest.FixtureRequest, launch: str, alone: dict[str, dict[str, Any]]
 ) -> None:
-    for strategy, facts in [*cells(gang), *alone.items()]:
+    for strategy, facts in [*cells(request.getfixturevalue(launch)), *alone.items()]:
         assert facts["resumed"] == facts["uninterrupted"], strategy
         assert "resumed policy" in facts["proven"]
         assert all(row["kl"] > 0 for row in facts["resumed"])
@@ -184,21 +196,22 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("parallelism", PARALLELISMS)
+@of_both("faults")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_rank_answers_a_fault_alike(
-    gang: list[dict[str, Any]], parallelism: str, fault: str
+    request: pytest.FixtureRequest, launch: str, key: str, fault: str
 ) -> None:
     error, part = FAULTS[fault]
-    first, second = (facts["faults"][parallelism][fault] for facts in gang)
+    first, second = (facts["faults"][key][fault] for facts in request.getfixturevalue(launch))
     assert first == second
     assert first.startswith(f"{error}: ")
     assert part in first
 
 
-@pytest.mark.parametrize("parallelism", PARALLELISMS)
-def test_right_weights_are_accepted(gang: list[dict[str, Any]], parallelism: str) -> None:
-    assert [facts["faults"][parallelism]["none"] for facts in gang] == ["", ""]
+@of_both("faults")
+def test_right_weights_are_accepted(request: pytest.FixtureRequest, launch: str, key: str) -> None:
+    answers = [facts["faults"][key]["none"] for facts in request.getfixturevalue(launch)]
+    assert answers == ["", ""]
 
 
 @of_both("drift")

@@ -22,6 +22,7 @@ from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.adapters import load_adapter
 from grpo_trainer.weights.model_files import Source
 from harness.controlplane import free_port
+from tests.generated import gated
 from tests.support.facts import adapter_facts
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import begin, claim, export_model
@@ -41,7 +42,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> Facts:
-    return run_gang("tests.support.facts.adapter_facts:everything", folder)
+    return begin_jobs(folder, cells=["DDP", "ZeRO-3"], faults=list(adapter_facts.FAULTS))
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What `make test-all` has besides."""
+    cells = ["ZeRO-2", "ZeRO-3 in bfloat16"]
+    return begin_jobs(tmp_path_factory.mktemp("more"), cells=cells, faults=[])
+
+
+def begin_jobs(folder: Path, cells: list[str], faults: list[str]) -> Facts:
+    scenario = "tests.support.facts.adapter_facts:everything"
+    return run_gang(scenario, folder, cells=cells, faults=faults)
+
+
+of_either = pytest.mark.parametrize("launch", gated(["gang", "more"]))
+"""Parametrizes `launch` by both fixtures."""
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +71,42 @@ def cells(gang: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from facts["cells"].items()
 
 
-def test_the_policy_begins_with_the_exported_weights_to_the_bit(gang: Facts) -> None:
-    for name, facts in cells(gang):
+@of_either
+def test_the_policy_begins_with_the_exported_weights_to_the_bit(
+    request: pytest.FixtureRequest, launch: str
+) -> None:
+    for name, facts in cells(request.getfixturevalue(launch)):
         assert facts["equal"], name
         assert facts["wrapped"], name
         assert facts["dtypes"] == ["torch.bfloat16" if "bfloat16" in name else "torch.float32"]
 
 
-def test_the_loaded_adapter_is_proven_on_every_rank(gang: Facts) -> None:
-    for _, facts in cells(gang):
+@of_either
+def test_the_loaded_adapter_is_proven_on_every_rank(
+    request: pytest.FixtureRequest, launch: str
+) -> None:
+    for _, facts in cells(request.getfixturevalue(launch)):
         assert [what for what, *_ in facts["proofs"]] == ["policy", "adapter"]
         (_, base, fresh), (_, loaded, across) = facts["proofs"]
         assert (base, loaded, across) == (26, fresh, 0)
 
 
-def test_the_reference_is_the_base_without_the_adapter(gang: Facts) -> None:
+@of_either
+def test_the_reference_is_the_base_without_the_adapter(
+    request: pytest.FixtureRequest, launch: str
+) -> None:
+    gang: Facts = request.getfixturevalue(launch)
     for name, facts in cells(gang):
         assert facts["reference"] == gang[0]["cells"][name]["reference"]
         assert facts["policy"] != facts["reference"]
         assert facts["first"]["kl"] > 0
 
 
-def test_its_own_checkpoint_continues_without_the_export(gang: Facts) -> None:
-    for name, facts in cells(gang):
+@of_either
+def test_its_own_checkpoint_continues_without_the_export(
+    request: pytest.FixtureRequest, launch: str
+) -> None:
+    for name, facts in cells(request.getfixturevalue(launch)):
         assert facts["resumed"] == facts["uninterrupted"], name
 
 

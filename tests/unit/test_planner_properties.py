@@ -135,7 +135,7 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
     assert plan.world_size * plan.micro_batch * plan.gradient_accumulation == step
 
 
-@settings(max_examples=cases(200, gate=50))
+@settings(max_examples=cases(200, gate=25))
 @given(
     jobs(),
     st.lists(OFFERS, min_size=1, max_size=3),
@@ -165,6 +165,8 @@ def test_invariants_of_every_plan(
     assert after.feasible or not before.feasible
     if answer.chosen:
         fits(job, answer.chosen, groups)
+    else:
+        assert answer.message
     if before.chosen and after.chosen:
         prices = {group.gpu_product: 0.0 for group in groups}
         for group in groups:
@@ -176,61 +178,6 @@ def test_invariants_of_every_plan(
         assert new[:2] < old[:2] or (
             new[:2] == old[:2] and new[2] <= old[2] * (1 + rounding) + rounding
         )
-
-
-@FEW
-@given(jobs(), GROUPS, st.integers(1, 60_000))
-def test_more_memory_never_makes_a_feasible_job_infeasible(
-    job: GRPOJobSpec, group: Node, more: int
-) -> None:
-    bigger = replace(group, gpu_memory_mib=group.gpu_memory_mib + more)
-    if plan_job(job, Inventory((group,))).feasible:
-        assert plan_job(job, Inventory((bigger,))).feasible
-
-
-@FEW
-@given(jobs(), GROUPS)
-def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node) -> None:
-    answer = plan_job(job, Inventory((group,)))
-    if answer.chosen is None:
-        assert answer.message
-        return
-    chosen = answer.chosen
-    assert chosen.memory is not None
-    assert (
-        chosen.memory.peak_allocated_bytes
-        < chosen.memory.device_bytes
-        <= chosen.memory.usable_bytes
-    )
-    assert chosen.memory.host_bytes_per_node <= group.host_memory_free
-    assert chosen.gpus <= group.gpus_total * group.count
-    assert chosen.gpus_per_node <= group.gpus_total
-    step = job.training.prompts_per_step * job.training.num_generations
-    assert chosen.world_size * chosen.micro_batch * chosen.gradient_accumulation == step
-
-
-@FEW
-@given(jobs(), st.lists(GROUPS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_the_order_of_nodes_changes_nothing(
-    job: GRPOJobSpec, groups: list[Node], random: Any
-) -> None:
-    single = [
-        replace(group, count=1, name=f"n{i}-{j}")
-        for i, group in enumerate(groups)
-        for j in range(group.count)
-    ]
-    shuffled = list(single)
-    random.shuffle(shuffled)
-    first = plan_job(job, Inventory(tuple(single)))
-    assert first.model_dump_json() == plan_job(job, Inventory(tuple(shuffled))).model_dump_json()
-    assert first.model_dump_json() == plan_job(job, Inventory(tuple(groups))).model_dump_json()
-
-
-@FEW
-@given(jobs(), GROUPS)
-def test_the_same_input_gives_the_same_bytes(job: GRPOJobSpec, group: Node) -> None:
-    there = Inventory((group,))
-    assert plan_job(job, there).model_dump_json() == plan_job(job, there).model_dump_json()
 
 
 @FEW

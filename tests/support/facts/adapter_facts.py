@@ -33,15 +33,18 @@ CELLS: dict[str, dict[str, Any]] = {
     "ZeRO-3 in bfloat16": {"zero": 3, "execution": {"dtype": "bfloat16"}},
 }
 """How the runs differ that begin with the export."""
+BASE = "base"
 FAULTS: dict[str, dict[str, Any]] = {
     "rank": {"adapter": {"rank": 8}},
     "alpha": {"adapter": {"alpha": 16}},
     "modules": {"adapter": {"targetModules": ["q_proj", "v_proj"]}},
+    BASE: {},
 }
+"""How a plan's adapter, or its model, is another than the export's."""
 STEPS, SAVED = 2, 1
 
 
-def everything(folder: Path) -> dict[str, Any]:
+def everything(folder: Path, cells: list[str], faults: list[str]) -> dict[str, Any]:
     """Facts by cell, and how the faults end. Collective."""
     model, other = folder / "model", folder / "other"
     if ranks.rank() == 0:
@@ -50,12 +53,15 @@ def everything(folder: Path) -> dict[str, Any]:
     ranks.gather(0)
     first, bad = folder / "first", folder / "bad"
     _exported(job(model, first))
-    cells = {
+    begun = {
         name: _begun(job(model, folder / name.replace(" ", "-"), first, **CELLS[name]))
-        for name in CELLS
+        for name in cells
     }
-    ends = {name: _end(job(model, bad, first, **FAULTS[name])) for name in FAULTS}
-    return {"cells": cells, "ends": ends | {"base": _end(job(other, bad, first))}}
+    ends = {
+        name: _end(job(other if name == BASE else model, bad, first, **FAULTS[name]))
+        for name in faults
+    }
+    return {"cells": begun, "ends": ends}
 
 
 def job(model: Path, folder: Path, source: Path | None = None, **settings: Any) -> TrainingPlan:

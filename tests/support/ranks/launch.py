@@ -155,6 +155,14 @@ def trace() -> None:
         os.environ[SPARE_TRACER] = os.environ.pop(TRACER)
 
 
+def customize(folders: list[str]) -> None:
+    """Run the first sitecustomize.py: Python does so at its start, which a forked process never
+    sees."""
+    files = [Path(folder) / "sitecustomize.py" for folder in folders]
+    for file in [file for file in files if file.exists()][:1]:
+        runpy.run_path(str(file))
+
+
 def _run(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
     """In the forked process: what the interpreter does for `-m`."""
     gc.freeze()
@@ -163,11 +171,11 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], output:
     os.dup2(descriptor, 2)
     os.chdir(ROOT)
     set_environment(environment)
-    sys.path += [
-        path for path in environment["PYTHONPATH"].split(os.pathsep) if path not in sys.path
-    ]
+    folders = environment["PYTHONPATH"].split(os.pathsep)
+    sys.path += [folder for folder in folders if folder not in sys.path]
     fork_servers.inherit()
     sys.argv[1:] = arguments
+    customize(folders)
     trace()
     code = 1
     try:

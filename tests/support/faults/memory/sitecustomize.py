@@ -95,4 +95,7 @@ def micro_batch() -> int:
 
 
 if os.environ.get(FAULT_ENV):
-    sys.meta_path.insert(0, Strike())
+    if PHASES in sys.modules:  # in a process that was forked with all libraries
+        strike(sys.modules[PHASES], os.environ[FAULT_ENV])
+    else:
+        sys.meta_path.insert(0, Strike())
