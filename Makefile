@@ -9,6 +9,8 @@ CLUSTER := $(BIN)/python -m harness
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 # not among the installed packages
 CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
+# Mypy keeps what it knows of a module by the hash of its text, so a new clone takes it over: 2 s instead of 34.
+MYPY_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/grpo-operator/mypy
 # Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -85,7 +87,10 @@ flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main
 lint: venv ## ruff, mypy, import layers, freshness of generated files, the site's links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@test -e .mypy_cache || cp -r $(MYPY_CACHE) .mypy_cache 2>/dev/null || rm -rf .mypy_cache
 	$(BIN)/mypy
+	@mkdir -p $(dir $(MYPY_CACHE)); part=$$(mktemp -d $(MYPY_CACHE).XXXX); { cp -r .mypy_cache/. $$part && \
+	  rm -rf $(MYPY_CACHE) && mv $$part $(MYPY_CACHE); } 2>/dev/null || rm -rf $$part  # another lint does the same
 	PYTHONPATH=operator:trainer_image $(BIN)/lint-imports --no-logo
 	$(CODEGEN) --check
 	$(MKDOCS) --quiet
