@@ -1,6 +1,7 @@
 """What all tests have in common: the order of their files, and the profile and the chance of
 generated ones."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
         )
     )
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, which live to the end, out of every later garbage collection: it
+    was a sixth of the processor time of pure tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
