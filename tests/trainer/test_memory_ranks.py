@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.model.architecture import from_config
 from grpo_planner.plan import plan_job
 from tests.generated import cases as so_many
 from tests.support.ledger import ledger_sites
@@ -29,7 +30,6 @@ from tests.support.ledger.ledger_cases import (
     Case,
     large_config,
     live,
-    shape,
 )
 from tests.support.ranks.gang import run_gang
 from tests.unit.test_planner_properties import GROUPS, jobs
@@ -61,7 +61,7 @@ def device_is_held(case: Case, peaks: list[Any]) -> None:
             assert limit <= there * (1 + OVER) + case.bound(phase), (case.name, phase, there, limit)
     assert (
         live(peaks, "save", "device")
-        <= planned.static + 2 * case.setup.weight_bytes * shape().largest_module
+        <= planned.static + 2 * case.setup.weight_bytes * case.shape.largest_module
     )
 
 
@@ -71,7 +71,7 @@ def host_is_held(case: Case, peaks: list[Any]) -> None:
             case.name,
             phase,
         )
-    weights = case.setup.weight_bytes * shape().parameters
+    weights = case.setup.weight_bytes * case.shape.parameters
     assert live(peaks, "save", "host") <= case.host() + weights + UNDER
 
 
@@ -140,7 +140,9 @@ def test_a_large_models_resident_memory_is_within_five_percent(
     ):
         process = rank["tiny"] - RESIDENT.resident()
         assert process < rank["large"] / 3
-        assert RESIDENT.resident(large_config()) + process == pytest.approx(rank["large"], rel=0.05)
+        assert RESIDENT.resident(from_config(large_config().to_dict())) + process == pytest.approx(
+            rank["large"], rel=0.05
+        )
 
 
 def test_an_unknown_site_is_told() -> None:

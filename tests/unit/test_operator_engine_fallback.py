@@ -304,6 +304,7 @@ def test_a_job_without_a_step_is_planned_anew_where_no_rung_fits_its_split() -> 
         "model": {"name": QWEN_7B, "parameters": None},
         "placement": {"accelerator": "GPU", "nodes": 1, "gpus": {"min": 4, "max": 4}},
         "reference": {"strategy": "Sharded"},
+        "training": {**Story().spec["training"], "maxCompletionLength": 256},
         "generation": generation,
     }
     there = inventory(nodes(1, 4, A10G))

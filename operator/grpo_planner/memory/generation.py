@@ -54,9 +54,10 @@ def head_cast(shape: Shape, setup: Setup) -> float:
 
 
 def logits(shape: Shape, setup: Setup) -> float:
-    """float32 scores of the next token and their softmax, and under autocast the head's cast."""
-    scores_and_softmax = setup.generation_batch * shape.vocab * 8
-    return scores_and_softmax + head_cast(shape, setup)
+    """The next token's logits as the head writes them, in float32, and divided by the temperature,
+    their softmax, and what multinomial draws from that; under autocast the head's cast."""
+    per_word = setup.compute_bytes + 4 * 4
+    return setup.generation_batch * shape.vocab * per_word + head_cast(shape, setup)
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:

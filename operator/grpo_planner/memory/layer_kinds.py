@@ -79,14 +79,19 @@ INDICES = 40
 sort back."""
 
 
-def element(setup: Setup) -> int:
+def element(shape: Shape, setup: Setup) -> int:
     """Bytes of an element of an expert's product.
 
     grouped_mm computes in the dtype of the experts, which autocast does not change unless an
     adapter replaces them.
     """
-    narrowed_by_adapter = setup.has_lora and setup.compute_bytes == 2
+    narrowed_by_adapter = has_adapted_experts(shape, setup) and setup.compute_bytes == 2
     return 2 if narrowed_by_adapter else setup.weight_bytes
+
+
+def weighted_element(shape: Shape, setup: Setup) -> int:
+    """Bytes of an element of a row once the router has weighted it."""
+    return 4 if shape.wide_routing else element(shape, setup)
 
 
 def copies(shape: Shape) -> int:
@@ -102,19 +107,24 @@ def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
     return any("experts" in linear.name for linear in adapted)
 
 
+def has_expert_gradients(shape: Shape, setup: Setup) -> bool:
+    """Whether the experts are trained, or have an adapter."""
+    return not setup.has_lora or has_adapted_experts(shape, setup)
+
+
 def saved_rows(shape: Shape, setup: Setup) -> float:
     """Per token: rows in and out of the experts, the gated product, the router's probabilities, and
     indices.
 
     Where the experts have no gradient, the inputs of their products are not kept.
     """
-    has_gradient = not setup.has_lora or has_adapted_experts(shape, setup)
+    has_gradient = has_expert_gradients(shape, setup)
     gate_tensors = (6 if shape.expert_bias else 3) + has_gradient
     at_gate = gate_tensors * shape.intermediate * shape.active_experts
     rows = (1 + has_gradient) * copies(shape)
     probabilities = 4 * shape.experts
     indices = INDICES * shape.active_experts
-    return element(setup) * (at_gate + rows) + probabilities + indices
+    return element(shape, setup) * (at_gate + rows) + probabilities + indices
 
 
 def effective_weights(shape: Shape, setup: Setup) -> float:
@@ -122,15 +132,16 @@ def effective_weights(shape: Shape, setup: Setup) -> float:
     added."""
     if not has_adapted_experts(shape, setup):
         return 0
-    return element(setup) * shape.experts * shape.expert_matrices
+    return element(shape, setup) * shape.experts * shape.expert_matrices
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
-    """Per token: the weighted rows, in the experts' order and in the tokens', or biases gathered
-    for each row."""
-    weighted_rows = 2 * copies(shape)
+    """Per token: the weighted rows, in the experts' order and in the tokens', and those that the
+    experts read where they are not kept; or biases gathered for each row."""
+    weighted_rows = 2 * copies(shape) * weighted_element(shape, setup)
+    read = 0 if has_expert_gradients(shape, setup) else copies(shape)
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return element(setup) * (weighted_rows + biases)
+    return weighted_rows + element(shape, setup) * (read + biases)
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:
@@ -139,15 +150,26 @@ def scoring_transient(shape: Shape, setup: Setup) -> float:
     rows = copies(shape)
     gate_tensors = 9.1 if shape.expert_bias else 4
     gate = gate_tensors * shape.intermediate * shape.active_experts
-    return element(setup) * max(4 * rows, rows + gate)
+    row_bytes = element(shape, setup)
+    at_end = 2 * rows * (row_bytes + weighted_element(shape, setup))
+    return max(at_end, row_bytes * (rows + gate))
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
     """Per token: the gradients of the weighted rows, of the rows, and their product with the
     weights' gradient; those of GPT-OSS's gate come on top."""
-    rows = 3 * copies(shape)
+    row_bytes = 3 * weighted_element(shape, setup)
     gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return element(setup) * (rows + gate)
+    return row_bytes * copies(shape) + element(shape, setup) * gate
+
+
+def gate_backward(shape: Shape, setup: Setup) -> float:
+    """Per token: gradients of the gated product and of both its factors, in place of the rows that
+    the experts returned and of the product, which only experts with a gradient keep; and of the
+    residual stream."""
+    tensors = 2 if has_expert_gradients(shape, setup) else 3
+    gradients = tensors * shape.intermediate * shape.active_experts - copies(shape)
+    return element(shape, setup) * gradients + setup.weight_bytes * shape.hidden
 
 
 def effective_gradient(shape: Shape, setup: Setup) -> float:

@@ -328,7 +328,7 @@ def backward_peak(
     else:
         done = reduced + down + tied
     # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the
-    # one it is added to.
+    # one it is added to. An offloaded one leaves once both are one.
     pending = tied + (0 if fresh else head_gradient)
     # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken
     # before it does, in the last micro-batch; in those before it none leaves.
@@ -339,9 +339,9 @@ def backward_peak(
     holds_reduced = setup.is_partitioned or setup.has_lora
     at_end = reduced if holds_reduced else state.gradients
     leaving_or_head = max(leaving, of_head)
-    norm_or_kept = max(norm, state.kept_gradients)
+    of_embedding = max(pending + state.kept_gradients, leaving)
     at_head = waiting + passes.at_head
     at_top = reduced + leaving_or_head + passes.at_top
     at_bottom = done + state.kept_gradients + passes.at_bottom
-    at_embedding = at_end + pending + passes.at_embedding + norm_or_kept
+    at_embedding = at_end + of_embedding + passes.at_embedding
     return max(at_head, at_top, at_bottom, at_embedding)

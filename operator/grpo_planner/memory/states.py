@@ -123,16 +123,14 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
     """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None:
     nothing stays.
 
-    An engine of ZeRO-3's that never trains keeps embedding and head gathered beside what it keeps
-    whole anyway: what a forward pass reaches from outside of its module is an external parameter to
-    DeepSpeed, which only an optimizer's step partitions again.
+    An engine of ZeRO-3's that never trains has DeepSpeed's own limit for what it keeps whole: TRL
+    names the policy's in a form that DeepSpeed does not read (prepare_deepspeed).
     """
     whole = shape.parameters * setup.weight_bytes
     if setup.reference == "Clone":
         return whole
-    embeddings = shape.head * (1 if shape.tied else 2)
-    external_parameters = embeddings + persistent_elements(shape, 0)
-    gathered = external_parameters * setup.weight_bytes if setup.zero == 3 else 0
+    kept = persistent_elements(shape, 0, limit=REFERENCE_PERSISTENCE)
+    gathered = kept * setup.weight_bytes if setup.zero == 3 else 0
     if setup.reference == "Sharded":
         return whole / setup.world + gathered
     return gathered if setup.reference == "Offload" else 0
@@ -310,9 +308,9 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     """What ZeRO's optimizer step holds: gradients averaged, flattened, and copied to float32
     (measured).
 
-    Under ZeRO-2 this rank's gradients, flat and in float32; under ZeRO-3, whose gradients are
-    permanent, flat and in float32 those of one sub-group, in place of what it otherwise keeps
-    whole. Before it one gradient's norm. Fused AdamW without ZeRO needs none.
+    Under ZeRO-2 this rank's gradients, flat and in float32, or before them one gradient's norm, on
+    the rank where that is most; under ZeRO-3, whose gradients are permanent, those of one
+    sub-group, in place of what it otherwise keeps whole. Fused AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
@@ -321,13 +319,18 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     # copied once more.
     float32_copy = 4 if setup.weight_bytes == 2 else 0
     element_bytes = setup.weight_bytes + float32_copy
-    norm = gradient_norm(shape, setup)
     if setup.zero == 3:
         sub_group = min(partition, SUB_GROUP)
-        buffers = max(element_bytes * sub_group, norm)
+        buffers = max(element_bytes * sub_group, gradient_norm(shape, setup))
         return max(0, buffers - persistent_parameters(shape, setup))
-    buffers = max(element_bytes * partition, norm)
-    return gradients(shape, setup) + buffers
+    matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
+    vectors = setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
+    flat = element_bytes * partition
+    return vectors + max(
+        setup.weight_bytes * sum(tensor for tensor, _ in pieces)
+        + max(flat, 8 * max((piece for _, piece in pieces), default=0))
+        for pieces in pieces_by_rank(matrices, setup.world)
+    )
 
 
 def loading_bytes(shape: Shape, setup: Setup) -> float:
@@ -378,6 +381,9 @@ def static_bytes(shape: Shape, setup: Setup) -> float:
 PERSISTENCE = 10
 """ZeRO-3 keeps a parameter whole up to this many times the hidden size (transformers' `auto` for
 stage3_param_persistence_threshold)."""
+REFERENCE_PERSISTENCE = 100_000
+"""The most elements of a parameter that a Sharded reference keeps whole: DeepSpeed's own
+threshold."""
 
 
 @lru_cache(maxsize=32)
@@ -438,12 +444,14 @@ def trained_vectors(shape: Shape, lora_rank: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def persistent_elements(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
+def persistent_elements(
+    shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR, limit: int = 0
+) -> int:
     """Elements of all parameters, trained or not, that ZeRO-3 keeps whole between uses.
 
-    Each of at most PERSISTENCE * hidden; for all together DeepSpeed has a limit that is never
-    reached (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most biases,
-    the router of few experts, and an adapter's smaller factors.
+    Each of at most `limit` (0: PERSISTENCE * hidden); for all together DeepSpeed has a limit that
+    is never reached (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most
+    biases, the router of few experts, and an adapter's smaller factors.
     """
     matrices = trained_matrices(shape, 0)
     if lora_rank:
@@ -452,8 +460,8 @@ def persistent_elements(shape: Shape, lora_rank: int, targets: tuple[str, ...] =
     router_biases = (shape.layers * shape.expert_bias, shape.experts)
     counted_matrices = [(1, elements) for elements in matrices]
     tensors = [*shape.vectors, sinks, router_biases, *counted_matrices]
-    limit = PERSISTENCE * shape.hidden
-    return sum(count * elements for count, elements in tensors if elements <= limit)
+    most = limit or PERSISTENCE * shape.hidden
+    return sum(count * elements for count, elements in tensors if elements <= most)
 
 
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
@@ -484,16 +492,27 @@ def fullest_rank(
         size: returns the bytes of the buffer that holds a given number of bytes.
         least: elements of the smallest that counts.
     """
+    of_ranks = [
+        sum(size(weight_bytes * tensor) for tensor, _ in pieces if tensor >= least)
+        for pieces in pieces_by_rank(matrices, world)
+    ]
+    return max(of_ranks)
+
+
+@lru_cache(maxsize=64)
+def pieces_by_rank(
+    matrices: tuple[int, ...], world: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of each rank's partition, the elements of each tensor that lies in it, and of those the ones
+    that do."""
     partition = -(-sum(matrices) // world)
-    ranks = [0] * world
+    ranks: list[list[tuple[int, int]]] = [[] for _ in range(world)]
     end = 0
     for elements in matrices:
         start = end
         end += elements
-        if elements >= least:
-            buffer = size(weight_bytes * elements)
-            first_rank = start // partition
-            last_rank = (end - 1) // partition
-            for rank in range(first_rank, last_rank + 1):
-                ranks[rank] += buffer
-    return max(ranks)
+        for rank in range(start // partition, (end - 1) // partition + 1):
+            first = max(start, rank * partition)
+            beyond = min(end, (rank + 1) * partition)
+            ranks[rank].append((elements, beyond - first))
+    return tuple(map(tuple, ranks))

@@ -80,6 +80,9 @@ class Shape:
     """Experts per layer; 0: dense."""
     active_experts: int = 0
     """Experts that one token passes."""
+    wide_routing: bool = False
+    """The router's weights are float32 in any precision, and so are the rows that they weight
+    (Mixtral)."""
     expert_bias: bool = False
     """Router and experts have biases, and PEFT's `all-linear` leaves them alone (GPT-OSS)."""
     declared: int = 0

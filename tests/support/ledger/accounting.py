@@ -94,10 +94,8 @@ class Run:
                     input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1
                 )
             cache = out.past_key_values
-            logits = out.logits[:, -1].to(copy=True, dtype=torch.float32)
+            _sample(out.logits)
             del out
-            F.softmax(logits, dim=-1)
-            del logits
         _grow(cache, case.completion - 2)
         with self.phase("generate"), torch.no_grad():
             mask = torch.ones(rows, case.prompt + case.completion - 1, dtype=torch.long)
@@ -109,9 +107,8 @@ class Run:
                     use_cache=True,
                     logits_to_keep=1,
                 )
-            logits = out.logits[:, -1].to(copy=True, dtype=torch.float32)
-            F.softmax(logits, dim=-1)
-            del out, logits, cache
+            _sample(out.logits)
+            del out, cache
         self.model.train()
 
     def reference(self) -> None:
@@ -178,6 +175,15 @@ class Run:
         with self.phase("backward"), self.ledger.backward():
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
+
+
+def _sample(logits: Tensor) -> None:
+    """The next token, as transformers' `_sample` draws it at a temperature other than 1."""
+    wide = logits[:, -1].to(copy=True, dtype=torch.float32)
+    scores = wide / 0.9
+    shares = F.softmax(scores, dim=-1)
+    # multinomial divides the shares by exponential noise, in a tensor that is the kernel's own.
+    torch.empty_like(shares)
 
 
 def _pack(hidden: Tensor, index: Tensor) -> Tensor:

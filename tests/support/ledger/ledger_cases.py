@@ -7,6 +7,7 @@ activations have tests/trainer/test_memory_truth.py.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import Qwen2Config
 
@@ -46,6 +47,9 @@ class Case:
     reference: Strategy = "None"
     checkpointing: bool = True
     lora_rank: int = 0
+    words: int = 0
+    """Of a large vocabulary; 0: as many as the tokenizer has."""
+    tied: bool = False
 
     @property
     def name(self) -> str:
@@ -63,6 +67,8 @@ class Case:
         words += [self.precision] if self.precision != "bfloat16" else []
         words += [self.reference] if self.reference != "None" else []
         words += ["no checkpointing"] if not self.checkpointing else []
+        words += [f"{self.words} words"] if self.words else []
+        words += ["tied"] if self.tied else []
         return ", ".join(words)
 
     @property
@@ -77,18 +83,31 @@ class Case:
             checkpointing=self.checkpointing, lora_rank=self.lora_rank,
         )  # fmt: skip
 
-    def predicted(self, config: Qwen2Config | None = None) -> Prediction:
+    @property
+    def config(self) -> Qwen2Config:
+        """The small model, with the case's vocabulary."""
+        config = model_config()
+        config.vocab_size = self.words or config.vocab_size
+        config.tie_word_embeddings = self.tied
+        return config
+
+    @property
+    def shape(self) -> Shape:
+        """The same for the planner."""
+        return from_config(self.config.to_dict())
+
+    def predicted(self, shape: Shape | None = None) -> Prediction:
         """The planner's peaks on the device, of the small model or of another."""
-        return predict(shape(config), self.setup)
+        return predict(shape or self.shape, self.setup)
 
-    def host(self, config: Qwen2Config | None = None) -> int:
+    def host(self, shape: Shape | None = None) -> int:
         """What is offloaded, before pinned buffers are rounded."""
-        return offloaded_state(shape(config), self.setup, rounded=False)
+        return offloaded_state(shape or self.shape, self.setup, rounded=False)
 
-    def resident(self, config: Qwen2Config | None = None) -> int:
+    def resident(self, shape: Shape | None = None) -> int:
         """The most that a rank has in memory once it has loaded, where device and host are the
         same."""
-        return self.predicted(config).peak + self.host(config)
+        return self.predicted(shape).peak + self.host(shape)
 
     def bound(self, phase: str) -> float:
         """Bytes of a phase's prediction that are an upper bound, beside OVER; 0 where all of it is
@@ -104,8 +123,8 @@ class Case:
             return 0
         known = self.accumulation > 1 and self.gather and not self.lora_rank
         engines = 2 if phase == "reference" and self.reference == "Sharded" else 1
-        return gathering_buffers(shape(), self.setup) + (
-            0 if known else engines * live_parameters(shape(), self.setup)
+        return gathering_buffers(self.shape, self.setup) + (
+            0 if known else engines * live_parameters(self.shape, self.setup)
         )
 
 
@@ -132,21 +151,26 @@ def large_config() -> Qwen2Config:
     )  # fmt: skip
 
 
-def shape(config: Qwen2Config | None = None) -> Shape:
-    """The same for the planner; of the small model, or of another."""
-    return from_config((config or model_config()).to_dict())
-
-
+TIED: dict[str, Any] = {"words": 16_000, "tied": True}
+"""A vocabulary that is half of the model, whose matrix is embedding and head at once."""
 CASES = [
     Case(zero=2, reference="Clone"),
     Case(zero=2, offload=True, accumulation=2),
-    Case(zero=3, accumulation=2, reference="Sharded"),
+    Case(zero=3, accumulation=2, reference="Sharded", **TIED),
     Case(zero=3, offload=True, gather=False),
     Case(zero=2, precision="float32"),
     Case(world=4, zero=2, accumulation=2),
 ]
 """Those of `make test-all`."""
 MORE = [
+    Case(zero=0, **TIED),
+    Case(zero=2, **TIED),
+    Case(zero=2, accumulation=2, **TIED),
+    Case(zero=2, offload=True, accumulation=2, **TIED),
+    Case(zero=3, offload=True, accumulation=2, **TIED),
+    Case(world=4, zero=2, **TIED),
+    Case(zero=3, accumulation=2, reference="Sharded", words=16_000),
+    Case(zero=3, accumulation=2, reference="Sharded"),
     Case(zero=0),
     Case(zero=0, accumulation=2, lora_rank=8),
     Case(zero=2, accumulation=4),

@@ -65,6 +65,16 @@ PREFILLED: list[tuple[str, str, Precision]] = [
 ]
 """Models and precisions whose adapters are peaks where many prompts are read at once: at the gated
 product, at the down projection, at attention."""
+QUERY_AND_VALUE = ("q_proj", "v_proj")
+"""What many adapters are on; the layers above and below have no gradient of their weights then."""
+ON_QUERY_AND_VALUE: list[tuple[str, str, Precision, dict[str, Any]]] = [
+    ("mixtral-8x7b", "mixtral", "bfloat16", {"checkpointing": False, "micro_batch": 16}),
+    ("mixtral-8x7b", "mixtral", "bfloat16", {}),
+    ("mixtral-8x7b", "mixtral", "mixed", {"checkpointing": False}),
+    ("qwen3-30b-a3b", "qwen3_moe", "bfloat16", {"checkpointing": False, "micro_batch": 16}),
+    ("gpt-oss-20b", "gpt_oss", "bfloat16", {"checkpointing": False}),
+]
+"""Experts that pass a gradient through and have none."""
 CASES = [
     case("qwen2.5-0.5b", "qwen2"),
     case("qwen2.5-0.5b", "qwen2", "mixed"),
@@ -115,9 +125,10 @@ CASES = [
         "qwen2.5-1.5b",
         "qwen2",
         lora_rank=16,
-        lora_targets=("q_proj", "v_proj"),
+        lora_targets=QUERY_AND_VALUE,
         checkpointing=False,
     ),
+    case("qwen2.5-1.5b", "qwen2", lora_rank=16, lora_targets=QUERY_AND_VALUE, micro_batch=16),
     case(
         "phi-4-mini",
         "phi3",
@@ -153,6 +164,11 @@ UNFUSED = [
     case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8),
     case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8, checkpointing=False),
     case("mixtral-8x7b", "mixtral", lora_rank=16, checkpointing=False),
+    case("mixtral-8x7b", "mixtral", checkpointing=False),
+    *[
+        case(name, family, precision, lora_rank=16, lora_targets=QUERY_AND_VALUE, **settings)
+        for name, family, precision, settings in ON_QUERY_AND_VALUE
+    ],
     case("gpt-oss-20b", "gpt_oss"),
     case("gpt-oss-20b", "gpt_oss", lora_rank=16, checkpointing=False),
 ]

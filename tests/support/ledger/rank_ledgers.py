@@ -1,5 +1,6 @@
 """Live ledgers of real trainers on several ranks, case by case."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from trl.kernels import chunked_logprob
 
 from grpo_acceptance.tiny_model import save_tiny
 from grpo_api.plan.plan import TrainingPlan
@@ -17,7 +19,7 @@ from grpo_trainer.training.trl_config import deepspeed_config
 
 from ..ranks import runs
 from . import ledger_sites
-from .ledger_cases import COMPLETION, Case, model_config
+from .ledger_cases import COMPLETION, Case
 from .live_ledger import LiveLedger
 from .staged_collectives import stage_collectives
 
@@ -29,19 +31,16 @@ def ledgers(folder: Path, cases: list[dict[str, Any]]) -> dict[str, list[dict[st
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = (
         "1"  # the profiler doesn't see what transformers' threads allocate
     )
+    numbered = enumerate(Case(**case) for case in cases)
+    return {"cases": [_ledger(folder / str(number), case) for number, case in numbered]}
+
+
+def _ledger(folder: Path, case: Case) -> dict[str, Any]:
+    """A run of two steps, and what saving the model takes."""
     model = folder / "model"
     if ranks.rank() == 0:
-        save_tiny(model, model_config())
+        save_tiny(model, case.config)
     ranks.gather(0)
-    return {
-        "cases": [
-            _ledger(folder / str(number), model, Case(**case)) for number, case in enumerate(cases)
-        ]
-    }
-
-
-def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
-    """A run of two steps, and what saving the model takes."""
     runs.reset()
     job = plan(model, case)
     table = ledger_sites.Table(offload=case.offload)
@@ -60,13 +59,46 @@ def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Only scored positions pass the head, as with Triton; what is copied to the host is a copy;
-    and products take no memory of their own, as oneDNN's do for reordered matrices."""
+    """Only scored positions pass the head, as with Triton, a block of words at a time, with sums
+    in float32 beside narrow factors; what is copied to the host is a copy; and products take no
+    memory of their own, as oneDNN's do for reordered matrices."""
     with ExitStack() as stack:
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(mock.patch("trl.trainer.utils._use_triton", return_value=True))
         stack.enter_context(mock.patch.object(torch.Tensor, "cpu", copied_to_the_host))
+        for name in ("_forward_tile", "_backward_tile"):
+            fold = in_blocks(getattr(chunked_logprob, name))
+            stack.enter_context(mock.patch.object(chunked_logprob, name, fold))
+        stack.enter_context(mock.patch.object(chunked_logprob, "_addmm_fp32", add_product))
         yield
+
+
+WORDS = 256
+"""Words of a block, whose float32 copies are few bytes for the few tokens of a case."""
+
+
+def in_blocks(fold: Any) -> Any:
+    """A tile's fold as Triton does it: the statistics run on from block to block, and none needs
+    room of its own."""
+    names = list(inspect.signature(fold).parameters)
+    first, width = names.index("vocab_start"), names.index("n_cols")
+
+    def folded(tile: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        start, columns = arguments[first - 1], arguments[width - 1]
+        for offset in range(0, columns, WORDS):
+            block = tile[:, offset : offset + WORDS]
+            of_block = list(arguments)
+            of_block[first - 1], of_block[width - 1] = start + offset, block.shape[1]
+            fold(block, *of_block, **settings)
+
+    return folded
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total += left @ right` in float32 without float32 copies of both, as cuBLAS does it."""
+    for start in range(0, len(right), WORDS):
+        block = slice(start, start + WORDS)
+        total.addmm_(left[:, block].float(), right[block].float())
 
 
 def copied_to_the_host(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
