@@ -18,6 +18,6 @@ from tests.integration.chaos.run import storm
 def test_whatever_goes_wrong_no_job_is_lost_and_every_story_is_true(
     chance: random.Random, tmp_path: Path, faults: int
 ) -> None:
-    report = storm(cases(faults), chance.randrange(10**6), tmp_path, print)
+    report = storm(cases(faults, gate=faults), chance.randrange(10**6), tmp_path, print)
     assert not report.violations, f"{report.command()}\n" + "\n".join(report.violations)
-    assert report.faults == cases(faults)
+    assert report.faults == cases(faults, gate=faults)
