@@ -40,25 +40,29 @@ def idle_seconds(
 
 
 class Patience:
-    """A limit of `seconds` of idle time, which begins now."""
+    """A limit of `seconds` of idle time, which begins now; by the wall clock, of `busy_factor`
+    times as long."""
 
     def __init__(
         self,
         seconds: float,
+        busy_factor: float = BUSY_FACTOR,
+        *,
         idle: Callable[[], float] = idle_seconds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = seconds
+        self._longest = busy_factor * seconds
         self._idle, self._clock = idle, clock
         self._idle_at_start, self._began = idle(), clock()
 
     @property
     def is_over(self) -> bool:
-        """True once the machine has been idle for so long, or busy for ten times as long."""
+        """True once the machine has been idle for so long, or busy for the longest time."""
         passed = self._clock() - self._began
         if passed < self.seconds:
             return False
-        if passed >= BUSY_FACTOR * self.seconds:
+        if passed >= self._longest:
             return True
         return self._idle() - self._idle_at_start >= self.seconds
 
@@ -116,7 +120,8 @@ def wait_for_event(event: threading.Event, seconds: float) -> bool:
 
 
 def rest(seconds: float) -> None:
-    """Wait until the machine has been idle for `seconds`: what is under way has been done then."""
-    patience = Patience(seconds)
+    """Wait until the machine has been idle for `seconds`, or busy for three times as long: what is
+    under way has been done then."""
+    patience = Patience(seconds, busy_factor=3.0)
     while not patience.is_over:
         time.sleep(min(seconds, LOOK_SECONDS))

@@ -24,7 +24,7 @@ class Machine:
         self.idle += seconds * idle_share
 
     def patience(self, seconds: float = SECONDS) -> Patience:
-        return Patience(seconds, lambda: self.idle, lambda: self.now)
+        return Patience(seconds, idle=lambda: self.idle, clock=lambda: self.now)
 
 
 def seconds_waited(machine: Machine, idle_share: float) -> float:

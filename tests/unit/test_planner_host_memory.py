@@ -15,7 +15,7 @@ from grpo_planner.memory import states
 from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned_bytes, sub_groups
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Setup
-from grpo_planner.memory.states import largest_trained, trained_matrices, trained_vectors
+from grpo_planner.memory.trained_tensors import largest_trained, trained_matrices, trained_vectors
 from grpo_planner.model import catalogue
 
 SHAPES = catalogue.shapes()

@@ -16,7 +16,7 @@ from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, 
 from grpo_planner.memory.generation import cache
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Precision, Setup, Strategy
-from grpo_planner.memory.states import persistent_elements, trained_matrices
+from grpo_planner.memory.trained_tensors import persistent_elements, trained_matrices
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape
 

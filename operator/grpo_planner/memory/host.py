@@ -15,7 +15,7 @@ from grpo_api.text.units import GIB
 from ..model.shapes import Shape
 from . import states
 from .setup import Setup
-from .states import fullest_rank, largest_trained, trained_matrices, trained_vectors
+from .trained_tensors import fullest_rank, largest_trained, trained_matrices, trained_vectors
 
 PROCESS = round(3 * GIB)
 """Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
