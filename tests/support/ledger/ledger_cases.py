@@ -116,16 +116,16 @@ class Case:
         ZeRO-3 may keep what it has gathered until MAX_LIVE_PARAMETERS are. It does once it knows
         the order of the modules, which TRL makes it forget at each generation: the first
         micro-batch after one, generation without gather, and passes with and without an adapter in
-        turn hold a module at a time. What it gathers ahead is at most the bucket and the largest
-        parameter.
+        turn hold a module at a time. The policy beside a Sharded reference's pass holds none of
+        them. What it gathers ahead is at most the bucket and the largest parameter.
         """
         if self.zero != 3 or phase == "step" or (phase == "generate" and self.gather):
             return 0
         known = self.accumulation > 1 and self.gather and not self.lora_rank
-        engines = 2 if phase == "reference" and self.reference == "Sharded" else 1
-        return gathering_buffers(self.shape, self.setup) + (
-            0 if known else engines * live_parameters(self.shape, self.setup)
-        )
+        beside_reference = phase == "reference" and self.reference == "Sharded"
+        engines = (0 if known else 1) + (1 if beside_reference else 0)
+        gathered = engines * live_parameters(self.shape, self.setup)
+        return gathering_buffers(self.shape, self.setup) + gathered
 
 
 def model_config() -> Qwen2Config:
