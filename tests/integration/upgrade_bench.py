@@ -157,9 +157,15 @@ def story(bench: GpuBench) -> dict[str, Object]:
 _KEPT = ("phase", "attempt", "restarts", "startTime", "completionTime", "ends", "outcome", "jobUid")
 
 
+_CONDITIONS = ("Admitted", "Planned", "Scheduled", "Running", "Suspended", "Succeeded", "Failed")
+"""The conditions that both versions have."""
+
+
 def _standing(status: Object) -> Object:
     since = {
-        one["type"]: (one["status"], one["lastTransitionTime"]) for one in status["conditions"]
+        one["type"]: (one["status"], one["lastTransitionTime"])
+        for one in status["conditions"]
+        if one["type"] in _CONDITIONS
     }
     return {name: status[name] for name in _KEPT if name in status} | {"conditions": since}
 
