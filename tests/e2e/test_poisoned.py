@@ -16,7 +16,7 @@ import yaml
 from grpo_api.report.training_metrics import FINDING
 from grpo_api.text.contract import PROGRESS_PORT
 from grpo_cli.inputs.manifest import load_documents
-from grpo_codegen.dashboards import engines
+from grpo_codegen.dashboards import engines, vllm
 from harness import stack
 from harness.backfill import Prometheus
 from harness.jobs import Jobs, Object
@@ -41,9 +41,15 @@ UNTOLD = {
     "Cost so far",
     "How busy its GPUs are",
     "Memory of its GPUs",
-    *(panel.title for panel in engines.PANELS),
+    "Time in queues",
+    "All-reduce bandwidth",
+    "Slow rank",
+    "Slowest rank over the median",
+    "Rows lost by trackers",
+    *(panel.title for panel in (*engines.PANELS, *vllm.PANELS)),
 }
-"""Panels of the dashboard that a short run on CPUs leaves empty."""
+"""Panels of the dashboard that a short run of one rank on a CPU, without tracker and queue, leaves
+empty."""
 ALERT, EVALUATED = "GRPORunFinding", "evaluated"
 
 
