@@ -17,7 +17,7 @@ GATE, ALL, SOAK = "gate", "all", "soak"
 SOAK_TIMES = 10
 """A round of `make soak` makes so many times the cases of `make test-all`."""
 GATE_PART, GATE_LEAST = 4, 10
-"""The gate makes one of so many cases, and no fewer than so many."""
+"""The gate makes a fourth of the cases, and at least ten."""
 
 # A loaded machine of two cores is slow at moments, which is no failure of what is tested.
 _PATIENT = settings(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 BUSY_FACTOR = 10.0
-"""A wait on a machine that is never idle ends after so many times its seconds by the wall clock:
+"""A wait on a machine that is never idle ends after this multiple of its seconds by the wall clock:
 a program that spins for ever has to fail, too."""
 LOOK_SECONDS = 0.05
 _IDLE_FIELD = 4  # of the line `cpu user nice system idle …` of /proc/stat (proc_stat(5))
@@ -71,7 +71,7 @@ class RunningProcess(Protocol):
     """What can be waited for as for a subprocess.Popen."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise subprocess.TimeoutExpired while there is none."""
+        """Return the exit code; raise subprocess.TimeoutExpired while it runs."""
 
 
 def wait_for_exit(process: RunningProcess, seconds: float) -> int:

@@ -260,7 +260,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m grpo_trainer.quickstart", description=__doc__)
     parser.add_argument("folder", type=Path, help="where `model` is written")
     parser.add_argument(
-        "--problems", type=int, default=0, help="also write arithmetic.jsonl with so many problems"
+        "--problems",
+        type=int,
+        default=0,
+        help="also write arithmetic.jsonl with this many problems",
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

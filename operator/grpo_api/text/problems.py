@@ -157,12 +157,13 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     values = place.get("enum")
     if not values:
         return f"must be {problem.get('ctx', {}).get('expected', '')}"
+    allowed = f"must be one of {', '.join(map(str, values))}"
     if problem["input"] is False and "Off" in values:
-        return f"must be one of {', '.join(values)}; YAML reads Off without quotes as false"
+        return f"{allowed}; YAML reads Off without quotes as false"
     spelled = {str(value).lower(): str(value) for value in values}
     close = get_close_matches(str(problem["input"]).lower(), spelled, n=1, cutoff=_LIKENESS)
     meant = f"; did you mean {spelled[close[0]]}?" if close else ""
-    return f"must be one of {', '.join(map(str, values))}{meant}"
+    return f"{allowed}{meant}"
 
 
 def _unknown(location: Sequence[int | str], schema: Schema) -> str:

@@ -11,10 +11,10 @@ from ..model.shapes import Shape
 from .setup import Setup
 from .trained_tensors import (
     fullest_rank,
+    fullest_step,
     largest_in_layer,
     largest_trained,
     persistent_elements,
-    pieces_by_rank,
     trained_matrices,
     trained_vectors,
 )
@@ -330,11 +330,7 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
     vectors = setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
     flat = element_bytes * partition
-    return vectors + max(
-        setup.weight_bytes * sum(tensor for tensor, _ in pieces)
-        + max(flat, 8 * max((piece for _, piece in pieces), default=0))
-        for pieces in pieces_by_rank(matrices, setup.world)
-    )
+    return vectors + fullest_step(matrices, setup.weight_bytes, setup.world, flat)
 
 
 def loading_bytes(shape: Shape, setup: Setup) -> float:

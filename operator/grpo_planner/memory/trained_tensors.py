@@ -131,6 +131,23 @@ def fullest_rank(
     return max(of_ranks)
 
 
+@lru_cache(maxsize=512)
+def fullest_step(
+    matrices: tuple[int, ...], weight_bytes: int, world: int, flat_bytes: float
+) -> float:
+    """Bytes that a step of ZeRO-2 holds of the matrices on the rank that has most: their gradients,
+    and the larger of the flat copies, `flat_bytes`, and of one gradient's norm in float64.
+
+    Other arguments and the cache as for `fullest_rank`.
+    """
+    of_ranks: list[float] = []
+    for pieces in pieces_by_rank(matrices, world):
+        gradients = weight_bytes * sum(tensor for tensor, _ in pieces)
+        norm = 8 * max((piece for _, piece in pieces), default=0)
+        of_ranks.append(gradients + max(flat_bytes, norm))
+    return max(of_ranks)
+
+
 @lru_cache(maxsize=64)
 def pieces_by_rank(
     matrices: tuple[int, ...], world: int
