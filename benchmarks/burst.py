@@ -115,13 +115,13 @@ class Bench:
 
     async def _failed(self, mark: str, jobs: int) -> AsyncIterator[str]:
         """The jobs of a mark, each when the first of its pods has failed."""
-        told: set[str] = set()
+        failed_jobs: set[str] = set()
         async for pod in self._watched(mark):
             job = pod["metadata"]["name"].rsplit("-", 3)[0]
-            if pod.get("status", {}).get("phase") == "Failed" and job not in told:
-                told.add(job)
+            if pod.get("status", {}).get("phase") == "Failed" and job not in failed_jobs:
+                failed_jobs.add(job)
                 yield job
-            if len(told) == jobs:
+            if len(failed_jobs) == jobs:
                 return
 
     async def _watched(self, mark: str) -> AsyncIterator[Object]:

@@ -80,10 +80,10 @@ class Floor:
         number = int(attempt)
         status = {"status": self._sample.statuses[number][-1]}
         await client.patch(GRPOJOBS, NAMESPACE, name, status, "status")
-        told = dict(self._sample.event)
-        told["metadata"] = {"name": f"{name}.{number}", "namespace": NAMESPACE}
-        told["involvedObject"] = told["involvedObject"] | {"name": name}
-        await client.create(EVENTS, NAMESPACE, told)
+        event = dict(self._sample.event)
+        event["metadata"] = {"name": f"{name}.{number}", "namespace": NAMESPACE}
+        event["involvedObject"] = event["involvedObject"] | {"name": name}
+        await client.create(EVENTS, NAMESPACE, event)
 
 
 async def _hear(client: HttpCluster, selection: Selection) -> None:

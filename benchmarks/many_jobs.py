@@ -83,7 +83,7 @@ class Pings:
 
 
 async def _each(items: Iterable[Any], do: Any) -> None:
-    """Does it for all, so many at a time."""
+    """Call `do` for every item, at most CLIENTS at a time."""
     gate = asyncio.Semaphore(CLIENTS)
 
     async def one(item: Any) -> None:

@@ -189,7 +189,7 @@ async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
     await one.submit(*(job(f"waits-{number}", GPUS, number) for number in range(jobs)))
     await one.phases("Queued", jobs)
     row(
-        f"{jobs} jobs submitted, all told that they wait",
+        f"{jobs} jobs submitted, all Queued with a reason",
         f"{time.perf_counter() - began:.1f} s, {one.cpu() - cpu:.1f} CPU-s",
     )
     with contextlib.suppress(TimeoutError):

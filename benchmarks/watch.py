@@ -97,7 +97,7 @@ async def _load(kubeconfig: str, jobs: int) -> None:
 
 
 async def _running(client: HttpCluster, pods: Selection, count: int) -> None:
-    """Waits until exactly so many of the pods run."""
+    """Wait until exactly `count` of the pods run."""
     while True:
         found = [pod async for page, _ in client.pages(pods) for pod in page]
         if sum(pod["status"].get("phase") == "Running" for pod in found) == count:

@@ -103,7 +103,7 @@ def status_line(job: dict[str, Any]) -> str:
 
 
 def training_log(access: Access, job: dict[str, Any]) -> str:
-    """Rank 0's log of the present attempt; empty while there is none."""
+    """Rank 0's log of the present attempt; empty before its pod exists."""
     first = [pod["name"] for pod in job.get("status", {}).get("pods", []) if pod["index"] == 0]
     if not first:
         return ""

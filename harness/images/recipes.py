@@ -24,9 +24,7 @@ from .engines import engine_environment, engine_packages
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-MAX_STORED_IMAGES = (
-    60  # with those of intermediate steps; beyond, the builder's storage starts anew
-)
+MAX_STORED_IMAGES = 60  # with those of intermediate steps; beyond, the builder's storage is emptied
 BUILD_ENVIRONMENT = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}")
 """Variables that only a build needs, where the host's CA bundle is mounted over the base's."""
 CONTAINER_WHEELS = "/opt/wheels"

@@ -62,6 +62,7 @@ def _section(alert: Alert) -> str:
     severity = f"*{alert.severity}*"
     if alert.info_findings:
         severity += f" (*info* for {', '.join(alert.info_findings)})"
-    told = f"{severity}, after {'no wait' if alert.for_ == '0m' else alert.for_}: {summary}."
-    parts = [f"## {alert.name}", "", told, "", alert.description, "", *steps, ""]
+    delay = "no wait" if alert.for_ == "0m" else alert.for_
+    headline = f"{severity}, after {delay}: {summary}."
+    parts = [f"## {alert.name}", "", headline, "", alert.description, "", *steps, ""]
     return "\n".join([*parts, "```promql", alert.expression, "```", ""])

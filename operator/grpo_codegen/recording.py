@@ -72,7 +72,7 @@ TENSOR_ACTIVE = Recorded(
 MEMORY_USED = Recorded(
     "grpojob:gpu_memory_used_bytes:max",
     _JOB,
-    "Memory in use on the job's fullest GPU, whoever's it is.",
+    "Memory in use on the job's fullest GPU, by any process.",
     _by_job("1048576 * max", "DCGM_FI_DEV_FB_USED{where}"),
 )
 FREE = Recorded(

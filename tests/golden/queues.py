@@ -84,7 +84,7 @@ def waiting() -> Any:
         for name, (one, others, there) in asked.items()
     }
     short = {
-        "out of memory, planned anew": ran_out(),
+        "out of memory, planned again": ran_out(),
         "out of memory after three new plans": ran_out(
             4, learned=learned(3), spec={"restarts": {"limit": 9}}
         ),

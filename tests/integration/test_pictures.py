@@ -24,7 +24,7 @@ from grpo_codegen.stories.story import Story
 from tests.integration.test_alerts import first_row_names
 from tools.pictures.browser import HEIGHT, Browser, browser
 from tools.pictures.bundle import page
-from tools.pictures.drawing import JSON, Drawing, View, draw, draw_answers, told
+from tools.pictures.drawing import JSON, Drawing, View, draw, draw_answers, scraped
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def chromium() -> Iterator[Browser]:
 def test_a_reader_finds_everything_legible(
     story: Story, board: str, chromium: Browser, tmp_path: Path
 ) -> None:
-    with told(story, tmp_path) as server:
+    with scraped(story, tmp_path) as server:
         drawing = draw(chromium, server, board, View.of(story))
     assert drawing.errors == []
     assert {panel["title"]: panel["faults"] for panel in drawing.panels if panel["faults"]} == {}
@@ -147,7 +147,7 @@ def color_name(color: str) -> str:
 def test_the_first_screen_has_the_whole_page_with_its_curves(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    with told(STORY["diverging slowly"], tmp_path) as server:
+    with scraped(STORY["diverging slowly"], tmp_path) as server:
         draw(chromium, server, TRAINING, View.of(STORY["diverging slowly"]), is_open=False)
     places = (
         "[...document.querySelectorAll('[data-panel]:not([data-type=row])')].map(one => "

@@ -145,7 +145,7 @@ def test_parquet_faults(tmp_path: Path) -> None:
         ([{**CHAT, "name": "x"}], r"message 1 has the keys \['content', 'name', 'role'\]"),
         (
             [{"role": "robot", "content": "x"}],
-            r"message 1: role 'robot' is none of system, user, assistant, tool",
+            r"message 1: role 'robot' must be one of system, user, assistant, tool",
         ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],

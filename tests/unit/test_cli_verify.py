@@ -52,7 +52,7 @@ def test_what_nobody_signed_says_so(
     folder = write(tmp_path / "unsigned")
     assert verify(folder) == 0
     assert (
-        "by nobody: whoever changes a file can change what is said of it" in capsys.readouterr().out
+        "by nobody: a person who changes a file can change its hash, too" in capsys.readouterr().out
     )
     assert verify(folder, "--key", key) == 1
     assert f"{ENVELOPE_FILE} is missing: the model is not signed" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_it_is_told_what_it_is_and_what_it_was_made_of(
     assert verify(conversion(tmp_path)) == 0
     told = capsys.readouterr().out
     assert "merged into its base, to bfloat16, from weights sha256:" in told
-    assert "by nobody: whoever changes a file can change what is said of it" in told
+    assert "by nobody: a person who changes a file can change its hash, too" in told
     assert "team/demo, uid 1-2" in told
 
 
@@ -184,5 +184,5 @@ def test_a_conversion_of_weights_that_the_job_did_not_report_is_refused(tmp_path
     (folder / STATEMENT_FILE).unlink()
     require_made_of(folder, "sha256:0")  # a trainer that wrote none
     (folder / STATEMENT_FILE).write_text("{}")
-    with pytest.raises(KubectlError, match="can't be told from another model"):
+    with pytest.raises(KubectlError, match="what the conversion was made of can't be read"):
         require_made_of(folder, "sha256:0")

@@ -218,7 +218,7 @@ async def test_what_was_not_heard_of_for_long_is_not_relied_on(
     async with Watching(Script()) as watching:
         watching.facts.take()
         monkeypatch.setattr(facts_module, "DEAF_SECONDS", -1.0)
-        with pytest.raises(Unavailable, match="nothing was heard of nodes"):
+        with pytest.raises(Unavailable, match="nothing was received about nodes"):
             watching.facts.take()
 
 

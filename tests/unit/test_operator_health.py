@@ -25,7 +25,7 @@ def test_a_watch_that_is_being_tried_is_neither_heard_of_nor_deaf() -> None:
     assert metrics_server.last_update_times(watched, 100.0, 1e9) == {"jobs": 1e9 - 90.0}
     assert (
         metrics_server.silent_watches_message(watched, 100.0, 60.0)
-        == "nothing heard for 60 s from: jobs/*"
+        == "nothing received for 60 s from: jobs/*"
     )
     assert metrics_server.silent_watches_message(watched, 100.0, 95.0) == ""
 

@@ -103,7 +103,7 @@ def test_the_next_attempt_has_another_plan_and_says_why() -> None:
     )
     kind, reason, message = of_type(status, "Degraded")
     assert (kind, reason) == ("True", "OutOfMemory")
-    assert "Planned anew after OutOfMemory at backward" in message
+    assert "Planned again after OutOfMemory at backward" in message
     assert status.learned is not None
     assert status.learned.memory["backward"].needed_bytes == 81 * 2**30
     assert status.restarts == 1
@@ -243,7 +243,7 @@ def undone(seen: Observation, checkpoint: int | None) -> GRPOJobRecord:
 
 
 def answered(job: GRPOJobRecord, there: Inventory) -> PlanResult:
-    """As the queue does: what goes on, else what is planned anew."""
+    """As the queue does: what goes on, else what is planned again."""
     assert job.spec is not None
     return reuse_plan(job, there) or plan_again(
         job, job.spec, lambda spec, known: plan_job(spec, there, learned=known)

@@ -297,7 +297,7 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
         in short.message
     )
     odd = result(job(generation={"engine": "Servers", "servers": {"gpusPerReplica": 3}}), EIGHT)
-    assert "28 heads and 4 key heads can't be shared by so many; 1, 2, 4 can" in odd.message
+    assert "28 heads and 4 key heads can't be split over 3 GPUs; 1, 2, 4 can" in odd.message
     assert {one.reason for one in (experts, short, odd)} == {PlanReason.INVALID_COMBINATION}
 
 

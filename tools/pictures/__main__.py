@@ -16,7 +16,7 @@ from grpo_codegen.stories.story import Story
 
 from .browser import HEIGHT, Browser, browser
 from .bundle import page
-from .drawing import View, draw, told
+from .drawing import View, draw, scraped
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -53,14 +53,14 @@ def _draw_documents(one: Browser) -> None:
     for board, name in PICTURED.items():
         with (
             tempfile.TemporaryDirectory() as temporary,
-            told(stories[name], Path(temporary)) as server,
+            scraped(stories[name], Path(temporary)) as server,
         ):
             draw(one, server, board, View.of(stories[name]), is_open=False)
             (DOCUMENTS / f"{board}.png").write_bytes(one.picture(HEIGHT))
 
 
 def _draw_all(one: Browser, story: Story, folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as temporary, told(story, Path(temporary)) as server:
+    with tempfile.TemporaryDirectory() as temporary, scraped(story, Path(temporary)) as server:
         for name in DASHBOARDS:
             drawing = draw(one, server, name, View.of(story))
             path = folder / f"{story.name}-{name}.png".replace(" ", "-").lower()

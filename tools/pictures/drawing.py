@@ -84,7 +84,7 @@ def with_alerts(story: Story) -> World:
 
 
 @contextmanager
-def told(story: Story, folder: Path) -> Iterator[Prometheus]:
+def scraped(story: Story, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped the story, every minute from its beginning to its end."""
     lines = (
         line

@@ -164,7 +164,7 @@ class Run:
         self.model.train()
 
     def _sample(self, tokens: int, cache: DynamicCache | None) -> None:
-        """Generate SHORT tokens after so many, of which all but one may be in the cache."""
+        """Generate SHORT tokens after `tokens`, of which all but one may be in the cache."""
         ids, _ = self._batch(tokens, 0, self.case["generation_batch"])
         self.model.generate(
             input_ids=ids, attention_mask=_padding_mask(ids), past_key_values=cache,
@@ -173,7 +173,7 @@ class Run:
         )  # fmt: skip
 
     def _filled_cache(self, tokens: int) -> DynamicCache:
-        """A cache of zeros for so many tokens of each sequence, in the dtype of the weights."""
+        """A cache of zeros for `tokens` of each sequence, in the dtype of the weights."""
         config = self.case["config"]
         cache = DynamicCache(config=self.model.config)
         shape = (

@@ -130,8 +130,8 @@ class Peak:
         """Levels of other series at that time."""
 
     def is_reached(self, series: Series, errors: float = 1.0) -> bool:
-        """Return True if the series stands above its best level by more than so many errors of a
-        level."""
+        """Return True if the series stands above its best level by more than `errors` standard
+        errors of a level."""
         least_gain = errors * series.error if math.isfinite(self.value) else 0.0
         return series.count >= SMOOTH and series.level() > self.value + least_gain
 

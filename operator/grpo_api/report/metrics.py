@@ -176,7 +176,7 @@ def _time_to(name: str, what: str) -> Metric:
 TIME_TO_ADMITTED = _time_to("admitted", "it was admitted")
 TIME_TO_SCHEDULED = _time_to("scheduled", "all of its pods had a node")
 TIME_TO_RUNNING = _time_to("running", "all of its pods ran")
-TIME_TO_FIRST_STEP = _time_to("first_step", "the operator heard of a finished step")
+TIME_TO_FIRST_STEP = _time_to("first_step", "the operator read of a finished step")
 TIMES_TO = (TIME_TO_ADMITTED, TIME_TO_SCHEDULED, TIME_TO_RUNNING, TIME_TO_FIRST_STEP)
 RESTARTS = Metric(
     "grpo_jobs_restarts_total",
@@ -253,8 +253,8 @@ HEARD = Metric(
     "gauge",
     "unix seconds",
     (
-        "When something was last heard of a kind of object, of the namespace where that is longest "
-        "ago."
+        "Time of the last LIST, event or bookmark of a kind of object, in the namespace where that "
+        "is longest ago."
     ),
     ("resource",),
 )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from .messages import printable_text
+
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -81,13 +83,13 @@ def as_text(line: str) -> str:
     """
     fields = _fields(line)
     if fields is None:
-        return _printable(line)
+        return printable_text(line)
     time, level, message = (str(fields[key]) for key in ("time", "level", "message"))
     rank = f" rank {fields['rank']}" if fields.get("rank") else ""
     traceback = fields.pop("traceback", "")
     others = [f"{key}={_short(value)}" for key, value in fields.items() if key not in _CONTEXT]
     words = " ".join([f"{time[11:19]} {level:<7}{rank} {message}".rstrip(), *others])
-    return _printable(f"{words}\n{traceback}" if traceback else words)
+    return printable_text(f"{words}\n{traceback}" if traceback else words)
 
 
 def _fields(line: str) -> dict[str, Any] | None:
@@ -112,10 +114,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _printable(text: str) -> str:
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for letter in text
-    )

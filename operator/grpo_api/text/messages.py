@@ -48,8 +48,17 @@ def plain_text(text: str) -> str:
     return _ADDRESS.sub("", _SECRETS.sub(r"\1\2…", line))
 
 
+def printable_text(text: str, keep: str = "\n\t") -> str:
+    """The text with a replacement for what could steer a terminal, but for `keep`."""
+    letters = []
+    for letter in text:
+        is_safe = letter.isprintable() or letter in keep
+        letters.append(letter if is_safe else "\N{REPLACEMENT CHARACTER}")
+    return "".join(letters)
+
+
 def shorten(text: str, most: int) -> str:
-    """The text in at most so many characters; its last sentence, which says what to do, stays."""
+    """The text in at most `most` characters; its last sentence, which says what to do, stays."""
     if len(text) <= most:
         return text
     start, _, last_sentence = text.rpartition(". ")

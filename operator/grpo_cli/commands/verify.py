@@ -25,6 +25,7 @@ from grpo_api.provenance.provenance import (
     EnvironmentRecord,
     Provenance,
 )
+from grpo_api.text.messages import printable_text
 
 from ..inputs.integrity import (
     Comparison,
@@ -103,13 +104,8 @@ def _different(
 
 
 def _plain(text: object) -> str:
-    """What a stranger wrote, without the characters that move a terminal's cursor or can't be
-    printed."""
-    return "".join(map(_printable, str(text)))
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+    """What a stranger wrote, on one line and without what could steer the terminal."""
+    return printable_text(str(text), keep="")
 
 
 @contextmanager
@@ -134,7 +130,7 @@ def _checked(
     elif envelope:
         yield "signed", f"{ENVELOPE_FILE} was not checked: give the public key with --key"
     else:
-        yield "signed", "by nobody: whoever changes a file can change what is said of it"
+        yield "signed", "by nobody: a person who changes a file can change its hash, too"
 
 
 def _show(facts: Iterable[tuple[str, str]]) -> None:

@@ -182,10 +182,9 @@ def _weights(run: TrlRun) -> list[float]:
     if given is None or given.value is None:
         return []
     numbers = given.value if isinstance(given.value, list) else []
-    is_valid = len(numbers) == len(run.rewards) and all(
-        isinstance(number, int | float) and abs(number) <= 1e6 for number in numbers
-    )
-    if not is_valid:
+    are_numbers = all(isinstance(number, int | float) for number in numbers)
+    are_allowed = are_numbers and all(abs(number) <= 1e6 for number in numbers)
+    if not are_allowed or len(numbers) != len(run.rewards):
         advice = f"set the weight of each of the job's {len(run.rewards)} rewards"
         run.note(given.line, "reward_weights", given.value, advice)
         return []

@@ -133,8 +133,8 @@ class RewardReader:
         self.run.rewards.append(RewardUse(node.lineno, name, function, is_sibling))
 
     def _copy_module(self, module: str) -> bool:
-        """Copy a module that lies beside the script, and those beside it that it imports; False
-        if there is none."""
+        """Copy a module that lies beside the script, and those beside it that it imports. Return
+        False if the script has no such module."""
         if not module or "." in module:
             return False
         if f"{module}.py" in self.run.reward_files:

@@ -120,7 +120,7 @@ def require_made_of(folder: Path, weights_hash: str) -> None:
     try:
         statement = read_documents(folder).statement
     except NotGenuine as error:
-        raise KubectlError(f"the conversion can't be told from another model: {error}") from error
+        raise KubectlError(f"what the conversion was made of can't be read: {error}") from error
     used = (
         statement.predicate.weights_hash
         if isinstance(statement, ConversionStatement)

@@ -105,7 +105,7 @@ ALERTS = (
         for_="1m",
         severity="critical",
         summary=(
-            "The GRPO operator has heard nothing of {{ $labels.resource }} for {{ $value | "
+            "The GRPO operator has received nothing about {{ $labels.resource }} for {{ $value | "
             "humanizeDuration }}"
         ),
         description="A proxy may swallow its watches. It decides by what it knew then.",

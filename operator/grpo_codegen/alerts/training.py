@@ -65,7 +65,7 @@ ALERTS = (
         ),
         for_="0m",
         severity="warning",
-        summary=f"{JOB} has had a number that is none",
+        summary=f"{JOB} has logged a number that is not finite",
         description=(
             "A loss, gradient norm, KL, reward or entropy was infinite or NaN. The run ends as "
             "Diverged before a checkpoint is written. With guard.onDivergence: Rollback it goes on "

@@ -94,7 +94,7 @@ _NOW = (
     Panel(
         kind="stat",
         title="Deafest watch",
-        description="Time since something was last heard of the kind of object heard of least.",
+        description="Time since the last LIST, event or bookmark, of the kind that has waited longest.",
         unit="s",
         queries=(Query(f"time() - min({_WATCHES})", "age"),),
         width=6,
@@ -248,7 +248,7 @@ _TALK = (
         empty="No request in this time",
     ),
     Panel(
-        title="Time since a watch heard something",
+        title="Time since a watch received something",
         description=(
             "By kind of object. The API server sends bookmarks every minute or so, so "
             "that age means deafness."

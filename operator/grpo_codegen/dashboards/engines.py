@@ -35,7 +35,7 @@ PANELS = (
         title="Importance sampling ratio",
         description=(
             "TRL's `sampling/importance_sampling_ratio`, which corrects for that difference, the "
-            "least and the largest of a generation. 1 is none at all."
+            "least and the largest of a generation. 1 is no correction."
         ),
         unit="none",
         queries=(

@@ -175,7 +175,7 @@ _GPUS = (
     ),
     Panel(
         title="GPUs free, by product",
-        description="Held by no pod, whoever's they would be.",
+        description="Held by no pod of any owner.",
         unit="none",
         queries=(
             Query(f"sum by (modelName) ({recording.FREE.name}{{{CLUSTER}}})", "{{modelName}}"),

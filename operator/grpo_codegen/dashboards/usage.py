@@ -93,7 +93,7 @@ OF_JOB = (
     ),
     Panel(
         title="Memory of its GPUs",
-        description="Of the fullest, as DCGM reports: all that is in use there, whoever's it is.",
+        description="Of the fullest, as DCGM reports: all memory in use there, by any process.",
         unit="bytes",
         queries=(Query(_recorded(recording.MEMORY_USED), "fullest GPU"),),
         width=12,

@@ -23,7 +23,7 @@ _BESIDES: dict[str, tuple[FindingName, ...]] = {
     "answers reach the limit": ("LengthExploding", "RewardFalling"),
     "everything flies apart": ("RewardFalling", "KLRising"),
 }
-"""What else is found in a story, beside that which it is told for."""
+"""Findings of a story beside the one that it is there to show."""
 _SEEDS = {"the KL grows and the reward does not": 1}
 """Of the noise, where a finding comes and goes with others."""
 WAITED = "phase_seconds/reward"

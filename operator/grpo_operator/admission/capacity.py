@@ -309,8 +309,8 @@ class Capacity:
                 nodes = role.plan.nodes
                 if self._pods_with_room_now(job, role) < nodes:
                     return False
-                # nobody looks at what the last one leaves, and to take it is to count everything
-                # anew
+                # What the last role leaves is not read, and taking it would count every node
+                # again.
                 if next_role:
                     placements = self._place(job, role, nodes, set())
                     taken.extend(placements)

@@ -117,7 +117,7 @@ class Lister(Generic[F]):
             return f"{self.selection} have not been listed"
         silent = now - self.informer.heard_at
         return (
-            f"nothing was heard of {self.selection} for {silent:.0f} s"
+            f"nothing was received about {self.selection} for {silent:.0f} s"
             if silent > DEAF_SECONDS
             else ""
         )

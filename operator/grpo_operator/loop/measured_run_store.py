@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 DATA_KEY = "runs.json"
 """What `grpo plan --calibration` takes."""
 WRITE_PAUSE = 60.0
-"""Seconds from one write to the next: each makes the plans of waiting jobs of those models
-anew."""
+"""Seconds from one write to the next: each makes waiting jobs of those models plan again."""
 
 
 class MeasuredRunStore:

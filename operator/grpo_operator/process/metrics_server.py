@@ -288,7 +288,7 @@ def silent_watches_message(informers: Informers, now: float, limit: float) -> st
     for name, informer in informers.items():
         if informer.heard_at is not None and now - informer.heard_at > limit:
             names.append(name)
-    return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
+    return f"nothing received for {limit:.0f} s from: {', '.join(names)}" if names else ""
 
 
 def last_update_times(informers: Informers, now: float, unix: float) -> dict[str, float]:

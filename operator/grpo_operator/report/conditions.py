@@ -228,7 +228,7 @@ def _replanned(decision: Decision) -> str:
     if decision.learned is None or decision.plan is None or not decision.plan.changes:
         return ""
     last_change = decision.plan.changes[-1]
-    return f". Planned anew {last_change}"
+    return f". Planned again {last_change}"
 
 
 def _recovery(observation: Observation) -> Iterator[Statement]:

@@ -133,11 +133,11 @@ def status_events(
 def tracking_event(job: GRPOJobRecord, status: GRPOJobStatus, now: float) -> dict[str, Any] | None:
     """A core/v1 Event on the trackers that have begun to lose rows; None while none loses any."""
     before = {report.name: report.lost_rows for report in job.status.tracking or ()}
-    losses = [
-        f"{report.name}: {report.problem or 'no reason was given'}"
-        for report in status.tracking or ()
-        if report.lost_rows and not before.get(report.name)
-    ]
+    losses = []
+    for report in status.tracking or ():
+        if report.lost_rows and not before.get(report.name):
+            problem = report.problem or "no reason was given"
+            losses.append(f"{report.name}: {problem}")
     if not losses:
         return None
     involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}

@@ -77,7 +77,7 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 def _revisions(observation: Observation) -> dict[str, Any]:
     """What the attempt says that it is made of. A commit stays what the first attempt found: later
-    ones are told it."""
+    attempts get it in their plan."""
     revisions = dict(observation.pull.progress.revisions) if observation.pull else {}
     for end in observation.terminations:
         revisions |= end.outcome.revisions
@@ -214,8 +214,7 @@ def _unseen(observation: Observation) -> list[Finding]:
 
 
 def metrics_status(values: Mapping[str, float]) -> MetricsStatus | None:
-    """status.metrics, most of it as text with four significant digits; None when none of them was
-    told."""
+    """status.metrics, most of it as text with four significant digits; None without any value."""
     named: dict[str, Any] = {name: _digits(values[name]) for name in _SHORT if name in values}
     version = values.get(WEIGHTS_VERSION.key, math.nan)
     if 0 <= version <= MAX_COUNT:

@@ -70,8 +70,9 @@ def _stage(observation: Observation) -> tuple[str | None, float | None]:
     if observation.has_training_started:
         before = observation.job.status.progress
         # A new operator has not asked rank 0 yet.
-        was_reported = observation.has_answered and before is not None
-        return (before.stage if was_reported and before else None) or "Importing", None
+        if before is None or not observation.has_answered:
+            return "Importing", None
+        return before.stage or "Importing", None
     stages = (pod.start_stage for pod in (*observation.pods, *observation.engine_pods) if pod.node)
     return next(filter(None, stages), None), None
 

@@ -386,7 +386,7 @@ def _idle(demand: Demand, winner: Option) -> Iterator[str]:
 
 
 def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
-    """The most prompts per step, up to the present ones, that so many processes can share; else the
+    """The most prompts per step, up to the present ones, that `world` processes can share; else the
     fewest above."""
     training = spec.training
     unit = world * (training.per_device_train_batch_size or 1)

@@ -176,8 +176,8 @@ def declared_inventory(placement: PlacementSpec) -> Inventory:
 
 
 RESERVED_SHARES = ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06))
-"""GKE's reservation, which takes more of a large node than EKS' and AKS' do: this share of so many
-GiB, one after the other (GKE documentation, "Plan GKE Standard node sizes")."""
+"""GKE's reservation, which takes more of a large node than EKS' and AKS' do: pairs of GiB and the
+share reserved of them, in turn (GKE documentation, "Plan GKE Standard node sizes")."""
 RESERVED_BEYOND = 0.02
 """The share of all that is beyond them."""
 EVICTION_THRESHOLD = 100 * MIB
@@ -185,7 +185,7 @@ EVICTION_THRESHOLD = 100 * MIB
 
 
 def allocatable_memory(built_in: int) -> int:
-    """Bytes that pods may request on a node with so many bytes of memory."""
+    """Bytes that pods may request on a node with `built_in` bytes of memory."""
     remaining = float(built_in)
     reserved = float(EVICTION_THRESHOLD)
     for size_gib, share in RESERVED_SHARES:

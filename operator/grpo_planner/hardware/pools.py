@@ -108,7 +108,7 @@ class Pool:
         return sum(room.gpus * count for room, count in self.rooms)
 
     def default_millicores(self, gpus: int, *, engine: bool = False) -> int:
-        """Return the CPU request of a pod with so many GPUs, in thousandths of a core.
+        """Return the CPU request of a pod with `gpus` GPUs, in thousandths of a core.
 
         It is never more than the pod's share of its node, in whole cores, so that the rest of the
         node's GPUs stay usable.

@@ -117,7 +117,7 @@ def block_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def cached_blocks(setup: Setup, completions: int) -> int:
-    """Blocks of the cache for so many completions at a time, and vLLM's own.
+    """Blocks of the cache for this many concurrent completions, and vLLM's own.
 
     At no time do completions hold more in the mean than a prompt and their mean length: of n that
     begin together, n S(t) are longer than t, and t S(t) is at most the mean (Markov). Two standard

@@ -149,7 +149,7 @@ class Predictor:
             "backward": round(static + backward),
             "step": round(static + state.step),
         }
-        # A base that leaves is allocated anew in every step, so that it can fragment.
+        # A base that leaves is allocated again in every step, so that it can fragment.
         return Prediction(phases, round(static - base))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another

@@ -92,8 +92,8 @@ def resolve_model(
 
 
 def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
-    """The shape of what an attempt loaded. These are the weights: a declared size that differs is
-    told to be wrong."""
+    """The shape of what an attempt loaded. These are the weights: a declared size that differs
+    is reported as wrong."""
     shape = from_architecture(found)
     loaded = shape.counted_parameters
     declared = _declared(model)

@@ -26,7 +26,7 @@ class Positions(NamedTuple):
     tokens: int = 0
     """0: not known."""
     is_certain: bool = False
-    """False where the model is only named like one that was made for so many."""
+    """False where only the model's name suggests this length."""
 
 
 UNKNOWN = Positions()

@@ -43,7 +43,8 @@ class StepSeconds(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """True if all of it can be believed."""
-        return all(isfinite(number) and number > 0 for number in self) and self.completion >= 1
+        are_positive = all(isfinite(number) and number > 0 for number in self)
+        return are_positive and self.completion >= 1
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, float]) -> Self:

@@ -25,8 +25,8 @@ def sharding(zero_stage: int, *, offload: bool) -> str:
 
 
 def plan_name(plan: ExecutionPlan) -> str:
-    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4, vLLM Colocated over 2 GPUs`: all that two
-    plans of one job are told apart by."""
+    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4, vLLM Colocated over 2 GPUs`: all that
+    distinguishes two plans of one job."""
     engine = plan.engine
     if engine is None:
         return brief_plan_name(plan)

@@ -17,7 +17,7 @@ MOST_SEQUENCES = 16
 
 CLOSE_ROUNDS = 32
 """Rounds of generation up to which every number of them is tried; past that each is larger than the
-last by a part in so many."""
+last by one part in CLOSE_ROUNDS."""
 
 MOST_QUANTILE_TOKENS = 1 << 24
 """torch.quantile refuses more numbers (torch 2.13). With topEntropyQuantile TRL asks it for a

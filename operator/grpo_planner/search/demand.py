@@ -51,13 +51,13 @@ class Demand:
     def notes(self) -> list[str]:
         """What the user should know about where the shapes came from, and of settings that do half
         of what is meant."""
-        told = [
+        of_models = [
             model.note
             for model in (self.model, *(model for _, model in self.scorers))
             if model.note
         ]
         settings = spec_notes(self.spec)
-        return [*told, *settings, *filter(None, [disk_note(self.spec, self.shape)])]
+        return [*of_models, *settings, *filter(None, [disk_note(self.spec, self.shape)])]
 
     @property
     def length(self) -> int:
@@ -150,7 +150,7 @@ class Demand:
     def correction(
         self, label: str, gpus: int, nodes: int, sampler: Sampler | None = None
     ) -> StepCorrection | None:
-        """What was measured of steps on so many of these GPUs: by the job's own attempts, else by
+        """What was measured of steps on `gpus` of these GPUs: by the job's own attempts, else by
         the nearest runs of the model."""
         step = self.learned.step
         if step and step.gpu_product == label:

@@ -21,8 +21,8 @@ def sampling_message(search: Search, chosen: Option) -> str:
         for other in search.rivals(chosen)
         if _kind(other.footprint.setup.engine) != _kind(engine) or _is_kept_base(engine, other)
     ]
-    told = "; ".join(_against(chosen, other) for other in others)
-    return f"{_named(engine)}: {told or 'nothing else was possible'}; {_ASSUMED}"
+    comparisons = "; ".join(_against(chosen, other) for other in others)
+    return f"{_named(engine)}: {comparisons or 'nothing else was possible'}; {_ASSUMED}"
 
 
 _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"

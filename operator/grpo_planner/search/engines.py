@@ -103,7 +103,7 @@ def check(demand: Demand) -> None:
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
-            f"can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
+            f"can't be split over {gpus} GPUs; {', '.join(map(str, _shareable(demand)))} can",
         )
 
 
@@ -347,7 +347,7 @@ def _at_most(engine: Engine, room: int) -> Engine:
 
 
 def _slots(pool: Pool, place: Place, gpus: int) -> int:
-    """Engines with so many GPUs each that a pool has room for beside a gang; on its own nodes as if
+    """Engines of `gpus` GPUs each that a pool has room for beside a gang; on its own nodes as if
     they were cut up worst."""
     there = sum(room.gpus // gpus * count for room, count in pool.rooms)
     return there - (place.nodes * -(-place.per_node // gpus) if pool is place.pool else 0)

@@ -48,7 +48,7 @@ SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
 
 TimeLimit = Callable[[float, StepCorrection | None], bool]
-"""Whether a step of so many seconds, with what was measured on its GPUs, is short enough. Where one
+"""Whether a step of these seconds, with what was measured on its GPUs, is short enough. Where one
 is, shorter ones are, too."""
 
 
@@ -384,7 +384,7 @@ class Search:
             yield Extent(wider, method, precision, self._footprints, self.engines)
 
     def _next_wider(self, place: Place) -> Place | None:
-        """As many GPUs on the next larger number of nodes; None where there are not so many."""
+        """As many GPUs on the next larger number of nodes; None if the pool has too few nodes."""
         demand = self._demand
         if demand.spec.nodes:
             return None

@@ -60,7 +60,7 @@ def _tau(mean: float, limit: int, share: float) -> float:
 
 
 def any_left(survivors: float, completions: float) -> float:
-    """Probability that any of so many completions is longer."""
+    """Probability that any of `completions` is longer."""
     none_left: float = (1 - survivors) ** completions
     return 1 - none_left
 
@@ -77,7 +77,7 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def batches(mean: float, limit: int, runaway: float, completions: int) -> tuple[Batch, ...]:
-    """What is left of so many completions, stretch by stretch."""
+    """What is left of a batch of `completions`, stretch by stretch."""
     found = []
     for stretch in thinning(mean, limit, runaway):
         probability = any_left(stretch.survivors, completions)
@@ -88,7 +88,7 @@ def batches(mean: float, limit: int, runaway: float, completions: int) -> tuple[
 
 @lru_cache(maxsize=4096)
 def longest(mean: float, limit: int, runaway: float, completions: float) -> float:
-    """Expected tokens of the longest of so many completions."""
+    """Expected tokens of the longest of `completions`."""
     return sum(
         stretch.tokens * any_left(stretch.survivors, completions)
         for stretch in thinning(mean, limit, runaway)

@@ -126,7 +126,7 @@ class EngineToken:
         self._sampled = constants.sampling_seconds * shape.vocab / WORDS
 
     def seconds(self, sequences: float, position: float) -> float:
-        """A token of so many sequences that have `position` tokens of their completions."""
+        """Seconds of a token of `sequences` that have `position` tokens of their completions."""
         cached = sequences * (self._prompt + position) * self._token_bytes
         weights = self._weights
         if self._has_experts:

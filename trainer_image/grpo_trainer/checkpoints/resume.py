@@ -129,7 +129,7 @@ def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
     if not left:
         raise Diverged(
             f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run diverged "
-            "on, so there is none to go back to. Raise checkpoint.keep, or lower "
+            "on, so no checkpoint is left to go back to. Raise checkpoint.keep, or lower "
             "checkpoint.everySteps, in a new job"
         )
     return left

@@ -48,7 +48,7 @@ def _message(message: Any, place: str) -> Message:
             "else"
         )
     if given["role"] not in ROLES:
-        raise BadInput(f"{place}: role {given['role']!r:.40} is none of {', '.join(ROLES)}")
+        raise BadInput(f"{place}: role {given['role']!r:.40} must be one of {', '.join(ROLES)}")
     if not isinstance(given["content"], str):
         raise BadInput(
             f"{place}: content {given['content']!r:.80} is not text; only text prompts are "

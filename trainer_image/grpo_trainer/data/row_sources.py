@@ -148,7 +148,7 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
         except pa.ArrowInvalid as error:
             place = file.place(_first_undecodable(file.table[column]))
             raise BadInput(
-                f"{place}, column {column!r} is not valid ({error}); write the file anew"
+                f"{place}, column {column!r} is not valid ({error}); write the file again"
             ) from error
     return file
 

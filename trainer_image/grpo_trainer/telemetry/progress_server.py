@@ -132,11 +132,13 @@ def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
 
 def _stragglers(progress: Progress) -> Values:
     """How slow the rank is that a finding names, by its place."""
-    return {
-        (f"{finding.evidence['rank']:.0f}", finding.pod or "", finding.node or ""): ratio
-        for finding in progress.findings
-        if (ratio := finding.evidence.get("timesMedian")) is not None
-    }
+    ratios: dict[tuple[str, ...], float] = {}
+    for finding in progress.findings:
+        ratio = finding.evidence.get("timesMedian")
+        if ratio is not None:
+            rank = f"{finding.evidence['rank']:.0f}"
+            ratios[rank, finding.pod or "", finding.node or ""] = ratio
+    return ratios
 
 
 def _family(metric: Metric, values: Values) -> Family:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from grpo_api.findings.step_row import as_number
 from grpo_api.report.history import SAMPLES_FILE, STEP, Row
+from grpo_api.text.messages import printable_text
 
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_history
@@ -123,14 +124,9 @@ def _print_completion(out: Console, completion: Row) -> None:
     cut = ", truncated" if completion.get("truncated") else ""
     head = f"step {completion[STEP]}: {', '.join(numbers)} ({completion.get('tokens')} tokens{cut})"
     out.print(Text(head, style="bold"))
-    out.print(Text(_printable(_prompt_text(completion)), style="dim"), soft_wrap=True)
-    out.print(Text(_printable(str(completion.get("completion")))), soft_wrap=True)
+    out.print(Text(printable_text(_prompt_text(completion)), style="dim"), soft_wrap=True)
+    out.print(Text(printable_text(str(completion.get("completion")))), soft_wrap=True)
     out.print()
-
-
-def _printable(text: str) -> str:
-    """Without the characters by which a completion could steer the terminal."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
 
 
 def _prompt_text(completion: Row) -> str:
