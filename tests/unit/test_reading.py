@@ -20,7 +20,7 @@ PACKAGES = sorted(
 MOST_DENSE = 0.02
 """Share of simple statements with two or more decisions."""
 MOST_COMPLEX = 15
-MOST_WHOLE_PLANS = 44
+MOST_WHOLE_PLANS = 40
 """Functions of the trainer that may take all of the plan: those that lead a process, or hand the
 plan on whole."""
 

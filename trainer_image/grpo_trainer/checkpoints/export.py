@@ -16,6 +16,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, Export, Read, sums_text, weights_hash
+from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..gang import rank0_task, ranks
@@ -55,7 +56,7 @@ def export_model(
         DiskFailed: the disk took nothing for minutes; the last checkpoint stands.
         Preempted: a newer attempt owns the folder.
     """
-    root = _root(plan)
+    root = _root(plan.checkpoint_directory, plan.export, plan.job.uid)
     if root is None or (plan.export and not plan.export.is_model_kept):
         return None
     folder = root / EXPORT_FOLDER
@@ -89,11 +90,11 @@ def describe_export(folder: Path, url: str | None = None) -> Export:
     return Export(to="Volume", path=str(folder), format=form, bytes=size, weights_hash=hashed)
 
 
-def _root(plan: TrainingPlan) -> Path | None:
+def _root(directory: str | None, export: ExportSpec | None, job_uid: str) -> Path | None:
     """Where the export is written; on the pod's own disk if it only passes through."""
-    root = run_folder(plan.checkpoint_directory)
-    if root is None and plan.export and plan.export.to == "Hub":
-        root = Path(tempfile.gettempdir()) / f"grpo-{plan.job.uid}"
+    root = run_folder(directory)
+    if root is None and export and export.to == "Hub":
+        root = Path(tempfile.gettempdir()) / f"grpo-{job_uid}"
         root.mkdir(exist_ok=True)
     return root
 

@@ -284,7 +284,7 @@ def build(
             parts, strategy, observer, callbacks, seal.save, generation_sub_batch=sub_batch
         )
     if plan.execution.engine is not None:
-        trainer.engine_guard, trainer.canary_guard = _engine_guards(plan)
+        trainer.engine_guard, trainer.canary_guard = _engine_guards(plan.execution, plan.training)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(
         trainer, step_exchange, seal, rewards, prompts, beginning, cadence, history, target, source
@@ -362,9 +362,11 @@ def require_router(overrides: Overrides, model: Any) -> None:
         )
 
 
-def _engine_guards(plan: TrainingPlan) -> tuple[EngineGuard | None, EngineGuard]:
+def _engine_guards(
+    execution: ExecutionPlan, training: TrainingSpec
+) -> tuple[EngineGuard | None, EngineGuard]:
     """The guards over the completions and over the canaries of the plan's engine."""
-    execution, training, engine = plan.execution, plan.training, plan.execution.engine
+    engine = execution.engine
     assert engine is not None
     world_size = execution.world_size
     completions = world_size * execution.micro_batch * execution.steps_per_generation

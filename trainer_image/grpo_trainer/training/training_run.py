@@ -212,11 +212,10 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         plan, run.target, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, read=lambda _: recorder.record_event(),
     )  # fmt: skip
-    where = (
-        _place(plan, run.target, folder, recorder, clock)
-        if folder
-        else "spec.export keeps no model"
-    )
+    where = "spec.export keeps no model"
+    if folder:
+        hub = plan.export.hub if plan.export else None
+        where = _place(plan.model.name, hub, run.target, folder, recorder=recorder, clock=clock)
     rendezvous.leave_gang()
     return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
 
@@ -239,13 +238,17 @@ def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
 
 
 def _place(
-    plan: TrainingPlan,
+    base: str,
+    hub: HubExportSpec | None,
     target: CheckpointTarget | None,
     folder: Path,
+    *,
     recorder: Recorder,
     clock: Clock,
 ) -> str:
     """Send an exported model on to where the plan wants it; says where it is. A collective.
+
+    `base` is the name of the model that was trained.
 
     Raises:
         StoreFailed: the store took nothing for too long.
@@ -253,10 +256,9 @@ def _place(
         HubUnavailable: the hub took nothing for too long.
     """
     url = target.send_export(folder) if target else None
-    hub = plan.export.hub if plan.export else None
     local_copy = str(folder) if target else ""
     kept = url or local_copy
-    address = _pushed(plan.model.name, folder, hub, kept, recorder, clock=clock) if hub else ""
+    address = _pushed(base, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = describe_export(folder, url)
         recorder.export = (

@@ -13,7 +13,6 @@ from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import Outcome
 from grpo_api.report.training_metrics import ALLREDUCE
 
-from ..checkpoints.checkpoint_target import CheckpointTarget
 from ..checkpoints.open_target import open_target
 from ..gang import rendezvous
 from ..gang.placement import Placement
@@ -43,7 +42,13 @@ def train(
     watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, abort)
     watchdog.start()
     _join_and_import(plan, place, recorder)
-    target = _open_target(plan, recorder)
+    target = open_target(
+        plan.checkpoint,
+        plan.checkpoint_directory,
+        plan.job,
+        plan.execution.processes_per_node,
+        tell=recorder.record_store_answer,
+    )
     if target:
         target.claim()
     earlier = target.find_success() if target else None
@@ -53,17 +58,6 @@ def train(
     from .training_run import run
 
     return run(plan, recorder, watchdog, tracking=tracking)
-
-
-def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
-    processes = plan.execution.processes_per_node
-    return open_target(
-        plan.checkpoint,
-        plan.checkpoint_directory,
-        plan.job,
-        processes,
-        tell=recorder.record_store_answer,
-    )
 
 
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
