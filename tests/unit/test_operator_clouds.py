@@ -54,7 +54,7 @@ CLUSTERS: dict[str, tuple[list[Group], str, dict[str, str], list[str]]] = {
         ],
         "NVIDIA-H100-80GB-HBM3",
         {f"{GKE}-accelerator": "nvidia-h100-mega-80gb"},
-        ["NVIDIA-L4: shared"],
+        ["NVIDIA-L4 are shared"],
     ),
     "GKE with MIG": (
         [(gke("nvidia-a100-80gb", 1, gpu_partition_size="2g.20gb")[0], 3)],
@@ -152,7 +152,7 @@ def test_a_node_that_offers_more_than_its_gpus_is_left_out(
 ) -> None:
     found, (warning,) = cards(node_facts(node(labels, {"nvidia.com/gpu": str(offered)})))
     assert found == []
-    assert "shared, so their memory can't be counted on" in warning
+    assert "so their memory can't be counted on" in warning
 
 
 def test_a_pod_that_selects_one_machine_has_no_room_on_another_with_the_same_gpu() -> None:
@@ -168,7 +168,8 @@ def test_a_pod_that_selects_one_machine_has_no_room_on_another_with_the_same_gpu
 
 KEYS = [
     f"{GKE}-accelerator", f"{GKE}-accelerator-count", f"{GKE}-gpu-partition-size",
-    f"{GKE}-gpu-sharing-strategy", f"{KARPENTER}-name", f"{KARPENTER}-memory",
+    f"{GKE}-gpu-sharing-strategy", f"{GKE}-max-shared-clients-per-gpu",
+    f"{KARPENTER}-name", f"{KARPENTER}-memory",
     f"{KARPENTER}-count", TYPE, "nvidia.com/gpu.product", "nvidia.com/gpu.memory",
     "nvidia.com/gpu.count", "nvidia.com/gpu.replicas", "nvidia.com/gpu.compute.major",
     "nvidia.com/gpu.compute.minor", "kubernetes.io/arch", "grpo.dev/node-gbps",

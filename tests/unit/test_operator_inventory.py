@@ -92,6 +92,37 @@ def test_gpus_that_can_not_be_counted_on_are_left_out(
     assert says in warnings[0]
 
 
+GKE_NODE = "cloud.google.com/gke-"
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia-l4", "nvidia-of-next-year", None])
+@pytest.mark.parametrize("nvidia", [{}, {"nvidia.com/gpu.product": "NVIDIA-L4"}])
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"gpu-sharing-strategy": "time-sharing", "max-shared-clients-per-gpu": "4"},
+        {"gpu-sharing-strategy": "mps"},
+        {"max-shared-clients-per-gpu": "2"},
+    ],
+)
+def test_gpus_that_gke_shares_are_left_out_whatever_else_is_known_of_them(
+    accelerator: str | None, nvidia: dict[str, str], shared: dict[str, str]
+) -> None:
+    labels = {f"{GKE_NODE}{name}": value for name, value in shared.items()} | nvidia
+    if accelerator:
+        labels |= {f"{GKE_NODE}accelerator": accelerator}
+    found, warnings = cards(node_facts(node(labels)))
+    assert found == []
+    assert "are shared or time-sliced, so their memory can't be counted on" in warnings[0]
+
+
+@pytest.mark.parametrize("clients", ["1", "", "0", "many"])
+def test_gpus_that_gke_gives_to_one_pod_each_are_counted(clients: str) -> None:
+    labels = {f"{GKE_NODE}max-shared-clients-per-gpu": clients}
+    (kind,), _ = cards(node_facts(node(GFD | labels)))
+    assert kind.count == 8
+
+
 def test_fewer_gpus_than_the_label_counts_are_used_as_they_are() -> None:
     (kind,), warnings = cards(node_facts(node(gpus={"nvidia.com/gpu": "7"})))
     assert (kind.count, warnings) == (7, [])

@@ -17,7 +17,13 @@ from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.text.quantity import parse_quantity
 from grpo_kube.objects.json_reader import JsonObject
-from grpo_planner.hardware.cloud_labels import CloudGPUs, cloud_gpus, small_number
+from grpo_planner.hardware.cloud_labels import (
+    GKE_MAX_CLIENTS,
+    GKE_SHARING,
+    CloudGPUs,
+    cloud_gpus,
+    small_number,
+)
 from grpo_planner.hardware.inventory import Node
 from grpo_planner.hardware.products import is_slice, lookup_product
 
@@ -254,7 +260,7 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     gpus_of_cloud = None if product else cloud_gpus(labels)
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
-        name = product or "GPUs"
+        name = product or (gpus_of_cloud.product if gpus_of_cloud else "GPUs")
         yield None, f"its {name} are shared or time-sliced, so their memory can't be counted on"
     # Sharing shows even without its label: the node then offers more than feature discovery has
     # counted.
@@ -308,9 +314,11 @@ def _of_cloud(gpus: CloudGPUs, count: int) -> Finding:
 
 
 def _shared(labels: Mapping[str, str], product: str) -> bool:
-    strategy = labels.get(f"{NVIDIA}.sharing-strategy", "none")
-    replicas = _whole(labels, f"{NVIDIA}.replicas")
-    return strategy not in ("", "none") or replicas > 1 or product.endswith("-SHARED")
+    # GKE's device plugin shares GPUs without NVIDIA's labels, products outside its table included.
+    strategies = (labels.get(f"{NVIDIA}.sharing-strategy"), labels.get(GKE_SHARING))
+    has_strategy = any(strategy not in (None, "", "none") for strategy in strategies)
+    replicas = max(_whole(labels, f"{NVIDIA}.replicas"), _whole(labels, GKE_MAX_CLIENTS))
+    return has_strategy or replicas > 1 or product.endswith("-SHARED")
 
 
 def _mig(node: NodeFacts) -> Iterator[Finding]:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 GKE_ACCELERATOR = "cloud.google.com/gke-accelerator"
 GKE_COUNT = "cloud.google.com/gke-accelerator-count"
 GKE_SHARING = "cloud.google.com/gke-gpu-sharing-strategy"
-"""There where several pods share a GPU."""
+"""There where several pods share a GPU: time-sharing or mps."""
+GKE_MAX_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+"""How many pods share a GPU, at most: the node offers each of its GPUs so many times."""
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 """There on nodes with MIG: the profile, such as 1g.5gb."""
 KARPENTER_NAME = "karpenter.k8s.aws/instance-gpu-name"
@@ -142,7 +144,7 @@ class CloudGPUs:
     count: int
     """GPUs of the node, or 0 where no label counts them."""
     is_shared: bool = False
-    """True if several pods get the same GPU."""
+    """True if pods get parts of GPUs that no product is named after."""
 
 
 def cloud_gpus(labels: Mapping[str, str]) -> CloudGPUs | None:
@@ -162,7 +164,7 @@ def _gpus_of_row(
         # A GPU has several instances, so that the number of GPUs says nothing of theirs.
         product, count = f"{product}-MIG-{profile}", 0
         selector = tuple(sorted((*selector, (GKE_PARTITION, profile))))
-    is_shared = bool(labels.get(GKE_SHARING)) or (bool(profile) and product == row.product)
+    is_shared = bool(profile) and product == row.product
     return CloudGPUs(product=product, selector=selector, count=count, is_shared=is_shared)
 
 
