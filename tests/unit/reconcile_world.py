@@ -79,6 +79,7 @@ class Cluster:
         """Called once, when the next write has been taken and its answer is on the way."""
         self.watch_is_late = False
         """True while the operator learns of changes only by the answers to its own requests."""
+        self.storage_classes: dict[str, tuple[str, str]] = {}
         self.rank0 = Rank0()
         self.caches = Caches()
         self._objects: dict[str, Object] = {}
@@ -92,7 +93,9 @@ class Cluster:
             api, self.caches, Snapshot, lambda _: "", pods=PODS, clock=lambda: NOW
         )
         observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
-        shared = SharedObjects(api, self.caches, lambda: NOW, None)
+        shared = SharedObjects(
+            api, self.caches, lambda: NOW, None, storage_classes=lambda: self.storage_classes
+        )
         starter = AttemptStarter(
             api,
             self.caches,

@@ -4,7 +4,7 @@ is due."""
 import pytest
 
 from grpo_kube.objects.errors import Conflict
-from grpo_kube.objects.resources import JOBS, PODS
+from grpo_kube.objects.resources import CLAIMS, JOBS, PODS
 from grpo_operator.records.names import GRPOJOBS
 from tests.unit.operator_world import (
     SERVED_GPU_PLAN,
@@ -70,6 +70,23 @@ async def test_a_job_that_is_deleted_while_its_commit_is_answered_is_not_started
     cluster.before_answer = cluster.remove_job
     await cluster.reconcile()
     assert "POST jobs run-1" not in cluster.requests
+
+
+async def test_a_claim_for_many_nodes_of_a_disk_is_named_before_any_pod_waits_for_it() -> None:
+    cluster = Cluster({"checkpoint": {"volume": {"claimName": "data"}}})
+    cluster.storage_classes = {"gp3": ("gp3", "ebs.csi.aws.com")}
+    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": "gp3"}
+    claim = {"metadata": {"name": "data", "namespace": "team-a"}, "spec": spec}
+    cluster.store(CLAIMS, claim | {"status": {"phase": "Pending"}})
+    await cluster.reconcile()
+    assert cluster.requests == [
+        STATUS,
+        "POST services grpo-rendezvous",
+        "GET persistentvolumeclaims data",
+    ]
+    cluster.store(CLAIMS, claim | {"status": {"phase": "Bound"}})
+    await cluster.reconcile()
+    assert cluster.requests[-1] == "POST jobs run-1"
 
 
 async def test_a_job_whose_time_to_live_is_over_is_deleted_and_nothing_else_is_written() -> None:

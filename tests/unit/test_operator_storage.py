@@ -1,5 +1,6 @@
 """A claim for many nodes of a StorageClass that has disks is refused before a gang waits for it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,14 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
+from grpo_kube.objects.resources import CLAIMS, Resource
 from grpo_operator.admission.checks import (
     DISKS,
     StorageClass,
     provisioners,
     storage_class,
     storage_problem,
+    unbindable_claim,
 )
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.preflights import Preflights
+from grpo_operator.loop.shared_objects import SharedObjects
+from grpo_operator.pods.pod_spec import PodDefaults
 from tests.unit.operator_world import active_status, make_job, make_seen
 from tests.unit.queue_world import cluster, judged, queue
 
@@ -79,6 +86,76 @@ def test_a_refusal_needs_a_known_disk(made_by: str, is_default: bool, is_named: 
     spec = claim(storageClassName="standard") if is_named else claim()
     is_refused = storage_problem(make_job(spec), classes) is not None
     assert is_refused == (made_by in DISKS and (is_named or is_default))
+
+
+def a_claim(*modes: str, phase: str = "Pending", **spec: Any) -> dict[str, Any]:
+    """A claim that somebody made, as the API server has it."""
+    spec = {"accessModes": list(modes) or ["ReadWriteMany"], "storageClassName": "gp3", **spec}
+    return {"metadata": {"name": "data"}, "spec": spec, "status": {"phase": phase}}
+
+
+def test_a_claim_that_somebody_made_is_named_with_what_to_set() -> None:
+    assert unbindable_claim(a_claim(), provisioners(AWS)) == (
+        "PersistentVolumeClaim data is ReadWriteMany, but StorageClass gp3 has volumes for one "
+        "node at a time (Amazon EBS). Make it anew, of a class such as Amazon EFS or FSx for "
+        "Lustre (this cluster has efs-sc), or as ReadWriteOnce for a gang on one node"
+    )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        a_claim("ReadWriteOnce"),
+        a_claim(phase="Bound"),
+        a_claim(storageClassName="efs-sc"),
+        a_claim(storageClassName="unknown"),
+        a_claim(storageClassName=""),
+        a_claim(storageClassName=None),
+        a_claim(volumeName="pv-made-by-hand"),
+        a_claim(volumeMode="Block"),
+        {},
+    ],
+)
+def test_a_claim_that_may_get_a_volume_is_left_alone(item: dict[str, Any]) -> None:
+    assert unbindable_claim(item, provisioners(AWS)) == ""
+
+
+@given(made_by=st.sampled_from([*DISKS, EFS, "nfs.csi.k8s.io", "example.com/x"]))
+def test_every_disk_of_the_table_counts_for_claims_that_exist(made_by: str) -> None:
+    classes = provisioners([StorageClass("gp3", made_by, False)])
+    message = unbindable_claim(a_claim(), classes)
+    assert bool(message) is (made_by in DISKS)
+    assert len(message) <= 300
+
+
+async def test_a_preflight_names_the_claim_before_it_starts() -> None:
+    gpus = {"placement": {"accelerator": "GPU", "nodes": None, "gpus": {"min": 1, "max": 1}}}
+    job = make_job({**gpus, "checkpoint": {"volume": {"claimName": "data"}}})
+    server = Server(a_claim())
+    api: Any = server
+    caches = Caches()
+    shared = SharedObjects(api, caches, lambda: 0.0, None, lambda: provisioners(AWS))
+    preflights = Preflights(api, caches, shared, PodDefaults(image="trainer:1", preflight=True))
+    seen = make_seen(job)
+    there = preflights.look(job, seen.now, seen.at)
+    message = await preflights.start(replace(seen, preflight=there), None)
+    assert message.startswith("PersistentVolumeClaim data is ReadWriteMany, but ")
+    assert there is not None
+    check = replace(there, warning=message).check
+    assert check.reason == "PreflightBlocked"
+    assert check.message.endswith("the job's own pods would wait for the same")
+
+
+class Server:
+    """An API server with one claim, where nothing may be made."""
+
+    def __init__(self, claim: dict[str, Any]) -> None:
+        """`claim`: the answer to each question."""
+        self._claim = claim
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        assert (resource, namespace, name) == (CLAIMS, "team-a", "data")
+        return self._claim
 
 
 @pytest.mark.parametrize("item", [{}, {"metadata": {"name": 3}}, "x"])

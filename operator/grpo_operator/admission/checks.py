@@ -205,8 +205,7 @@ def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) 
     disk = DISKS.get(provisioner)
     if disk is None:
         return None
-    others = sorted({other for other, made_by in classes.values() if made_by not in DISKS} - {name})
-    available = f" (this cluster has {', '.join(others)})" if others else ""
+    available = _shared_classes(classes)
     one_node = "accessMode to ReadWriteOnce, which keeps the gang on one node"
     message = (
         f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteMany, but StorageClass {name} "
@@ -215,3 +214,31 @@ def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) 
         "use checkpoint.store"
     )
     return Reason.STORAGE_NOT_SHARED, message
+
+
+def _shared_classes(classes: Mapping[str, tuple[str, str]]) -> str:
+    """Names the classes whose volumes may be shared, as far as is known."""
+    names = sorted({name for name, made_by in classes.values() if made_by not in DISKS})
+    return f" (this cluster has {', '.join(names)})" if names else ""
+
+
+def unbindable_claim(item: object, classes: Mapping[str, tuple[str, str]]) -> str:
+    """Why a claim that somebody made never gets a volume; empty where it may, as far as is known.
+
+    A claim with a volume's name waits for that volume, and one without a class for one that
+    somebody makes. A disk without a file system may be on several nodes.
+    """
+    whole = JsonObject(item)
+    spec = whole.part("spec")
+    name, provisioner = classes.get(spec.text("storageClassName") or "-", ("", ""))
+    disk = DISKS.get(provisioner)
+    is_bound = whole.part("status").text("phase") == "Bound" or bool(spec.text("volumeName"))
+    is_shared_disk = "ReadWriteMany" in spec.strings("accessModes")
+    if disk is None or is_bound or not is_shared_disk or spec.text("volumeMode") == "Block":
+        return ""
+    claim = whole.part("metadata").text("name")
+    return (
+        f"PersistentVolumeClaim {claim} is ReadWriteMany, but StorageClass {name} has volumes for "
+        f"one node at a time ({disk.product}). Make it anew, of a class such as {disk.shared}"
+        f"{_shared_classes(classes)}, or as ReadWriteOnce for a gang on one node"
+    )

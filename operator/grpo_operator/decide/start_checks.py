@@ -211,7 +211,7 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     if may_wait or reason == Reason.FAILED_CREATE:
         return Decision(Action.START)
     why = "its Job could not be created"
-    if scheduled and reason == Reason.NAME_TAKEN:
+    if scheduled and reason in (Reason.NAME_TAKEN, Reason.STORAGE_NOT_SHARED):
         why = scheduled.message
     message = f"not started in {limits.scheduling:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)

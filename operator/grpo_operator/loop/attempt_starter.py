@@ -23,7 +23,7 @@ from ..pods.pod_volumes import Manifest
 from ..records.names import ENGINE_SERVICE
 from ..records.reasons import Reason
 from .caches import Caches
-from .shared_objects import GOES_PAUSE, NameConflict, SharedObjects
+from .shared_objects import GOES_PAUSE, STAYS_PAUSE, NameConflict, SharedObjects
 from .workload_sync import DENIED_PAUSE, Workloads
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,11 @@ class AttemptStarter:
         try:
             if taken := await self._services(observation) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)
+            if status.attempt == 1:
+                _, unbindable = await self._shared.unbound_claims(job, body)
+                if unbindable:
+                    reason = Reason.STORAGE_NOT_SHARED
+                    return Decision(Action.WAIT, reason, unbindable, look_again=STAYS_PAUSE)
             await self._shared.ensure_policy(
                 job.key.namespace
             )  # before there are pods that strangers could reach

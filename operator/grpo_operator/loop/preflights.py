@@ -5,16 +5,15 @@ import logging
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
-from grpo_kube.objects.json_reader import JsonObject
-from grpo_kube.objects.resources import CLAIMS, JOBS, ObjectKey
+from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
 
 from ..decide.observation import Observation
 from ..decide.preflight import Preflight, should_check
 from ..decide.sightings import FirstSeen
 from ..pods.pod_spec import PodDefaults
-from ..pods.preflight_job import mounted_claims, preflight_digest, preflight_job
-from ..records.names import checkpoint_claim, preflight_name
+from ..pods.preflight_job import preflight_digest, preflight_job
+from ..records.names import preflight_name
 from ..records.records import GRPOJobRecord
 from .caches import Caches
 from .shared_objects import SharedObjects
@@ -86,7 +85,10 @@ class Preflights:
         if not preflight.check.should_start:
             return ""
         namespace = job.key.namespace
-        unbound = await self._unbound(job, preflight_job(job, job.spec, plan, self._pods))
+        body = preflight_job(job, job.spec, plan, self._pods)
+        unbound, problem = await self._shared.unbound_claims(job, body)
+        if problem:
+            return problem
         body = preflight_job(job, job.spec, plan, self._pods, unbound)
         name = body["metadata"]["name"]
         try:
@@ -102,18 +104,3 @@ class Preflights:
             return f"Job {name} exists and is not this GRPOJob's"
         self._caches.jobs.put(answer)
         return ""
-
-    async def _unbound(self, job: GRPOJobRecord, body: dict[str, object]) -> set[str]:
-        """The claims of the pod that have no volume yet. One that is missing is the job's own, or
-        keeps the pod waiting as it would keep the gang."""
-        unbound: set[str] = set()
-        for name in mounted_claims(body):
-            try:
-                item = await self._cluster.get(CLAIMS, job.key.namespace, name)
-            except NotFound:
-                if name == checkpoint_claim(job.name):
-                    unbound.add(name)
-                continue
-            if JsonObject(item).part("status").text("phase") != "Bound":
-                unbound.add(name)
-        return unbound

@@ -7,15 +7,17 @@ or one that is being deleted. Such an object is reported and not used.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import CLAIMS, Object, ObjectKey, Resource
 
+from ..admission.checks import unbindable_claim
 from ..pods.manifests import checkpoint_volume_claim
 from ..pods.namespace_objects import (
     claim_problem,
@@ -29,7 +31,8 @@ from ..pods.namespace_objects import (
     wanted_service,
 )
 from ..pods.pod_volumes import Manifest
-from ..records.names import NETWORK_POLICY, RENDEZVOUS_SERVICE
+from ..pods.preflight_job import mounted_claims
+from ..records.names import NETWORK_POLICY, RENDEZVOUS_SERVICE, checkpoint_claim
 from ..records.parsing import claim_record
 from ..records.records import GRPOJobRecord, PolicyRecord, ServiceRecord, SharedRecord
 from .caches import Caches
@@ -73,9 +76,10 @@ class SharedObjects:
         caches: Caches,
         clock: Callable[[], float],
         watchers: Sequence[Manifest] | None,
+        storage_classes: Callable[[], Mapping[str, tuple[str, str]]] = dict,
     ) -> None:
         """`clock` gives monotonic seconds; `watchers` are let in by the NetworkPolicies, which None
-        makes none of."""
+        makes none of; `storage_classes` as of a Snapshot."""
         self._cluster = cluster
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -87,6 +91,7 @@ class SharedObjects:
         defaults into them."""
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
+        self._storage_classes = storage_classes
         self._services = _services(caches.services)
         self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
 
@@ -114,6 +119,25 @@ class SharedObjects:
                 goes_by_itself = claim.deleting or claim.grpojob_uid
                 return NameConflict(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
         return None
+
+    async def unbound_claims(self, job: GRPOJobRecord, body: Manifest) -> tuple[set[str], str]:
+        """Return which claims of the pods of this Job have no volume yet, and why one of them never
+        gets one. A claim that is missing is the job's own, or keeps the pods waiting.
+
+        Raises:
+            ClusterError: the API server did not answer, or the StorageClasses are not known.
+        """
+        unbound: set[str] = set()
+        problem = ""
+        for name in mounted_claims(body):
+            item = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
+            if item is None:
+                if name == checkpoint_claim(job.name):
+                    unbound.add(name)
+            elif JsonObject(item).part("status").text("phase") != "Bound":
+                unbound.add(name)
+                problem = problem or unbindable_claim(item, self._storage_classes())
+        return unbound, problem
 
     async def ensure_service(
         self, namespace: str, name: str = RENDEZVOUS_SERVICE

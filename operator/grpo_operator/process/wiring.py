@@ -155,7 +155,13 @@ class Operator:
             cluster, caches, self.facts.take, self._kueue_problem, pods=pods, clock=self._wall
         )
         clock = ProcessClock(self._wall, lambda: Observed(self._clock()))
-        shared = SharedObjects(cluster, caches, self._clock, settings.watchers)
+        shared = SharedObjects(
+            cluster,
+            caches,
+            self._clock,
+            settings.watchers,
+            storage_classes=lambda: self.facts.take().storage_classes,
+        )
         preflights = Preflights(cluster, caches, shared, pods)
         observer = Observer(
             cluster,

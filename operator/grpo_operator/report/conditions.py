@@ -331,7 +331,7 @@ def _scheduled(observation: Observation, decision: Decision) -> Statement:
         engines = f" and {replicas} of {replicas} engines" if replicas else ""
         message = f"{nodes} of {nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
-    if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
+    if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE, Reason.STORAGE_NOT_SHARED):
         return C.SCHEDULED, False, decision.reason, decision.message
     if why := unschedulable(observation):
         bound_pods = count_bound(observation)
