@@ -123,7 +123,9 @@ class Preflight:
         """True if its Job is of no use any more."""
         if self.child is None or self.child.deleting:
             return False
-        if not self.is_needed or self.job.is_suspended or self.child.digest != self.digest:
+        # Somebody's finalizer may hold a deleted job for long.
+        is_unwanted = self.job.is_suspended or self.job.deleting
+        if not self.is_needed or is_unwanted or self.child.digest != self.digest:
             return True
         status = self.job.status.preflight
         return status is not None and (status.given_up or status.job_uid == self.child.uid)
