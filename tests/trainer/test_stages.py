@@ -18,7 +18,8 @@ from grpo_api.report.report import STEP_STAGES, Progress, Stage, WaitTarget
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.hub.repositories import Fetch, Hub, Repository
+from grpo_trainer.hub.retry import bytes_in
 from grpo_trainer.process.recorder import FETCH_PAUSE_SECONDS, Recorder
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.http_service import HTTPFunction
@@ -108,6 +109,30 @@ def test_a_store_that_is_down_is_named_until_it_is_given_up() -> None:
         store.get("head")
     assert set(told[:-1]) == {"connection refused by s3://bucket/run"}
     assert told[-1] == ""
+
+
+@pytest.mark.realtime
+def test_a_download_s_size_is_known_once_the_hub_has_listed_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"config.json": b"{}", "model.safetensors": bytes(5000), "README.md": bytes(70)}
+    totals: list[int] = []
+    with hub_server() as server:
+        server.add("model", "team/model", files)
+        use(monkeypatch, server.url, tmp_path / "cache")
+        hub = Hub(report_total=totals.append, clock=SteppedClock())
+        repository = Repository("model", "team/model", None, "model")
+
+        def choose(fetch: Fetch) -> Path:
+            fetch(["config.json"])
+            before = bytes_in(repository.storage)
+            folder = fetch(["*.safetensors"])
+            assert totals[-1] == before + 5000
+            return folder
+
+        hub.snapshot(repository, choose)
+    assert totals[0] == 0
+    assert totals[-1] <= bytes_in(repository.storage) <= totals[-1] + 500
 
 
 def test_a_download_is_told_with_its_speed_and_ends_when_nothing_more_comes() -> None:

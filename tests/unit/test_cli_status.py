@@ -62,3 +62,16 @@ def test_a_table_where_it_fits_and_lines_where_it_does_not(width: int, headed: b
     told = condition("Running", reason="Training") | {"message": "2 of 2 pods run " * 5}
     text = screen(width, conditions=[told], pods=[pod("run-1-3-x7x2k", "OutOfMemory")])
     assert ("condition" in text) is headed
+
+
+def test_a_download_shows_how_much_there_is_of_it_and_when_it_ends() -> None:
+    progress = {
+        "stage": "Downloading",
+        "stageSince": "2026-11-21T12:00:00Z",
+        "fetchedBytes": 2 << 30,
+        "fetchedBytesPerSecond": 1 << 25,
+    }
+    assert "2 GiB, 32 MiB per second" in screen(160, progress=progress)
+    known = {"expectedBytes": 14 << 30, "stageEnd": "2026-11-21T12:06:24Z"}
+    shown = screen(160, progress=progress | known)
+    assert "2 GiB of 14 GiB, 32 MiB per second, ends 2026-11-21T12:06:24Z" in shown

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.report import STEP_STAGES, Progress, Stage
 from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.quantity import MAX_COUNT
 from grpo_api.text.timing import LAST_TIME
 from grpo_kube.objects.resources import merge_patch
 from grpo_kube.objects.times import Observed
@@ -211,6 +212,33 @@ def test_a_download_is_written_once_a_minute(accelerator: str) -> None:
     written = writes(answers, accelerator)
     assert len(written) <= 900 / FETCH_PAUSE + 1
     assert written[-1]["progress"] == {"fetchedBytes": 840}
+
+
+@given(
+    fetched=st.integers(0, MAX_COUNT),
+    expected=st.integers(0, MAX_COUNT),
+    speed=st.integers(0, MAX_COUNT),
+)
+@settings(max_examples=cases(200))
+@example(fetched=2000, expected=14_000, speed=500)
+def test_a_download_of_known_size_says_when_it_ends(
+    fetched: int, expected: int, speed: int
+) -> None:
+    sizes = {"fetched_bytes": fetched, "expected_bytes": expected}
+    told = {"stage": "Downloading", "stage_seconds": 4.0, "fetched_bytes_per_second": speed}
+    status = status_after(running_status(), 100, sizes | told)
+    progress = status.progress
+    assert progress is not None
+    assert progress.expected_bytes == (expected or None)
+    seconds_left = max(0, expected - fetched) / speed if expected and speed else None
+    if seconds_left is None or seconds_left > 10 * 365 * 86400:
+        assert progress.stage_end is None
+    else:
+        assert progress.stage_end == at(100 + seconds_left)
+    loading = {"stage": "Loading", "stage_seconds": 1.0}
+    later = status_after(to_json(status), 200, sizes | loading).progress
+    assert later is not None
+    assert (later.expected_bytes, later.stage_end) == (None, None)
 
 
 STAGES = st.sampled_from([*get_args(Stage), "Starting", "Finished", "Moon"])

@@ -137,16 +137,14 @@ class ExecutionPlan(Model):
     """Dtype of the weights. Under ZeRO with bfloat16 the optimizer keeps float32 masters; with
     float32 the engine runs without bfloat16."""
     autocast: bool = False
-    """Whether matrix products run in bfloat16 autocast: over float32 weights, or over float32
-    adapters."""
+    """Whether matrix products run in bfloat16 autocast over float32 weights or adapters."""
     parameters: Annotated[str, Field(max_length=16)] = ""
     """Size of the model, such as `1.24B`."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] = "Estimated"
     """How exact the shape for the memory model is. Exact: of a model type that is held to
     transformers' own classes."""
     shape_source: ShapeSource | None = None
-    """Where that shape was found; the first of these that knows the model is taken. Absent where a
-    former version of the operator made the plan."""
+    """Where that shape was found; absent where a former version of the operator made the plan."""
     memory: MemoryPrediction | None = None
     """Predicted memory; absent for CPU."""
     cpu_millicores: Count = 0

@@ -120,8 +120,7 @@ class Standstill(Model):
         list[Annotated[str, Field(max_length=FRAME_CHARACTERS)]],
         Field(max_length=MAX_FRAMES, json_schema_extra=ATOMIC_LIST),
     ] = []
-    """Of its main thread's stack, innermost first; where there is no room, those of the trainer and
-    TRL."""
+    """Of its main thread's stack, innermost first."""
 
 
 class MemoryShortage(Model):
@@ -138,8 +137,7 @@ class MemoryShortage(Model):
     requested_bytes: Count = 0
     """Size of the allocation that failed; 0 where the error did not name it."""
     allocated_bytes: Count = 0
-    """Peak of what the process had by then in that phase: of torch on the device, or resident on
-    the host."""
+    """Peak of what the process had by then in that phase, on the device or the host."""
 
 
 EngineCause = Literal["NotStarted", "Missing", "Unprovable"]
@@ -184,8 +182,8 @@ class Outcome(Model):
     engine_cause: EngineCause | None = None
     """For EngineFailed: why; absent where the process could not say."""
     checkpoint_step: Count | None = None
-    """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where
-    it is not known."""
+    """For OutOfMemory: step of the newest complete checkpoint, 0 for none; absent where it is not
+    known."""
     account: Account | None = None
     """What the process did with its time."""
     export: Export | None = None
@@ -261,6 +259,8 @@ class Progress(Model):
     need not agree."""
     fetched_bytes: Count = 0
     """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
+    expected_bytes: Count = 0
+    """Bytes that will be there once it is complete; 0 where nobody knows."""
     fetched_bytes_per_second: Count = 0
     """How fast they came in the last half minute; 0 while nothing is downloaded."""
     revisions: Revisions = Field(default_factory=dict)

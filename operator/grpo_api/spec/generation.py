@@ -222,18 +222,17 @@ class EnginePlan(Model):
     node_selector: Labels = Field(default_factory=dict)
     """Labels that tie engine pods to that product."""
     memory_share: Annotated[float, Field(gt=0, le=1)]
-    """Share of a GPU's memory, or of a CPU node's, for the engine (vLLM's
-    gpu_memory_utilization)."""
+    """Share of a GPU's memory, or of a CPU node's (vLLM's gpu_memory_utilization)."""
     sleep: bool = False
     """Whether a colocated engine gives its memory back between generations."""
     offload_base: bool = False
     """Whether the base of a LoRA policy is in host memory while the engine is awake."""
     model_runner: Literal["Auto", "V1"] = "Auto"
-    """Auto: vLLM's choice, V2 on GPUs. V1: model runner V1 without CUDA graphs, after an engine
-    failed (spec.generation.fallback)."""
+    """Auto: vLLM's choice. V1: without CUDA graphs, after an engine failed
+    (spec.generation.fallback)."""
     max_mismatch: Annotated[float, Field(gt=0)] | None = None
     """Mean difference of log-probabilities, in nats, above which the attempt ends with
-    EngineMismatch; absent where a larger one is only printed."""
+    EngineMismatch; absent where it is only printed."""
     max_model_length: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     """Most tokens of a prompt and its completion."""
     max_sequences: Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -241,8 +240,7 @@ class EnginePlan(Model):
     weights_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: an engine's weights on one GPU."""
     cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Cache for keys and values on one GPU, or in one CPU process (vLLM's kv_cache_memory_bytes);
-    0: what is left of the share."""
+    """Cache for keys and values on one GPU, or in one CPU process; 0: what is left of the share."""
     graphs_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: CUDA graphs and work space on one GPU. Assumed: no GPU has confirmed it."""
     cpu_millicores: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0

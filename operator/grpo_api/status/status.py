@@ -121,14 +121,18 @@ class ProgressStatus(Model):
     last_step_time: Time | None = None
     """When the last step finished."""
     stage: Annotated[str, Field(max_length=32)] | None = None
-    """What the current attempt does, such as PullingImage, Downloading or Training; absent while
-    none runs. Within a step it is that of the first report on it."""
+    """What the current attempt does, such as Downloading or Training; absent while none runs.
+    Within a step it is that of the first report on it."""
     stage_since: Time | None = None
     """Since when, by the operator's clock."""
     fetched_bytes: Count | None = None
     """While it downloads: what is on the disk."""
     fetched_bytes_per_second: Count | None = None
     """While it downloads: how fast it comes."""
+    expected_bytes: Count | None = None
+    """While it downloads: what will be there, where known."""
+    stage_end: Time | None = None
+    """When the stage ends at this speed."""
 
 
 class MetricsStatus(Model):
@@ -320,8 +324,8 @@ class GRPOJobStatus(Model):
     rollbacks: Annotated[
         list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)
     ] = []
-    """Attempts that diverged and were gone back from, oldest first; all later attempts leave out
-    what they did so on. spec.retry does not clear it."""
+    """Attempts that diverged and were gone back from, oldest first; later ones leave out what they
+    did so on. spec.retry keeps it."""
     avoided_nodes: Annotated[
         list[Annotated[str, Field(max_length=253)]],
         Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
@@ -352,9 +356,7 @@ class GRPOJobStatus(Model):
     preflight: PreflightStatus | None = None
     """The preflight before the first attempt; absent without one."""
     learned: Learned | None = None
-    """What the attempts found of the model's shape, of the links between GPUs, of the memory that
-    the job needs by running out of it, and of engines that failed: every later plan of it counts on
-    that."""
+    """What the preflight and the attempts found; every later plan counts on it."""
     revisions: Revisions | None = None
     """Commits that the attempts use, as the first of them found them, and the fingerprint of the
     data."""

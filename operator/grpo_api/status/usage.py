@@ -93,8 +93,7 @@ class EngineUsage(Model):
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """Their product."""
     gpu_hour_price: Amount | None = None
-    """Price of one of them for an hour when the attempt was planned; absent where none was
-    declared."""
+    """Price of one for an hour when the attempt was planned; absent without one."""
     pods: Annotated[list[PodTime], Field(max_length=MAX_PODS, json_schema_extra=ATOMIC_LIST)] = []
     """Pods that were bound, by name; those that have ended and are gone are only counted."""
     gone_seconds: Seconds = 0.0
@@ -113,8 +112,7 @@ class AttemptUsage(Model):
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """Their product."""
     gpu_hour_price: Amount | None = None
-    """Price of one of them for an hour when the attempt was planned; absent where none was
-    declared."""
+    """Price of one for an hour when the attempt was planned; absent without one."""
     start_time: Time
     """When the operator committed the attempt, or saw it begin again."""
     ended: Annotated[str, Field(max_length=128)] = ""

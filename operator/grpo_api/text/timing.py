@@ -43,8 +43,8 @@ class Clock(Model):
     loading: Seconds = 0.0
     """Importing, meeting the other ranks, fetching and loading model and data."""
     proving: Seconds = 0.0
-    """From there to the first step: proving the weights, building the trainer and its
-    engine, restoring a checkpoint."""
+    """From there to the first step: weights proven, trainer and engine built, a checkpoint
+    restored."""
     generating: Seconds = 0.0
     """Generating completions."""
     scoring: Seconds = 0.0

@@ -147,11 +147,14 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _stage(progress: ProgressStatus) -> str:
-    """`Downloading since 2026-11-21T12:00:00Z, 1.2 GiB, 35 MiB per second`."""
+    """`Downloading since 2026-11-21T12:00:00Z, 1.2 GiB of 3.0 GiB, 35 MiB per second, ends
+    2026-11-21T12:02:00Z`."""
     fetched = ""
     if progress.fetched_bytes is not None:
         speed = format_bytes(progress.fetched_bytes_per_second or 0)
-        fetched = f", {format_bytes(progress.fetched_bytes)}, {speed} per second"
+        total = f" of {format_bytes(progress.expected_bytes)}" if progress.expected_bytes else ""
+        end = f", ends {progress.stage_end}" if progress.stage_end else ""
+        fetched = f", {format_bytes(progress.fetched_bytes)}{total}, {speed} per second{end}"
     return f"{progress.stage} since {progress.stage_since}{fetched}"
 
 

@@ -44,10 +44,7 @@ from ..decide.start_checks import current_engine_pods
 from ..records.names import checkpoint_volume
 from ..records.reasons import Reason
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
-from .stages import NO_STAGE, stage_fields, without_stage
-
-MAX_ETA = 10 * 365 * 86400
-"""Seconds of the longest time to the end that is worth telling."""
+from .stages import MAX_ETA, NO_STAGE, stage_fields, without_stage
 
 
 def report(observation: Observation, decision: Decision) -> dict[str, Any]:

@@ -6,18 +6,27 @@ operator turns that into a time by its own clock, and keeps the time while the s
 
 from typing import Any
 
-from grpo_api.report.report import STEP_STAGES
+from grpo_api.report.report import STEP_STAGES, Progress
 from grpo_api.status.status import ProgressStatus
 from grpo_kube.objects.times import seconds, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 
+MAX_ETA = 10 * 365 * 86400
+"""Seconds of the longest time to an end that is shown."""
 JITTER_SECONDS = 30.0
 """By so much two answers may differ on when a stage began: they take their time, and clocks run at
 different speeds."""
 NO_STAGE: dict[str, None] = dict.fromkeys(
-    ("stage", "stage_since", "fetched_bytes", "fetched_bytes_per_second")
+    (
+        "stage",
+        "stage_since",
+        "fetched_bytes",
+        "fetched_bytes_per_second",
+        "expected_bytes",
+        "stage_end",
+    )
 )
 _ENDS = (Action.RELEASE, Action.SUSPEND, Action.QUEUE, Action.SUCCEED, Action.FAIL, Action.RETRY)
 
@@ -49,9 +58,23 @@ def stage_fields(
     update["stage"] = stage
     update["stage_since"] = _since(before, stage, observation.now, seconds_so_far)
     if stage == "Downloading" and observation.pull:
-        update["fetched_bytes"] = observation.pull.progress.fetched_bytes
-        update["fetched_bytes_per_second"] = observation.pull.progress.fetched_bytes_per_second
+        update |= _download(observation.pull.progress, observation.now)
     return {"progress": progress.model_copy(update=update)}
+
+
+def _download(progress: Progress, now: float) -> dict[str, Any]:
+    """How far a download is, and when it ends at its speed."""
+    speed = progress.fetched_bytes_per_second
+    fields: dict[str, Any] = {
+        "fetched_bytes": progress.fetched_bytes,
+        "fetched_bytes_per_second": speed,
+    }
+    if progress.expected_bytes:
+        fields["expected_bytes"] = progress.expected_bytes
+        bytes_left = max(0, progress.expected_bytes - progress.fetched_bytes)
+        if speed and bytes_left <= speed * MAX_ETA:
+            fields["stage_end"] = timestamp(now + bytes_left / speed)
+    return fields
 
 
 def _is_same_step(before: ProgressStatus, progress: ProgressStatus, stage: str) -> bool:

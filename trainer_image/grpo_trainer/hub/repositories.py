@@ -53,6 +53,7 @@ from .retry import (
     ReportBytes,
     ReportWait,
     TryLater,
+    bytes_in,
     ignore_wait,
     retry_passing_errors,
     watch_arrivals,
@@ -197,6 +198,8 @@ class Hub:
     """Called with the bytes that have arrived during a download."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
+    report_total: ReportBytes = lambda _: None
+    """Called before a download with the bytes that will be there after it; 0 where nobody knows."""
     clock: Clock = SYSTEM_CLOCK
     """The time by which it and other holders of a lease are waited for."""
     on_wait: ReportWait = ignore_wait
@@ -284,7 +287,18 @@ def fetch_snapshot(repository: Repository, commit: str, names: list[str], hub: H
         )
         return Path(folder)
 
-    return run_under_lease(repository, download, hub)
+    total = _total_bytes(repository, commit, names)
+    return run_under_lease(repository, download, hub, total=total)
+
+
+def _total_bytes(repository: Repository, commit: str, names: list[str]) -> int:
+    """Bytes in the repository's folder once these files are there; 0 where their sizes are not
+    known yet."""
+    files = _files(repository, commit, names)
+    if files is None:
+        return 0
+    missing = sum(size for path, size in files.items() if not path.is_file())
+    return bytes_in(repository.storage) + missing
 
 
 def complete_snapshot(repository: Repository, commit: str, names: list[str]) -> Path | None:
@@ -329,9 +343,12 @@ def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None
             path.unlink(missing_ok=True)
 
 
-def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path) -> T:
+def run_under_lease(
+    repository: Repository, action: Callable[[], T], hub: Hub, *more: Path, total: int = 0
+) -> T:
     """What `action` gets of the hub, with patience, by the holder of the repository's lease.
-    `more`: folders, beside the repository's own, in which its bytes arrive.
+    `more`: folders, beside the repository's own, in which its bytes arrive. `total`: how many there
+    will be, where that is known.
 
     Raises:
         BadInput: the hub refuses it, or the cache can't be written.
@@ -343,6 +360,7 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
     # Needed here only: a run with a local model has no use for the hub's client.
     from .hub_client import ANSWER_SECONDS, use_client
 
+    hub.report_total(total)
     storage = repository.storage
     folders = [storage, *more]
     arriving = Arrivals(folders, hub.report, hub.clock, hub.on_wait, hub.longest_wait)

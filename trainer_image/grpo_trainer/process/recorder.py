@@ -367,6 +367,12 @@ class Recorder:
                 self._arrivals.append((now, num_bytes))
             self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
 
+    def record_expected_bytes(self, num_bytes: int) -> None:
+        """What is fetched next will be so many bytes; 0 where nobody knows. No event."""
+        with self._lock:
+            expected = min(num_bytes, MAX_COUNT)
+            self._progress = self._progress.model_copy(update={"expected_bytes": expected})
+
     def record_wait(self, target: WaitTarget, why: str) -> None:
         """Who is asked does not answer, for this reason; it has answered, where that is empty."""
         with self._lock:

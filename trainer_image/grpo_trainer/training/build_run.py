@@ -232,6 +232,7 @@ def build(
     hub = Hub(
         plan.revisions,
         recorder.record_fetched_bytes,
+        report_total=recorder.record_expected_bytes,
         clock=clock,
         on_wait=partial(recorder.record_wait, "Hub"),
     )
