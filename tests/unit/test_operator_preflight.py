@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.plan.learned import LearnedPrompts
 from grpo_api.report.preflight import MAX_PROBLEMS, PreflightReport
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
@@ -341,6 +342,7 @@ def test_a_job_is_deleted_once_its_report_is_in_the_status_or_the_user_pauses() 
     kept = gpu_job(to_json(build(seen(job, there), Decision(Action.QUEUE, "Checking"))))
     assert look(kept, child(job), reported()).is_over
     assert look(gpu_job(suspend=True), child(job)).is_over
+    assert look(replace(job, deleting=True), child(job)).is_over, "a finalizer may hold the job"
 
 
 def test_a_preflight_is_of_no_attempt() -> None:
@@ -390,7 +392,7 @@ def test_a_message_names_the_worst_problem_and_counts_those_without_room(
     assert len(message) <= 240 or shown == 1
 
 
-def test_what_the_files_say_of_the_model_goes_to_the_planner() -> None:
+def test_what_the_files_say_of_model_and_prompts_goes_to_the_planner() -> None:
     shape = {
         "modelType": "qwen2",
         "layers": 24,
@@ -400,12 +402,33 @@ def test_what_the_files_say_of_the_model_goes_to_the_planner() -> None:
         "vocabSize": 151936,
     }
     job = gpu_job(image="mine:1")
-    there = look(job, child(job), reported(architecture=shape, hasVllm=False))
+    lengths = {"rows": 2000, "mean": 81.6, "p95": 240, "dropped": 3}
+    there = look(job, child(job), reported(architecture=shape, hasVllm=False, prompts=lengths))
     learned = build(seen(job, there), Decision(Action.QUEUE, "Checking")).learned
     assert learned
     assert learned.architecture
     assert learned.architecture.layers == 24
     assert learned.has_vllm is False
+    assert learned.prompts == LearnedPrompts(mean=82, p95=240)
+
+
+def test_the_first_attempt_trains_the_commits_that_were_checked() -> None:
+    job = gpu_job()
+    commits = {"model": "a" * 40, "dataset": "b" * 40}
+    checked = look(job, child(job), reported(revisions=commits))
+    queued = build(seen(job, checked), Decision(Action.QUEUE, "WaitingForGPUs"))
+    assert queued.revisions is None  # until then the spec may name another revision
+    waiting_job = gpu_job(to_json(queued))
+    commit = Decision(Action.COMMIT, "Admitted", plan=GPU_PLAN)
+    committed = build(seen(waiting_job, look(waiting_job)), commit)
+    assert committed.revisions == commits
+    later = gpu_job(to_json(queued) | {"revisions": {"model": "c" * 40}})
+    again = build(seen(later, look(later)), commit)
+    assert again.revisions == {**commits, "model": "c" * 40}, "an attempt's own come first"
+    changed = gpu_job(to_json(queued), model={"name": "another/model"})
+    assert build(seen(changed, look(changed)), commit).revisions is None
+    unchecked = gpu_job(to_json(queued), preflight="Off")
+    assert build(seen(unchecked, look(unchecked)), commit).revisions is None
 
 
 def stated(job: GRPOJobRecord, check: Preflight, decision: Decision) -> GRPOJobRecord:

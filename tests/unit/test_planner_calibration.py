@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.plan.learned import Learned, MeasuredStep
+from grpo_api.plan.learned import Learned, LearnedPrompts, MeasuredStep
 from grpo_codegen.calibration.__main__ import main
 from grpo_codegen.calibration.fit import errors_of, expected_share, fit, stored_errors
 from grpo_codegen.calibration.rows import predictions, published_runs
 from grpo_planner.hardware.products import lookup_product
+from grpo_planner.memory.engine import cached_blocks
+from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup_shape
 from grpo_planner.plan import plan_job
@@ -156,6 +158,57 @@ def test_the_next_plan_uses_the_length_and_the_seconds_that_were_measured() -> N
     other = plan_job(job, there, learned=Learned(step=elsewhere)).chosen
     assert other is not None
     assert other.estimated_step_seconds < measured.estimated_step_seconds  # type: ignore[operator]
+
+
+def test_prompts_are_as_long_as_the_preflight_measured_in_the_times_of_a_plan() -> None:
+    there = inventory(nodes(1, 8, H100))
+    for engine in ("Transformers", "Auto"):
+        job = spec(QWEN_7B, training__maxPromptLength=8192, generation__engine=engine)
+        usual, short, longer = (
+            plan_job(job, there, learned=Learned(prompts=prompts)).chosen
+            for prompts in (
+                None, LearnedPrompts(mean=100, p95=300), LearnedPrompts(mean=9000, p95=20000)
+            )
+        )  # fmt: skip
+        assert usual is not None
+        assert short is not None
+        assert short.estimated_step_seconds < 0.8 * usual.estimated_step_seconds  # type: ignore[operator]
+        # what is longer than maxPromptLength is not trained on
+        assert longer == usual
+
+
+@given(
+    prompt=st.integers(1, 4096),
+    mean=st.integers(1, 8192),
+    p95=st.integers(1, 8192),
+    more=st.integers(0, 512),
+    engine=st.sampled_from([None, Engine(kind="Colocated", length=8192)]),
+)
+@settings(max_examples=cases(300))
+def test_longer_prompts_never_make_a_step_shorter_and_memory_is_for_the_longest(
+    prompt: int, mean: int, p95: int, more: int, engine: Engine | None
+) -> None:
+    shape, hardware = SHAPES[0], lookup_product(H100)
+    assert shape is not None
+    assert hardware is not None
+
+    def setup(prompts: LearnedPrompts | None) -> Setup:
+        return Setup(
+            precision="bfloat16", prompt=prompt, prompts=prompts, completion=512, micro_batch=2,
+            generation_batch=8, engine=engine,
+        )  # fmt: skip
+
+    def seconds(prompts: LearnedPrompts | None) -> float:
+        return step_time(shape, setup(prompts), hardware, 1, 1).total
+
+    now = seconds(measured := LearnedPrompts(mean=mean, p95=p95))
+    assert now <= seconds(LearnedPrompts(mean=mean + more, p95=p95 + more)) * (1 + 1e-9)
+    assert now <= seconds(None) * (1 + 1e-9)
+    # memory is proven for the longest prompt, with a share of an engine's cache for those at a time
+    if engine is None:
+        assert predict(shape, setup(measured)) == predict(shape, setup(None))
+    else:
+        assert cached_blocks(setup(measured), 8) <= cached_blocks(setup(None), 8)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ..report.preflight import PromptLengths
 from ..spec.model import Architecture
 from ..text.base import ATOMIC_LIST, Model
 from ..text.quantity import MAX_COUNT, Count
 
+MAX_LENGTH = 1048576
+"""Most tokens of a prompt or a completion, as in spec.training."""
 MAX_REPLANS = 3
 """New plans that a job gets after OutOfMemory before it fails: then more than the plan is wrong."""
 HOST = "host"
@@ -69,7 +72,7 @@ class MeasuredStep(Model):
 
     gpu_product: Annotated[str, Field(max_length=128)]
     """GPU product of its nodes."""
-    completion_length: Annotated[int, Field(ge=1, le=1048576)]
+    completion_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
     """Mean tokens of a completion."""
     generation_seconds: Annotated[float, Field(ge=0)]
     """Seconds that a step sampled."""
@@ -138,15 +141,34 @@ class EngineFailure(Model):
     """Predicted GPU-seconds of a step by the plan that failed; absent where nobody can say."""
 
 
+class LearnedPrompts(Model):
+    """Tokens of the dataset's first prompts, as the preflight measured them."""
+
+    mean: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+    """Mean."""
+    p95: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+    """95th percentile."""
+
+    @classmethod
+    def from_report(cls, lengths: PromptLengths | None) -> "LearnedPrompts | None":
+        """Those of a preflight's report; None where it measured none."""
+        if lengths is None or not lengths.rows:
+            return None
+        mean, p95 = (min(MAX_LENGTH, max(1, round(n))) for n in (lengths.mean, lengths.p95))
+        return cls(mean=mean, p95=p95)
+
+
 class Learned(Model):
     """What a job has learned of its model, of its GPUs' links, of the memory that it needs and of
     engines that failed."""
 
     architecture: Architecture | None = None
-    """The model's shape as the last attempt that loaded it found it, before that as the preflight
-    read it in config.json; `memory` is held against this shape."""
+    """The model's shape as the last attempt loaded it, before that as the preflight read it;
+    `memory` is held against it."""
     has_vllm: bool | None = None
     """True if spec.image can import vLLM, as the preflight found; absent where nobody looked."""
+    prompts: LearnedPrompts | None = None
+    """Lengths of the prompts, for times and an engine's cache."""
     links: MeasuredLinks | None = None
     """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
     step: MeasuredStep | None = None
@@ -156,8 +178,7 @@ class Learned(Model):
     shortfalls: Annotated[
         list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)
     ] = []
-    """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps
-    `memory`."""
+    """The plans that ran out of memory, oldest first; spec.retry empties the list."""
     engine_failures: Annotated[
         list[EngineFailure],
         Field(max_length=MAX_ENGINE_FAILURES, json_schema_extra=ATOMIC_LIST),

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.plan.learned import Learned
+from grpo_api.plan.learned import Learned, LearnedPrompts
+from grpo_api.report.preflight import PreflightReport
 from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import (
     MAX_ENDS,
@@ -28,6 +29,7 @@ from grpo_kube.objects.times import Observed, timestamp
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 from ..records.reasons import RELEASES, UNCHECKED, Reason
+from ..records.records import GRPOJobRecord
 from ..usage.account import account
 from .conditions import conditions
 from .conventions import ABNORMAL, convention_conditions, first_unwell
@@ -149,30 +151,38 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
 def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
     """What the preflight has found, and what the planner learns of it."""
     preflight = observation.preflight
-    if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
+    if preflight is None or not preflight.is_needed:
         return {}
     job = observation.job
     check = preflight.check
     report = check.status.report
+    if decision.action is Action.COMMIT:
+        # What was checked is what trains, also where a branch has moved since. Only now: the spec
+        # may name another revision until an attempt is committed.
+        commits = {**report.revisions, **(job.status.revisions or {})} if report else {}
+        return {"revisions": commits} if commits else {}
     fields: dict[str, Any] = {"preflight": check.status}
     if check.reason is Reason.PREFLIGHT_FAILED and decision.action is Action.FAIL:
         outcome = Outcome(result=Result.BAD_INPUT, message=decision.message)
         fields["outcome"] = outcome
-    before = job.status.learned
-    if report is None or check.status == job.status.preflight:
-        return fields
+    if report and check.status != job.status.preflight:
+        fields |= _learned_from(report, job)
+    return fields
+
+
+def _learned_from(report: PreflightReport, job: GRPOJobRecord) -> dict[str, Any]:
+    """What the planner learns of a new report."""
     has_own_image = job.spec is not None and job.spec.image is not None
-    learned = before or Learned()
-    learned = learned.model_copy(
+    before = job.status.learned or Learned()
+    learned = before.model_copy(
         update={
             # what an attempt has loaded is nearer to the truth
-            "architecture": learned.architecture or report.architecture,
+            "architecture": before.architecture or report.architecture,
             "has_vllm": report.has_vllm if has_own_image else None,
+            "prompts": LearnedPrompts.from_report(report.prompts),
         }
     )
-    if learned != (before or Learned()):
-        fields["learned"] = learned
-    return fields
+    return {"learned": learned} if learned != before else {}
 
 
 def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
@@ -326,7 +336,7 @@ STARTING_INTERVALS = 2
 each write delays the pods of other jobs."""
 
 
-FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond"}
+FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond", "expectedBytes", "stageEnd"}
 STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
 FETCH_PAUSE = 60.0
 """Seconds between two writes that only say how far a download is."""

@@ -122,11 +122,12 @@ def cached_blocks(setup: Setup, completions: int) -> int:
     At no time do completions hold more in the mean than a prompt and their mean length: of n that
     begin together, n S(t) are longer than t, and t S(t) is at most the mean (Markov). Two standard
     deviations, of which one is near the mean, make it unlikely that vLLM preempts any. One
-    completion of the greatest length always fits, and no more is kept than all of them take.
+    completion of the greatest length always fits, and no more is kept than all of them take. Of the
+    prompts 95 % are at most as long as counted.
     """
     engine = engine_of(setup)
     whole = ceil(engine.length / engine.block)
-    mean = ceil((setup.prompt + setup.mean_completion) / engine.block)
+    mean = ceil((setup.padded_prompt + setup.mean_completion) / engine.block)
     spread = ceil(2 * sqrt(completions) * setup.mean_completion / engine.block)
     return min(completions * whole, max(whole, completions * mean + spread)) + 1
 

@@ -7,6 +7,8 @@ of jobs or nodes.
 from dataclasses import dataclass
 from typing import Literal
 
+from grpo_api.plan.learned import LearnedPrompts
+
 from ..model.shapes import ALL_LINEAR
 
 Precision = Literal["bfloat16", "mixed", "float32"]
@@ -61,7 +63,9 @@ class Setup:
 
     precision: Precision
     prompt: int
-    """Prompt tokens of one sequence."""
+    """Prompt tokens of one sequence at most: what memory is proven for."""
+    prompts: LearnedPrompts | None = None
+    """Prompt tokens as measured, for times and for an engine's cache; None: as many as at most."""
     completion: int
     """Completion tokens of one sequence at most: what memory is proven for."""
     expected: int = 0
@@ -120,6 +124,17 @@ class Setup:
     def mean_completion(self) -> int:
         """Completion tokens of one sequence in the mean."""
         return min(self.expected or self.completion, self.completion)
+
+    @property
+    def mean_prompt(self) -> int:
+        """Prompt tokens of one sequence in the mean: what an engine reads, which pads nothing."""
+        return min(self.prompts.mean, self.prompt) if self.prompts else self.prompt
+
+    @property
+    def padded_prompt(self) -> int:
+        """Prompt tokens of one sequence in a batch, which TRL and transformers' generate pad to its
+        longest prompt: the 95th percentile stands for that."""
+        return min(self.prompts.p95, self.prompt) if self.prompts else self.prompt
 
     @property
     def tokens(self) -> int:

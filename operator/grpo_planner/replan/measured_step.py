@@ -166,7 +166,7 @@ def _row(run: Run, measured: StepSeconds, *, source: str, date: str, cluster: st
         parameters=run.demand.shape.parameters,
         active=round(run.demand.shape.active_parameters),
         sequences=step_completions(run.spec) * updates,
-        prompt=training.max_prompt_length,
+        prompt=setup.mean_prompt,
         completion=round(measured.completion),
         limit=training.max_completion_length,
         updates=updates,

@@ -74,6 +74,7 @@ class Run:
         return Setup(
             precision=self._precision,
             prompt=training.max_prompt_length,
+            prompts=self.learned.prompts,
             completion=training.max_completion_length,
             expected=plan.expected_completion_length or 0,
             micro_batch=plan.micro_batch,

@@ -98,7 +98,8 @@ def _time_fields(demand: Demand, setup: Setup, nodes: int) -> dict[str, Any]:
     correction = demand.correction(CPU_LABEL, setup.world, nodes, sampler)
     if correction is None:
         return {}
-    timed = replace(setup, expected=demand.expected_completion)
+    prompts = demand.learned.prompts
+    timed = replace(setup, expected=demand.expected_completion, prompts=prompts)
     calls = generate_calls(demand.spec, timed)
     time = step_time(demand.shape, timed, CPU, nodes, calls, measured=correction)
     seconds = round(time.total, 2)

@@ -252,6 +252,7 @@ class Engines:
         training = self._demand.spec.training
         return Setup(
             precision=precision, prompt=training.max_prompt_length,
+            prompts=self._demand.learned.prompts,
             completion=training.max_completion_length,
             expected=self._demand.expected_completion,
             micro_batch=1, engine=engine,

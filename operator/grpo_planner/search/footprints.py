@@ -313,6 +313,7 @@ class Variants:
         return Setup(
             precision=self._precision,
             prompt=spec.training.max_prompt_length,
+            prompts=self._demand.learned.prompts,
             completion=spec.training.max_completion_length,
             expected=self._demand.expected_completion,
             micro_batch=micro_batch,

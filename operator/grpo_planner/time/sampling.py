@@ -63,14 +63,15 @@ def transformers_seconds(
     """
     sequences = setup.generation_batch
     tokens = longest(setup.mean_completion, setup.completion, constants.runaway, sequences)
-    held = setup.prompt + tokens / 2
+    prompt = setup.padded_prompt
+    held = prompt + tokens / 2
     cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
     repeats = shape.heads // shape.kv_heads
     moves = 3 + (2 * repeats if repeats > 1 else 0)
     traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + moves * cache
     bytes_per_second = hardware.bandwidth * GIGA * MEMORY_EFFICIENCY
     token = max(traffic / bytes_per_second, shape.layers * LAUNCH_SECONDS)
-    prefill = pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt, constants)
+    prefill = pass_seconds(shape, hardware, sequences * prompt, prompt, constants)
     return calls * (prefill + tokens * token)
 
 
@@ -85,7 +86,8 @@ def engine_seconds(
     engine = terms.engine_of(setup)
     at_once = terms.sequences(setup)
     mean, limit = setup.mean_completion, setup.completion
-    prompts = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt, constants)
+    prompt = setup.mean_prompt
+    prompts = pass_seconds(shape, hardware, at_once * prompt, prompt, constants)
     prefill = prompts / engine.tensor_parallel
     token = EngineToken(shape, setup, hardware, constants)
     thinned = sum(
@@ -111,7 +113,7 @@ class EngineToken:
         gpus = engine.tensor_parallel
         self._shape = shape
         self._has_experts = shape.experts > 0
-        self._prompt = setup.prompt
+        self._prompt = setup.mean_prompt
         self._weights = terms.weights(shape, setup)
         self._expert_bytes = setup.compute_bytes / gpus
         self._token_bytes = terms.token_bytes(shape, setup)

@@ -95,7 +95,7 @@ def trained_length(setup: Setup, constants: Constants) -> float:
     padding too (trl 1.16, grpo_trainer.py, `_generate_and_score_completions`).
     """
     completions = setup.micro_batch * setup.accumulation
-    return setup.prompt + longest(
+    return setup.padded_prompt + longest(
         setup.mean_completion, setup.completion, constants.runaway, completions
     )
 
