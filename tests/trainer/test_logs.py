@@ -24,7 +24,10 @@ library.addHandler(logging.StreamHandler(sys.stdout))
 library.propagate = False
 adopt_library_logs()
 library.warning("of a library")
-warnings.warn("of Python")
+warnings.warn("of Python,\\non two lines")
+for module in ("transformers.training_args", "trl", "mine.rewards"):
+    place = f"/lib/site-packages/{module}"
+    warnings.warn_explicit(f"old in {module}", FutureWarning, place, 7, module)
 logging.getLogger("httpx").info("one for each request")
 logging.getLogger("grpo_trainer.training").info("step 1 of 2", extra={"step": 1})
 settings = vllm_logging(Path(sys.argv[1]))
@@ -37,9 +40,10 @@ def test_every_line_names_the_job_whoever_wrote_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    own, warning, step, engine = lines
+    own, warning, of_user, step, engine = lines
     assert own["message"] == "of a library"
-    assert "UserWarning: of Python" in warning["message"]
+    assert warning["message"] == "UserWarning: of Python, on two lines (<string>:13)"
+    assert of_user["message"] == "FutureWarning: old in mine.rewards (mine.rewards:7)"
     assert (step["message"], step["step"]) == ("step 1 of 2", 1)
     assert engine["message"] == "of an engine's process"
     job = {"namespace": "team", "grpojob": "run", "attempt": 2, "rank": 3}

@@ -4,6 +4,7 @@ errors told in a line."""
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,8 @@ words = sys.argv[1:]
 if words[0] == "get":
     print(json.dumps(json.loads(OBJECTS)[words[1]]))
 else:
+    if not HAS_LOGS:
+        sys.exit("container trainer is waiting to start: ContainerCreating")
     line = {"time": "2026-01-31T12:00:00Z", "level": "info", "message": "a"}
     print("[pod/p-2-0/trainer] " + json.dumps(line))
     print("[pod/p-2-1/trainer] from a library", " ".join(words))
@@ -415,17 +418,52 @@ else:
 """A kubectl with one job, whose logs have two lines."""
 
 
-@pytest.mark.realtime
-def test_logs_of_all_ranks_are_those_of_one_attempt_with_the_pods_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def use_logs(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, has_logs: bool, events: Sequence[Any] = ()
 ) -> None:
+    """Make kubectl one with a job of two attempts."""
     seen = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}}
     gang = [pod(1, 0), pod(2, 0), pod(2, 1)]
     for one in gang:
         one["metadata"]["labels"] |= {LABEL_JOB: "a", LABEL_COMPONENT: "trainer"}
-    objects = json.dumps({kubectl.RESOURCE: seen, "pods": {"items": gang}, "pod": gang[1]})
-    (tmp_path / "kubectl.py").write_text(f"OBJECTS = {objects!r}\n{LOGS}")
-    monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
+    objects = json.dumps(
+        {
+            kubectl.RESOURCE: seen,
+            "pods": {"items": gang},
+            "pod": gang[1],
+            "events": {"items": list(events)},
+        }
+    )
+    program = f"OBJECTS, HAS_LOGS = {objects!r}, {has_logs}\n{LOGS}"
+    (folder / "kubectl.py").write_text(program)
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {folder}/kubectl.py")
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_logs_of_a_pod_that_does_not_start_say_what_keeps_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+) -> None:
+    message = 'MountVolume.SetUp failed: configmap "rewards" not found\x1b[2J'
+    events = [
+        {"reason": "FailedScheduling", "message": "x", "lastTimestamp": "2026-01-31T11:00:00Z"},
+        {"reason": "FailedMount", "message": message, "lastTimestamp": "2026-01-31T12:00:00Z"},
+    ]
+    use_logs(monkeypatch, tmp_path, has_logs=False, events=events)
+    assert main(["logs", "a", "-o", output]) == 1
+    shown = capsys.readouterr().err
+    assert 'p-2-0: FailedMount: MountVolume.SetUp failed: configmap "rewards" not found' in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.realtime
+def test_logs_of_all_ranks_are_those_of_one_attempt_with_the_pods_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_logs(monkeypatch, tmp_path, has_logs=True)
     assert main(["logs", "a", "--all-ranks", "--since", "10m"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == "p-2-0 12:00:00 info    a"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import merge_patch
@@ -38,6 +39,16 @@ OOM = Outcome(result=Result.OUT_OF_MEMORY, message="CUDA out of memory")
 
 def going_on(seen: Observation) -> GRPOJobStatus:
     return after(seen, Decision(Action.WAIT))
+
+
+@pytest.mark.parametrize(("plan", "gpus"), [(PLAN, None), (GPU_PLAN, GPU_PLAN.gpus)])
+def test_kubectl_s_column_of_gpus_is_empty_for_a_job_on_cpus(
+    plan: ExecutionPlan, gpus: int | None
+) -> None:
+    status = after(make_seen(make_job()), Decision(Action.COMMIT, "Admitted", plan=plan))
+    kept = to_json(status)
+    assert kept["plan"].get("gpus") == gpus
+    assert GRPOJobStatus.model_validate(kept).plan == plan
 
 
 def test_a_commit_counts_the_attempt_and_publishes_the_plan() -> None:

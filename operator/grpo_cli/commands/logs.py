@@ -7,11 +7,13 @@ often not the last.
 
 import re
 import subprocess
+import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from grpo_api.text.contract import CONTAINER
 from grpo_api.text.log_lines import as_text
+from grpo_api.text.messages import printable_text
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     LABEL_ATTEMPT,
@@ -69,7 +71,7 @@ def run(options: Namespace) -> int:
         flags += ["--prefix"] if options.output == "text" else []
     command = kubectl.command(options, "logs", *target, *flags)
     if options.output == "json":
-        return subprocess.run(command, check=False).returncode
+        return _ended(options, pod, subprocess.run(command, check=False).returncode)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as logs:
         assert logs.stdout is not None  # it is a pipe
         for line in logs.stdout:
@@ -78,7 +80,15 @@ def run(options: Namespace) -> int:
             where = f"{prefix[1]} " if prefix else ""
             rest = text[prefix.end() :] if prefix else text
             print(where + as_text(rest), flush=options.follow)
-    return logs.returncode
+    return _ended(options, pod, logs.returncode)
+
+
+def _ended(options: Namespace, pod: str, code: int) -> int:
+    """Say what keeps the pod where it has no log yet; return kubectl's exit code."""
+    warning = kubectl.newest_warning(options, pod) if code else ""
+    if warning:
+        print(f"{pod}: {printable_text(warning)}", file=sys.stderr)
+    return code
 
 
 _PREFIX = re.compile(r"\[pod/([^/\]]+)/[^\]]*\] ")

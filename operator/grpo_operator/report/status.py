@@ -325,7 +325,11 @@ _PHASES = (
 
 def to_json(status: GRPOJobStatus) -> dict[str, Any]:
     """The status as the API server keeps it: camelCase, without unset fields."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    stated = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    plan = stated.get("plan")
+    if plan and not plan["gpus"]:
+        del plan["gpus"]  # kubectl's column of GPUs shall be empty for a job on CPUs
+    return stated
 
 
 log = logging.getLogger(__name__)

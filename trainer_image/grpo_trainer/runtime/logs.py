@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from grpo_api.text.log_lines import JsonFormatter, TextFormatter
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 """Variables that turn progress bars off: in a file they are a line of noise per change."""
+
+LIBRARIES = r"(accelerate|datasets|deepspeed|peft|torch|transformers|trl|vllm)(\.|$)"
+"""Modules that the trainer calls, and no code of users."""
 
 
 def configure_logs(job: JobIdentity | None = None, **fields: int) -> None:
@@ -31,10 +35,26 @@ def configure_logs(job: JobIdentity | None = None, **fields: int) -> None:
     # A library's INFO lines, such as one for each request to the hub, would bury ours.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
+    warnings.formatwarning = _warning_message
+    # What libraries announce to one another: no user can heed it, and it would hide what they can.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=LIBRARIES)
     logging.captureWarnings(True)
     if not is_terminal:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
+
+
+def _warning_message(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    _: str | None = None,
+) -> str:
+    """A warning as one line that begins with what it says; Python's own begins with a path and ends
+    with a line of the library's source."""
+    place = filename.rpartition("site-packages/")[2]
+    return f"{category.__name__}: {' '.join(str(message).split())} ({place}:{lineno})"
 
 
 def adopt_library_logs() -> None:
