@@ -16,6 +16,8 @@ from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.data.dataset import load_prompts
+from grpo_trainer.data.row_sources import read_hub
+from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
 
 TRAINING = TrainingSpec(prompts_per_step=1, num_generations=2)
@@ -213,6 +215,18 @@ def test_hub_datasets_are_loaded_by_name_and_split(
         load_prompts(
             dataset.model_copy(update={"name": str(tmp_path / "none")}), TRAINING, tiny_tokenizer()
         )
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_the_first_rows_are_those_that_are_trained_on_whatever_the_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    whole = datasets.Dataset.from_dict({"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
+    getattr(whole, f"to_{kind}")(tmp_path / f"test.{kind}")
+    dataset = DatasetSpec(name=str(tmp_path), split="test")
+    assert read_hub(dataset, Hub()).to_list() == whole.to_list()
+    assert read_hub(dataset, Hub(), most_rows=2).to_list() == whole.to_list()[:2]
 
 
 def test_gsm8k_rows_become_chats_with_their_answers(tmp_path: Path) -> None:

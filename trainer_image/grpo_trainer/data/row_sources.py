@@ -407,7 +407,9 @@ def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> d
             token=os.environ.get(DATASET_TOKEN_ENV),
             streaming=True,
         )
-        first = list(stream.decode(False).take(most_rows))
+        # What a CSV holds is known once it is read; it has no images to leave undecoded.
+        undecoded = stream.decode(False) if stream.features else stream
+        first = list(undecoded.take(most_rows))
         return datasets.Dataset.from_list(first, features=stream.features)
 
 
