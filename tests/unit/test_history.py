@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -212,6 +213,38 @@ def test_a_disk_that_fails_costs_no_row(
         assert all(each["loss"] == each["step"] / 7 for each in world.rows())
     assert [each["step"] for each in world.rows()] == list(range(1, 10))
     assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_volume_that_hangs_holds_one_step_and_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, begun = Event(), list[str]()
+
+    def hang(self: Any, line: str) -> None:
+        begun.append(line)
+        answers.wait()
+        with self._path.open("a") as file:
+            file.write(f"{line}\n")
+
+    world = World(tmp_path)
+    history = world.attempt(1, None, 2)
+    monkeypatch.setattr(run_history, "PATIENCE", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_history.LinesFile, "_append", hang)
+        for step in range(3, 9):
+            history._rows.append(row(step, 1))
+            history.add_row(history._rows[-1])
+    assert len(begun) == 1, "one thread waits for the volume, and no step does after that"
+    assert [each["step"] for each in world.rows()] == [1, 2]
+    monkeypatch.setattr(run_history, "PATIENCE", 60.0)
+    answers.set()
+    for step in range(9, 20):
+        history._rows.append(row(step, 1))
+        history.add_row(history._rows[-1])
+        writer = history._metrics_file._writer
+        assert writer is not None
+        writer.join()
+    assert [each["step"] for each in world.rows()] == list(range(1, 20))
 
 
 def test_whole_groups_are_kept_with_what_became_of_each_completion() -> None:

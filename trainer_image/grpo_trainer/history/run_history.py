@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 from grpo_api.report.history import (
@@ -105,6 +106,8 @@ def _text(completion: Any) -> str:
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 1.0
+"""Seconds that a step waits for a line, whatever its volume does."""
 MOST_SKIPPED = 64
 """Most lines between two tries on a disk that fails."""
 
@@ -119,6 +122,7 @@ class LinesFile:
         """Whether the file has all lines."""
         self._failures = 0
         self._skipped = 0
+        self._writer: Thread | None = None
 
     def append(self, line: str, all_lines: Callable[[], Iterable[str]]) -> None:
         """Append a line; where the file is not whole, write `all_lines`, which have it at the end.
@@ -136,9 +140,9 @@ class LinesFile:
             self._skipped += 1
             return
         self._skipped = 0
-        self._write(
-            lambda: write_atomically(self._path, "".join(f"{line}\n" for line in all_lines()))
-        )
+        # Before the thread begins: rows are added while a volume hangs.
+        text = "".join(f"{line}\n" for line in all_lines())
+        self._write(lambda: write_atomically(self._path, text))
 
     def _append(self, line: str) -> None:
         # A crash can tear the last line; readers skip it, and the next attempt has its own file.
@@ -146,16 +150,34 @@ class LinesFile:
             file.write(f"{line}\n")
 
     def _write(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
-            if not self._failures:
-                log.warning(f"{self._path} is behind until it can be written: {error}")
-            self.is_whole = False
-            self._failures += 1
-        else:
+        """Write in a thread, which may hang with its volume: a step waits PATIENCE for it."""
+        self.is_whole = False
+        if self._writer and self._writer.is_alive():
+            return
+        ends: list[Exception | None] = []
+
+        def run() -> None:
+            try:
+                action()
+            except Exception as error:
+                ends.append(error)
+            else:
+                ends.append(None)
+
+        self._writer = Thread(target=run, name="history", daemon=True)
+        self._writer.start()
+        self._writer.join(PATIENCE)
+        # One that ends later counts for nothing: lines were left out meanwhile.
+        end = ends[0] if ends else TimeoutError(f"no answer within {PATIENCE:.0f} s")
+        if end is None:
             self.is_whole = True
             self._failures = 0
+        elif isinstance(end, OSError):
+            if not self._failures:
+                log.warning(f"{self._path} is behind until it can be written: {end}")
+            self._failures += 1
+        else:
+            raise end
 
 
 @dataclass(frozen=True, slots=True)
