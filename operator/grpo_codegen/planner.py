@@ -38,7 +38,7 @@ from grpo_planner.plan import plan_job
 from grpo_planner.result.formatting import sharding
 from grpo_planner.result.result import PlanResult
 from grpo_planner.search.engine_plan import sampler_name
-from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED, SEVERAL_NODES
+from grpo_planner.search.option import CROWDED, FULL, NEARLY_FULL, OFFLOADED, SEVERAL_NODES
 
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
 MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct",
@@ -131,8 +131,8 @@ def table() -> str:
         "part, the numbers win. A plan's reason is its nearest rival with the two numbers that "
         "decided; a refusal's is what is missing, and the smallest hardware that would do. A step "
         f"counts as {CROWDED[2] - 1:.0%} longer where it fills more than {NEARLY_FULL:.0%} of a "
-        f"GPU, {OFFLOADED - 1:.0%} with an offloaded optimizer and {SEVERAL_NODES - 1:.0%} on "
-        "several nodes (assumed).",
+        f"GPU, {CROWDED[3] - 1:.0%} above {FULL:.0%}, {OFFLOADED - 1:.0%} with an offloaded "
+        f"optimizer and {SEVERAL_NODES - 1:.0%} on several nodes (assumed).",
         "",
         "Engine Auto: what samples the completions is the planner's choice too. Memory and times "
         "of vLLM are assumed: no GPU has confirmed them "

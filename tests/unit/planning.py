@@ -80,7 +80,8 @@ def counted_risk(
     share: float, *, offloads: bool, strategy: str, offloads_base: bool, nodes: int, zero: int
 ) -> float:
     """The documented rules of spec.placement.objective; `share` is what is taken of a GPU."""
-    crowded = 1.25 if share > 0.9 else 1.05 if share > 0.8 else 1.0
+    least_shares = {0.97: 1.3, 0.9: 1.25, 0.8: 1.05}
+    crowded = next((factor for least, factor in least_shares.items() if share > least), 1.0)
     optimizer = 1.25 if offloads else 1.0
     weights = 1.05 if strategy == "Offload" or offloads_base else 1.0
     several = 1.25 if nodes > 1 else 1.0

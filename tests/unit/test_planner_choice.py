@@ -42,7 +42,7 @@ def test_ample_memory_means_a_clone() -> None:
 
 
 def test_over_20b_is_reloaded_and_sharded() -> None:
-    assert how(plan(spec(QWEN_32B), nodes(1, 8, A100)))[:3] == ("Full", "Offload", 3)
+    assert how(plan(spec(QWEN_32B), nodes(1, 8, A100)))[:3] == ("Full", "Sharded", 3)
     assert how(plan(spec(QWEN_32B), nodes(1, 8, H100)))[:3] == ("Full", "Sharded", 3)
 
 

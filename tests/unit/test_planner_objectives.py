@@ -12,11 +12,10 @@ from grpo_planner.plan import Planner
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search.option import (
     CROWDED,
-    NEARLY_FULL,
     OFFLOADED,
     PARTITIONED,
-    ROOMY,
     SEVERAL_NODES,
+    SHARES,
     WEIGHTS_OFFLOADED,
 )
 from grpo_planner.search.search import LONGEST_RUN, LONGEST_STEP
@@ -155,16 +154,26 @@ def test_room_on_the_gpu_is_worth_time_except_to_fastest() -> None:
     assert seconds(fastest) < seconds(chosen) <= 1.25 * seconds(fastest)
 
 
+def test_an_optimizer_in_host_memory_is_taken_before_a_full_gpu() -> None:
+    there = nodes(1, 8, A100)
+    fastest = plan(spec(QWEN_32B, placement__objective="Fastest"), there)
+    chosen = plan(spec(QWEN_32B), there)
+    assert (fastest.offload, chosen.offload) == ("None", "CPU")
+    assert filled(fastest) > 0.97
+    assert filled(chosen) <= 0.9
+    assert seconds(chosen) <= 1.25 * seconds(fastest)
+
+
 def test_the_page_has_the_factors_that_the_search_counts() -> None:
     page = " ".join(PAGE.read_text().split())
 
     def percent(factor: float) -> str:
         return f"{factor - 1:.0%}".replace("%", " %")
 
-    roomy, nearly_full = (f"{share:.0%}".replace("%", " %") for share in (ROOMY, NEARLY_FULL))
-    _, little, none = map(percent, CROWDED)
+    roomy, nearly_full, full = (f"{share:.0%}".replace("%", " %") for share in SHARES[:-1])
+    crowded = "; ".join(map(percent, CROWDED[1:]))
     rows = [
-        f"fills more than {roomy} of a GPU; more than {nearly_full} | {little}; {none} |",
+        f"more than {roomy} of a GPU; more than {nearly_full}; more than {full} | {crowded} |",
         f"offloads its optimizer | {percent(OFFLOADED)} |",
         f"in host memory | {percent(WEIGHTS_OFFLOADED)} |",
         f"has several nodes | {percent(SEVERAL_NODES)} |",

@@ -234,8 +234,8 @@ class PlacementSpec(Model):
     """What the plan optimises. Balanced: more GPUs as long as they shorten a step at least as much
     as they raise its GPU-seconds. Cheapest: the least price of a step, on GPUs with a price
     (docs/explanation/usage.md). To all but Fastest a step counts as 5 % longer where it fills more
-    than 80 % of a GPU, 25 % above 90 %, 25 % with an offloaded optimizer, and 25 % on several
-    nodes. Unset: Balanced."""
+    than 80 % of a GPU, 25 % above 90 %, 30 % above 97 %, 25 % with an offloaded optimizer or
+    several nodes. Unset: Balanced."""
     allow_slow: bool = False
     """Run although a step takes more than 6 hours, or all steps more than 90 days. Unset: false,
     such a plan is refused."""

@@ -15,7 +15,7 @@ from .demand import Demand
 from .engines import Engines
 from .footprints import Footprints, Variants
 from .methods import Method
-from .option import CROWDED, NEARLY_FULL, ROOMY, Option, Score
+from .option import CROWDED, SHARES, Option, Score
 
 
 @dataclass(eq=False)
@@ -152,7 +152,7 @@ class Times:
         if not extent.fitting_training:
             alone = extent.without_engine
             quickest, _ = alone.quickest
-            for share, crowded in zip((ROOMY, NEARLY_FULL, 1.0), CROWDED, strict=True):
+            for share, crowded in zip(SHARES, CROWDED, strict=True):
                 limit = int(share * extent.place.pool.usable_bytes)
                 setups = list(alone.training_setups(limit))
                 times = [sum(self.training(extent, setup)) for setup in setups]

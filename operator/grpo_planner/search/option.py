@@ -6,6 +6,7 @@ may go wrong is part of the number: a nearly full GPU, an optimizer in host memo
 several nodes count as time, so that no second rule decides beside the score.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -19,14 +20,18 @@ from ..time.step_time import StepTime
 from .footprints import Footprint
 from .methods import Method
 
-ROOMY, NEARLY_FULL = 0.80, 0.90
+ROOMY, NEARLY_FULL, FULL = 0.80, 0.90, 0.97
 """Shares of a GPU up to which a plan has room for what the model doesn't know, and some of it: in
 the 454 measured runs of Fujii et al. (2024, arXiv 2411.06465) no estimate below 80 % ran out of
-memory."""
+memory. Past FULL less is left than half of what one GPU has confirmed and no gang (context,
+communicator, fragments; memory/device.py), so that a small error there runs out of memory."""
+SHARES = (ROOMY, NEARLY_FULL, FULL, 1.0)
+"""Shares of a GPU that a plan is weighed by."""
 
-CROWDED = (1.0, 1.05, 1.25)
-"""By how much longer the time of a plan counts that leaves a GPU room, little room, or nearly none
-(assumed, until calibrated on GPUs): it may run out of memory and begin again."""
+CROWDED = (1.0, 1.05, 1.25, 1.3)
+"""By how much longer the time of a plan counts that fills a GPU up to each of SHARES (assumed,
+until calibrated on GPUs): it may run out of memory and begin again. A full GPU counts more than an
+offloaded optimizer, which is what a job that has run out of memory is given next."""
 OFFLOADED, WEIGHTS_OFFLOADED = 1.25, 1.05
 """The same of a plan whose optimizer is offloaded, and of one whose reference or base is (assumed).
 They rest on host memory and a host link, of which least is known, and take of both what no
@@ -122,12 +127,10 @@ class Option:
         return self.host / max(1, self.place.host_memory)
 
     @property
-    def crowding(self) -> Literal[0, 1, 2]:
-        """How much it lacks room on a GPU: not at all, a little, or very much. Up to ROOMY, less is
-        no better."""
-        if self.device_share <= ROOMY:
-            return 0
-        return 1 if self.device_share <= NEARLY_FULL else 2
+    def crowding(self) -> int:
+        """How much it lacks room on a GPU, as an index of SHARES. Up to ROOMY, less is no
+        better."""
+        return bisect_left(SHARES[:-1], self.device_share)
 
     @property
     def risk(self) -> float:

@@ -24,8 +24,7 @@ from .extent import Entry, Extent, Times
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
-    NEARLY_FULL,
-    ROOMY,
+    SHARES,
     Objective,
     Option,
     Score,
@@ -286,7 +285,7 @@ class Search:
         """The best score that an extent can have with the engine of these variants.
 
         Training is as fast as in the room of a GPU without an engine, which only takes of it. Of a
-        GPU filled to ROOMY, to NEARLY_FULL and wholly, the best is taken, as each counts otherwise.
+        GPU filled to each of SHARES, the best is taken, as each counts otherwise.
         """
         place, method = extent.place, extent.method
         setup, calls = variants.quickest
@@ -307,11 +306,11 @@ class Search:
         return extent.options[variants]
 
     def _fitting_options(self, extent: Extent, variants: Variants) -> Iterator[Option]:
-        """The fastest options that fit, and the fastest of those that leave a GPU some room and
-        much: a score weighs time against room."""
+        """The fastest options that fill a GPU up to each of SHARES: a score weighs time against
+        room."""
         usable = extent.place.pool.usable_bytes
         footprints: dict[int, Footprint] = {}
-        for share in (ROOMY, NEARLY_FULL, 1.0):
+        for share in SHARES:
             limit = int(share * usable)
             if variants.fastest.device <= limit:
                 footprints[id(variants.fastest)] = variants.fastest
