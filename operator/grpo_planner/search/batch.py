@@ -44,6 +44,7 @@ def updates_per_generation(spec: GRPOJobSpec) -> int:
 
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending."""
+    # Each divisor up to the root has its partner above it, so the root bounds the work.
     small = [factor for factor in range(1, int(number**0.5) + 1) if number % factor == 0]
     return small + [number // factor for factor in reversed(small) if factor * factor != number]
 
@@ -82,6 +83,8 @@ def _sizes_by_rounds(whole: int) -> tuple[int, ...]:
     sizes, size, rounds = [], whole, 1
     while size > 1:
         sizes.append(size)
+        # Past CLOSE_ROUNDS the rounds grow by a ratio: thousands of sizes that differ by less than
+        # a part in CLOSE_ROUNDS would cost the search a prediction each.
         fewest_rounds_of_less = ceil(whole / (size - 1))
         rounds = max(fewest_rounds_of_less, rounds + rounds // CLOSE_ROUNDS)
         size = ceil(whole / rounds)
@@ -91,16 +94,16 @@ def _sizes_by_rounds(whole: int) -> tuple[int, ...]:
 def evener_sizes(whole: int, sizes: Sequence[int]) -> Iterator[int]:
     """Of sizes of a generation of `whole` completions, largest first, those after the first that
     fill their last round better.
-
-    A larger size takes fewer rounds and is faster, unless more of its last round stays empty; a
-    part in CLOSE_ROUNDS is left out of account.
     """
     fewest = inf
     for index, size in enumerate(sizes):
+        # A larger size takes fewer rounds and is faster, unless more places of its last round stay
+        # empty: they take as long as the others.
         places = ceil(whole / size) * size
         if places < fewest and index:
             yield size
         fewest = min(fewest, places)
+        # Nothing after this can save more than one part in CLOSE_ROUNDS of the time.
         if fewest * CLOSE_ROUNDS <= whole * (CLOSE_ROUNDS + 1):
             return
 
@@ -117,6 +120,7 @@ def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:
     pinned = spec.training.per_device_train_batch_size
     sizes = range(1, min(share, MOST_SEQUENCES) + 1) if pinned is None else [pinned]
     most = most_ranked_sequences(spec, world)
+    # TRL refuses a step that its accumulation steps don't divide evenly.
     return [size for size in sizes if share % size == 0 and size <= most]
 
 
@@ -143,6 +147,7 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
             "maxCompletionLength or perDeviceTrainBatchSize, or set topEntropyQuantile to 1",
         )
     pinned = f" with perDeviceTrainBatchSize {unit // world}" if unit != world else ""
+    # The advice must be a batch that works: one of any `unit` numbers in turn is a multiple.
     prompts = next(
         n
         for n in range(training.prompts_per_step, unit * 2 + training.prompts_per_step)

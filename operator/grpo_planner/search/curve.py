@@ -47,6 +47,8 @@ class Size:
 def curve(search: Search) -> list[Size]:
     """One Size for each number of GPUs that something fits on and that splits the batch, fewest
     first."""
+    # The curve and the plan come from one search, so that the size it marks is the one that is
+    # planned.
     taken = search.choice
     options = search.sizes()
     rule = deciding_rule(search, taken) if taken else ""

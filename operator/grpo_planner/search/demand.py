@@ -66,8 +66,8 @@ class Demand:
 
     @cached_property
     def margin(self) -> float:
-        """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose
-        routing varies."""
+        """Share of the allocated bytes kept free; wider for estimated shapes and for experts."""
+        # Which experts a token takes varies from step to step, and with it the largest activation.
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
 
     @property
@@ -81,7 +81,7 @@ class Demand:
 
     @cached_property
     def _expandable(self) -> bool:
-        """Kept, like the margin: a search asks thousands of times."""
+        # Kept, like the margin: a search asks thousands of times.
         return self.spec.has_expandable_segments
 
     def correct_prediction(self, prediction: Prediction) -> Prediction:
@@ -119,8 +119,8 @@ class Demand:
 
     @property
     def most_memory(self) -> int | None:
-        """Host memory that one pod may use, in bytes: its limit; without one its request, as more
-        is not promised."""
+        """Host memory that one pod may use, in bytes: its limit, or without one its request."""
+        # Past its request a pod without a limit is the first that the kubelet evicts.
         limit = self.spec.resources.limits.get("memory")
         return self.pod_memory if limit is None else quantity_bytes(limit)
 
@@ -139,6 +139,8 @@ class Demand:
         limit = training.max_completion_length
         step = self.learned.step
         expected = training.expected_completion_length
+        # The job's own steps know its data, other runs of the model only the model, and published
+        # runs neither.
         if expected is None and step:
             expected = step.completion_length
         if expected is None:
@@ -200,16 +202,15 @@ class Demand:
         return max(map(round, passes), default=0)
 
     def precision(self, method: Method, hardware: Product) -> Precision | None:
-        """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had.
-
-        Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small
-        updates round away.
-        """
+        """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had."""
         pinned = self.spec.training.dtype
         if not hardware.has_bfloat16:
             return None if pinned == "bfloat16" else "float32"
         if pinned == "float32":
             return "float32" if method.zero else "mixed"
+        # In bfloat16 weights small updates round away. ZeRO keeps a float32 master copy of its own,
+        # and an adapter's base takes no updates; full training without ZeRO needs float32 weights
+        # under autocast.
         narrow = method.zero or method.lora or pinned == "bfloat16"
         return "bfloat16" if narrow else "mixed"
 

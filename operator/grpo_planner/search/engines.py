@@ -48,8 +48,11 @@ def why_none(demand: Demand) -> str:
         return ""
     if spec.placement.accelerator == "CPU":
         return "on CPUs an engine is no faster"
+    # vLLM fuses the experts of a layer into one tensor of another layout, which no hash of ours can
+    # compare yet.
     if model.shape.experts:
         return "the weights of experts in an engine can't be proven yet"
+    # An engine is sized by heads, layers and vocabulary, which no number of parameters gives.
     if model.source == "Estimated":
         return "the model's shape is only estimated"
     if model.model_type not in PROVEN_FAMILIES:
@@ -57,6 +60,7 @@ def why_none(demand: Demand) -> str:
             f"the weights of model type {model.model_type or 'unknown'} in an engine have not "
             "been proven"
         )
+    # An engine that its image lacks would show only when the gang holds its GPUs.
     if spec.image and demand.learned.has_vllm is False:
         return "spec.image has no vLLM: install the one that the trainer's image has"
     if spec.image and demand.learned.has_vllm is None:
@@ -108,9 +112,9 @@ def check(demand: Demand) -> None:
 
 
 def is_splittable(demand: Demand, gpus: int) -> bool:
-    """Return True if `gpus` GPUs can share the model's heads; vLLM repeats key heads where there
-    are fewer."""
+    """Return True if `gpus` GPUs can share the model's heads."""
     shape = demand.shape
+    # vLLM repeats key heads where there are fewer of them than GPUs.
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
 
@@ -154,6 +158,8 @@ class Engines:
         """
         if self.why_none:
             return (None,)
+        # A share and servers ask for a pool's bytes and nodes. All other engines depend on the GPUs
+        # of a node alone, so that pools of many products have them in common.
         pinned = self._demand.spec.generation.memory_share
         by_pool = pinned or self._asks_servers or self.has_declared_servers
         pool = place.pool if by_pool else None
@@ -192,6 +198,8 @@ class Engines:
         naps = (True, False) if wanted.sleep is None else (wanted.sleep,)
         for gpus in TENSOR_PARALLEL:
             is_open = wanted.tensor_parallel in (None, gpus)
+            # The GPUs of one engine are on one node: they exchange activations in every layer of
+            # every token.
             can_share = place.per_node % gpus == 0 and is_splittable(self._demand, gpus)
             if not (is_open and can_share):
                 continue
@@ -233,6 +241,7 @@ class Engines:
         them."""
         own = self._own
         pools = self._others if own.gpu_product else [place.pool]
+        # An autoscaler makes the nodes that are asked for, so there is no number to compare with.
         if self._demand.spec.placement.provisioning == "CreatePods":
             return next(iter(pools), None)
         return next(
@@ -304,15 +313,13 @@ def engine_of(
     share: int = 0,
     model_runner: Literal["Auto", "V1"] = "Auto",
 ) -> Engine:
-    """An engine with what spec.generation says of it; arguments as the fields of Engine.
-
-    Model runner V1 is there for engines that failed otherwise, so that it has neither sleep nor
-    graphs, whatever the spec says.
-    """
+    """An engine with what spec.generation says of it; arguments as the fields of Engine."""
     spec = demand.spec
     arguments = spec.generation.engine_arguments or EngineArguments()
     limits = (arguments.max_num_seqs, spec.generation.sequences_at_a_time)
     on_gpu = spec.placement.accelerator == "GPU"
+    # Model runner V1 serves engines that have failed otherwise. It has neither sleep nor graphs,
+    # whatever the spec says, so that neither can be the cause again.
     has_extras = on_gpu and model_runner == "Auto"
     return Engine(
         kind=kind,
@@ -348,7 +355,8 @@ def _at_most(engine: Engine, room: int) -> Engine:
 
 
 def _slots(pool: Pool, place: Place, gpus: int) -> int:
-    """Engines of `gpus` GPUs each that a pool has room for beside a gang; on its own nodes as if
-    they were cut up worst."""
+    """Engines of `gpus` GPUs each that a pool has room for beside a gang."""
+    # A gang that takes a part of a node may leave GPUs that no engine fits in. Which nodes it gets
+    # is not known yet, so each counts as cut up worst.
     there = sum(room.gpus // gpus * count for room, count in pool.rooms)
     return there - (place.nodes * -(-place.per_node // gpus) if pool is place.pool else 0)

@@ -58,9 +58,12 @@ def methods(spec: GRPOJobSpec) -> list[Method]:
     another."""
     found = [] if spec.is_adapter_requested else _full_methods(spec)
     if _adapter_allowed(spec):
+        # Without a KL term nothing reads a reference.
         strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
         eight_bit = spec.training.optimizer == "AdamW8bit"
         found.append(Method(lora=True, strategy=strategy, reference=strategy, eight_bit=eight_bit))
+        # ZeRO gives the optimizer one flat tensor, in which bitsandbytes can't tell the embeddings
+        # that it has to keep in 32 bits.
         if not eight_bit:
             found.append(Method(lora=True, zero=3, strategy=strategy, reference=strategy))
     return found
@@ -87,6 +90,7 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
 def _adapter_allowed(spec: GRPOJobSpec) -> bool:
     """Whether an adapter is consented to and its reference, the frozen base, is what was asked
     for."""
+    # An adapter's reference is its own frozen base: it can neither move nor leave the GPU.
     if spec.adapter.use == "Never" or spec.reference.sync or spec.reference.offload:
         return False
     return spec.reference.strategy in ("Auto", "Adapter", "None")
@@ -94,6 +98,8 @@ def _adapter_allowed(spec: GRPOJobSpec) -> bool:
 
 def _full_methods(spec: GRPOJobSpec) -> list[Method]:
     """Methods that train all parameters."""
+    # Offload is DeepSpeed's, so stage 0 has none. Stage 1 sends as many bytes as stage 2 and shards
+    # less (Rajbhandari et al., arXiv 1910.02054, section 7).
     stages: list[tuple[ZeroStage, bool]] = [
         (0, False),
         (2, False),
@@ -118,6 +124,7 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
         return [("None", "None")]
     wanted, offload = spec.reference.strategy, spec.reference.offload
     choices: list[tuple[Strategy, Strategy]] = []
+    # A Clone under ZeRO-3 would be the one whole copy on a GPU that has room for a part only.
     if zero == 3:
         choices.append(("Sharded", "Offload" if offload else "Sharded"))
         if wanted == "Offload" or not offload:
