@@ -49,7 +49,7 @@ def _warning_message(
     category: type[Warning],
     filename: str,
     lineno: int,
-    _: str | None = None,
+    line: str | None = None,  # noqa: ARG001
 ) -> str:
     """A warning as one line that begins with what it says; Python's own begins with a path and ends
     with a line of the library's source."""
