@@ -15,7 +15,7 @@ $ grpo plan -f job.yaml --gpus 8xH100
 $ kubectl apply -f job.yaml
 ```
 
-`grpo init --from-trl` reads a Python script that makes a `GRPOTrainer`, or the YAML file of `trl grpo --config`, and never runs it.
+`grpo init --from-trl` reads a Python script or notebook that makes a `GRPOTrainer`, or the YAML file of `trl grpo --config`. It never runs it.
 The job trains what the script trains. What could not be taken is on stderr and at the top of the file, with its line and what to do.
 Read that list before you apply. `grpo init` alone writes a small job.
 

@@ -14,6 +14,7 @@ import yaml
 from ..from_trl.cli_config import read_config
 from ..from_trl.job_file import render, small_job
 from ..from_trl.job_spec import job_documents, job_name
+from ..from_trl.notebook import SUFFIX, notebook_script
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import Given, TrlError, TrlRun
 from ..inputs.manifest import load_lines, reading_problem
@@ -28,7 +29,8 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from-trl",
         metavar="FILE",
-        help="a Python script that makes a GRPOTrainer, or the YAML file of `trl grpo --config`",
+        help="a Python script or notebook that makes a GRPOTrainer, or the YAML file of "
+        "`trl grpo --config`",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write here; unset: to stdout")
     parser.add_argument("--name", help="metadata.name of the job; unset: by the file's name")
@@ -92,6 +94,8 @@ def _read(source: Path) -> TrlRun:
         except (OSError, ValueError):
             return None
 
+    if source.suffix.lower() == SUFFIX:
+        text = notebook_script(text, source.name)
     if source.suffix.lower() not in YAML_SUFFIXES:
         return read_script(text, source.name, read_module)
     try:

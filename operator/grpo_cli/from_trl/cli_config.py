@@ -8,7 +8,7 @@ from typing import Any
 from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
 from .reward_reader import metric_name
-from .trl_run import Given, ReadModule, RewardUse, TrlError, TrlRun
+from .trl_run import RENAMED, Given, ReadModule, RewardUse, TrlError, TrlRun
 
 BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Reward functions that TRL's command has under these names."""
@@ -49,7 +49,10 @@ def read_config(values: Mapping[str, Given], source: str, read_module: ReadModul
             "ModelConfig and GRPOScriptArguments, such as model_name_or_path"
         )
     run = TrlRun(source)
-    typed = {name: _typed(name, given) for name, given in values.items()}
+    typed: dict[str, Given] = {}
+    for former, given in values.items():
+        name = RENAMED.get(former, former)
+        typed[name] = _typed(name, given)
     for name, given in typed.items():
         if name == "env":
             run.note(given.line, name, "", "set spec.env; secrets go there by valueFrom")

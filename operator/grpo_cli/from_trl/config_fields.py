@@ -382,8 +382,11 @@ def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, given: Given) -> 
             run.note(given.line, name, tracker, f"a job has {', '.join(TRACKERS)}: set tracking")
         elif tracker == "mlflow":
             run.note(given.line, name, tracker, "set tracking.mlflow.url, the tracking server")
-        elif tracker == "trackio" and not _value(run, "trackio_space_id"):
-            run.note(given.line, name, tracker, "set tracking.trackio, with a Space or a server")
+        elif tracker == "trackio" and "/" not in (_value(run, "trackio_space_id") or ""):
+            # Trackio takes a Space without an owner as one of the account that is logged in, and a
+            # pod's account is not the user's.
+            advice = "set tracking.trackio, with a Space (OWNER/NAME) or a server"
+            run.note(given.line, name, tracker, advice)
         else:
             _put_tracker(run, builder, tracker, name, given)
     run_name = run.config.get("run_name")

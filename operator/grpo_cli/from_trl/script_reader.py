@@ -6,14 +6,13 @@ note with its line.
 """
 
 import ast
-import warnings
 from collections.abc import Iterator
 
 from .dataset_reader import DatasetReader
 from .expressions import Computed, Scope
 from .reward_reader import RewardReader
-from .syntax import called_name, dotted_name, statements
-from .trl_run import Given, ReadModule, TrlError, TrlRun
+from .syntax import called_name, dotted_name, parse, statements
+from .trl_run import RENAMED, Given, ReadModule, TrlError, TrlRun
 
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
 POSITIONS = (
@@ -55,12 +54,7 @@ def read_script(text: str, source: str, read_module: ReadModule) -> TrlRun:
         TrlError: it is no Python, has no GRPOTrainer or several, or is nested too deeply.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of strings such as "\d", which are the script's affair
-            module = ast.parse(text)
-        return _ScriptReader(module, text, source, read_module).read()
+        return _ScriptReader(parse(text), text, source, read_module).read()
     except SyntaxError as error:
         raise TrlError(f"{source} line {error.lineno or 1}: no Python: {error.msg}") from error
     except ValueError as error:
@@ -111,8 +105,9 @@ class _ScriptReader:
         calls = list(_calls(self.module.body, self.root, names))
         if not calls:
             raise TrlError(
-                f"{self.run.source} makes no {TRAINER}: `--from-trl` takes a script that trains by "
-                "TRL's GRPOTrainer, or the YAML file of `trl grpo --config`"
+                f"{self.run.source} makes no {TRAINER}{self._other_trainers()}: `--from-trl` takes "
+                "a script or notebook that trains by TRL's GRPOTrainer, or the YAML file of `trl "
+                "grpo --config`"
             )
         if len(calls) > 1:
             lines = ", ".join(str(call.lineno) for call, _ in calls)
@@ -121,6 +116,13 @@ class _ScriptReader:
                 "one in a copy of the script"
             )
         return calls[0]
+
+    def _other_trainers(self) -> str:
+        """The trainers that the script makes instead, as part of a sentence; a job can't know what
+        a class that another file defines changes."""
+        names = {called_name(node) for node in ast.walk(self.module) if isinstance(node, ast.Call)}
+        others = sorted(name for name in names if name.endswith("Trainer"))
+        return f" but {', '.join(others)}" if others else ""
 
     def _trainer_classes(self) -> list[str]:
         """Other names of GRPOTrainer: imported as, and the script's own subclasses."""
@@ -329,7 +331,7 @@ class _ScriptReader:
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
         given = self._given(name, node, scope)
         if given is not None:
-            self.run.config[name] = given
+            self.run.config[RENAMED.get(name, name)] = given
 
     def _source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)

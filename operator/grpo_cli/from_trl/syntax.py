@@ -2,6 +2,7 @@
 the command line learns."""
 
 import ast
+import warnings
 from collections.abc import Iterator, Sequence
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -43,6 +44,19 @@ def dotted_name(node: ast.expr) -> str:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def parse(text: str) -> ast.Module:
+    """The syntax tree of a script.
+
+    Raises:
+        SyntaxError, ValueError: it is no Python.
+        RecursionError, MemoryError: its expressions are nested too deeply.
+    """
+    with warnings.catch_warnings():
+        # Of strings such as "\d", which are the script's affair.
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def called_name(call: ast.Call) -> str:

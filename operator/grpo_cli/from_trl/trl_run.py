@@ -19,6 +19,17 @@ MAX_QUOTED = 60
 """Characters of a value that a note quotes."""
 
 
+RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "torch_dtype": "dtype",
+    "use_liger_loss": "use_liger_kernel",
+    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+    "vllm_max_model_len": "vllm_max_model_length",
+    "wandb_log_unique_prompts": "log_unique_prompts",
+}
+"""Fields by the names that they had in earlier versions of TRL and transformers."""
+
+
 class TrlError(Exception):
     """The file says nothing that a job could be made of; one sentence with the line."""
 

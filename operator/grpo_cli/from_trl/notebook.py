@@ -1,0 +1,68 @@
+"""Makes a Python script of a Jupyter notebook, so that `grpo init --from-trl` reads it like one.
+
+Most public GRPO examples are notebooks. What IPython adds to Python (magics, shell commands, help)
+can't be parsed as Python and sets nothing of a run, so that it becomes `pass`.
+"""
+
+import json
+import re
+from typing import Any
+
+from .syntax import parse
+from .trl_run import TrlError
+
+SUFFIX = ".ipynb"
+_IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
+"""A line of IPython's own: `%pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
+
+
+def notebook_script(text: str, source: str) -> str:
+    """The code cells of a notebook one after the other; `source` is its name for messages.
+
+    Raises:
+        TrlError: it is no notebook of nbformat 4.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TrlError(f"{source} is no notebook: it is not JSON") from error
+    cells = document.get("cells") if isinstance(document, dict) else None
+    if not isinstance(cells, list):
+        raise TrlError(
+            f"{source} is no notebook of format 4: it has no list of cells; save it again by "
+            "Jupyter"
+        )
+    return "\n".join(_code(cell) for cell in cells)
+
+
+def _code(cell: Any) -> str:
+    if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+        return ""
+    source = cell.get("source")
+    # nbformat allows a text or its lines.
+    text = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
+    if text.startswith("%%"):
+        return ""  # a whole cell of another language, such as %%bash
+    return _without_ipython(text)
+
+
+def _without_ipython(text: str) -> str:
+    """The cell with `pass` for each line of IPython's own.
+
+    Only a line at which Python stops is replaced: the same letters may be part of a prompt.
+    """
+    lines = text.splitlines()
+    for _ in lines:
+        try:
+            parse("\n".join(lines))
+        except SyntaxError as error:
+            index = (error.lineno or 1) - 1
+            line = lines[index] if index < len(lines) else ""
+            if not _IPYTHON.match(line):
+                break
+            lines[index] = _IPYTHON.sub(r"\1pass", line)
+        except (ValueError, RecursionError, MemoryError):
+            break  # the reader of the whole script says what is wrong
+        else:
+            break
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""A notebook becomes the job of the script that its code cells are; names of earlier TRL versions
+and trainers of other files are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_cli.__main__ import main
+from grpo_cli.from_trl.notebook import notebook_script
+from grpo_cli.from_trl.trl_run import TrlError
+from tests.generated import cases
+from tests.unit.trl_scripts import init, notes, script, spec_of
+
+MAGICS = (
+    "%pip install -q trl[vllm]", "!nvidia-smi", "files = !ls", "%load_ext autoreload",
+    "GRPOConfig?", "?GRPOTrainer", "here, there = %sx ls", "    !rm -rf out", "!",
+)  # fmt: skip
+
+
+PLAIN = "x = '''Ready?\n%d of %s\n!''', 7 \\\n% 2"
+"""Python whose lines look like IPython's."""
+
+
+def notebook(*sources: str, by_line: bool = False) -> str:
+    """A notebook with these code cells and a text before each."""
+    cells: list[dict[str, Any]] = []
+    for source in sources:
+        written = source.splitlines(keepends=True) if by_line else source
+        cells.append({"cell_type": "markdown", "metadata": {}, "source": "import nothing ("})
+        cells.append({"cell_type": "code", "metadata": {}, "outputs": [], "source": written})
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_a_notebook_makes_the_job_of_its_script(tmp_path: Path, by_line: bool) -> None:
+    text = script("beta=0.02, learning_rate=2e-6, num_generations=4")
+    imports, trainer = text.split("\ntrainer = ")
+    cells = (
+        "%pip install trl\n!nvidia-smi",
+        f"{imports}\nshown = !ls",
+        "%%bash\nfor file in *; do echo $file; done",
+        f"trainer = {trainer}",
+    )
+    written = spec_of(tmp_path, notebook(*cells, by_line=by_line), name="train.ipynb")
+    assert written == spec_of(tmp_path, text)
+    (tmp_path / "train.py").unlink()
+    assert init(tmp_path, notebook(text), name="train.ipynb")[-1]["metadata"]["name"] == "train"
+
+
+@given(
+    pieces=st.lists(st.sampled_from(MAGICS) | st.just(PLAIN), max_size=6),
+    cut=st.integers(0, 8),
+)
+@settings(max_examples=cases(100, gate=25))
+def test_what_ipython_adds_to_python_is_left_out(pieces: list[str], cut: int) -> None:
+    cells = ["if True:", *(f"    {piece.strip()}" for piece in pieces if "\n" not in piece)]
+    cells.append("    y = 1")
+    plain = [piece for piece in pieces if "\n" in piece]
+    text = notebook_script(notebook("\n".join(cells), *plain[:cut]), "a.ipynb")
+    names: dict[str, Any] = {}
+    exec(compile(text, "a.ipynb", "exec"), names)  # nothing but what the test itself wrote
+    assert names["y"] == 1
+    assert names.get("x") == (("Ready?\n%d of %s\n!", 1) if plain[:cut] else None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["cells", "cell_type", "source", "code"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(document=JSON)
+@settings(max_examples=cases(200, gate=50))
+def test_any_json_is_a_script_or_refused_in_a_sentence(document: object) -> None:
+    refusal = ""
+    try:
+        notebook_script(json.dumps(document), "a.ipynb")
+    except TrlError as error:
+        refusal = str(error)
+    has_cells = isinstance(document, dict) and isinstance(document.get("cells"), list)
+    assert refusal.startswith("a.ipynb is no notebook") != has_cells
+    assert len(refusal.splitlines()) == int(not has_cells)
+
+
+@pytest.mark.parametrize("text", ["", "[", "x = 1", "[" * 5000])
+def test_a_file_that_is_no_json_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "train.ipynb"
+    path.write_text(text)
+    assert main(["init", "--from-trl", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "grpo: train.ipynb is no notebook: it is not JSON"
+
+
+def test_fields_have_the_places_of_their_present_names(tmp_path: Path) -> None:
+    text = script("use_vllm=True, vllm_max_model_len=2048, use_liger_loss=True")
+    spec = spec_of(tmp_path, text)
+    assert spec["generation"]["maxModelLength"] == 2048
+    assert any("use_liger_loss" in note or "use_liger_kernel" in note for note in notes(tmp_path))
+    lines = "model_name_or_path: a/b-1B\ntorch_dtype: bfloat16\ndataset_name: c/d\n"
+    assert spec_of(tmp_path, lines, name="c.yaml")["training"]["dtype"] == "bfloat16"
+
+
+def test_a_trainer_of_another_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = script().replace("GRPOTrainer(", "OwnGRPOTrainer(")
+    (tmp_path / "train.py").write_text(text)
+    assert main(["init", "--from-trl", str(tmp_path / "train.py")]) == 2
+    assert "makes no GRPOTrainer but OwnGRPOTrainer: " in capsys.readouterr().err
+
+
+def test_a_space_without_its_owner_is_asked_for(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, script("report_to='trackio', trackio_space_id='runs'"))
+    assert "trackio" not in spec.get("tracking", {})
+    assert any("a Space (OWNER/NAME) or a server" in note for note in notes(tmp_path))
