@@ -17,6 +17,7 @@ GOOD_RUNNING: dict[str, Changes] = {
         "checkpoint.volume": {"claimName": "c"},
         "tracking": {
             "runName": "a run",
+            "samples": True,
             "wandb": {
                 "project": "grpo",
                 "entity": "team",

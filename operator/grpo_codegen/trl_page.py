@@ -42,10 +42,11 @@ trainer class.
 
 ## What stays equal
 
-On a CPU the first ten steps of nine public kinds of scripts are equal to TRL's own in every digit
+On a CPU the first ten steps of ten public kinds of scripts are equal to TRL's own in every digit
 ([test](../../../tests/trainer/test_from_trl.py)). These differ:
 
-- With vLLM each completion has a seed of its own, so the samples differ.
+- With vLLM each completion has a seed of its own, so the samples differ. They are equal where TRL's engine is given a job's
+  seeds, type and random numbers.
 - On GPUs numbers differ by rounding: the plan may split, shard or compute otherwise.
 - On CPUs a job computes in float32, and TRL under bfloat16 autocast unless `bf16=False`.
 - The base model's dropout is off.

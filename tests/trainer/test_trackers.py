@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import time
@@ -249,6 +250,55 @@ def test_wandb_offline_has_one_run_id_over_all_attempts(
     assert len(files) == 2
     assert all(b"train/global_step" in file.read_bytes() for file in files)
     assert not any(TOKEN.encode() in file.read_bytes() for file in files)
+
+
+TRACKIO_TABLES = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage
+(run,) = SQLiteStorage.get_runs("grpo")
+print(json.dumps([one["completions"] for one in SQLiteStorage.get_logs("grpo", run)
+                  if "completions" in one]))
+"""
+COLUMNS = ["step", "prompt", "completion", "format", "tall", "advantage"]
+
+
+@pytest.mark.parametrize("groups", [2, 0])
+def test_a_table_of_completions_has_the_kept_samples_and_none_where_none_are_kept(
+    tmp_path: Path, trackio: str, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    demo_model.save_policy(tmp_path / "model")
+    write_data(CASE, tmp_path)
+    monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    recorder = Recorder(1, Placement(0, 0, 1, 1), time())
+    secret = {"name": "trackers", "key": "token"}
+    job = tracked(
+        tmp_path,
+        samples=True,
+        wandb=WANDB,
+        trackio={"url": trackio, "project": "grpo", "tokenSecretRef": secret},
+        tensorboard={"directory": str(tmp_path / "logs")},
+    )
+    tracking = tracking_of(job.tracking, job.job, None, config_of(job), recorder)
+    case = replace(CASE, sample_groups=groups)
+    story = train(case, tmp_path, 1, tracking=tracking)
+    tracking.end(Result.SUCCEEDED)
+    reports = recorder.progress.trackers
+    assert [(report.lost_rows, report.problem) for report in reports] == [(0, "")] * 3
+    kept = sorted(
+        (step, group["prompt"], completion["completion"])
+        for step, kept_groups in story.samples.items()
+        for group in kept_groups
+        for completion in group["completions"]
+    )
+    assert bool(kept) == bool(groups)
+    tables = [json.loads(file.read_text()) for file in tmp_path.rglob("*.table.json")]
+    assert all(table["columns"] == COLUMNS for table in tables)
+    assert sorted(tuple(row[:3]) for table in tables for row in table["data"]) == kept
+    of_trackio = read(TRACKIO_TABLES, TRACKIO_DIR=str(tmp_path / "trackio"))
+    rows = [[row[name] for name in COLUMNS[:3]] for table in of_trackio for row in table["_value"]]
+    assert sorted(map(tuple, rows)) == kept
 
 
 @contextmanager

@@ -49,7 +49,8 @@ ELSEWHERE = {
 }  # fmt: skip
 """Fields that the job says in other words."""
 AS_GIVEN = {
-    "chat_template_kwargs", "generation_kwargs", "ref_model_mixup_alpha", "ref_model_sync_steps",
+    "chat_template_kwargs", "generation_kwargs", "log_completions", "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
     "save_total_limit", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization",
     "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
     "vllm_max_model_length", "vllm_tensor_parallel_size",
@@ -134,6 +135,15 @@ def test_every_field_reaches_trl_or_is_named(seed: int, data: st.DataObject) -> 
             if name not in noted and not is_taken(name, value, arguments, spec):
                 lost.append((name, value, arguments.get(name)))
     assert lost == []
+
+
+def test_completions_go_where_the_script_sends_them_and_to_no_log() -> None:
+    _, spec, noted = arguments_of(script('log_completions=True, report_to=["wandb"]'))
+    assert spec["tracking"]["samples"] is True
+    assert "log_completions" not in noted
+    _, spec, noted = arguments_of(script("log_completions=True, report_to='tensorboard'"))
+    assert "samples" not in spec["tracking"]
+    assert "log_completions" in noted
 
 
 def test_a_script_without_settings_gets_trls_defaults() -> None:

@@ -272,9 +272,9 @@ def test_off_keeps_nothing_and_a_bound_is_kept(tmp_path: Path) -> None:
         history = world.attempt(1, None, 4)
     assert off.samples() == []
     for step in range(5, 60):
-        history.add_samples(step, generation(step, size=8, length=200))
+        assert len(history.add_samples(step, generation(step, size=8, length=200))) == 2
         assert len(bounded.text(SAMPLES_FILE).encode()) <= 65536
-    history.add_samples(60, generation(60, size=8, length=9999))
+    assert history.add_samples(60, generation(60, size=8, length=9999)) == []
     kept = [step for step, _ in bounded.samples()]
     assert (kept[0], kept[-1]) == (1, 59), "60 is larger than all that may be kept"
 

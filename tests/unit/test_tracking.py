@@ -19,6 +19,7 @@ from grpo_api.job import parse_spec
 from grpo_api.job_object import GRPOJob
 from grpo_api.report.report import Progress, Result
 from grpo_api.report.tracker_report import TrackerReport
+from grpo_api.spec.tracking import TABLE_TRACKERS, TrackerName, TrackingSpec
 from grpo_api.text.contract import TRACKERS_ENV, tracking_token_env
 from grpo_cli.commands.status import show_status
 from grpo_operator.decide.decisions import Action, Decision
@@ -30,8 +31,11 @@ from grpo_trainer.tracking.tracker_feed import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_KEYS,
+    MAX_TABLE_BYTES,
     QUEUE_ROWS,
+    QUEUE_TABLES,
     End,
+    Groups,
     OpenedRun,
     Row,
     RowRefused,
@@ -40,7 +44,7 @@ from grpo_trainer.tracking.tracker_feed import (
     row_of,
 )
 from grpo_trainer.tracking.tracker_process import child_environment, shown_url
-from grpo_trainer.tracking.tracking import TOLD, TrackedJob, end_of
+from grpo_trainer.tracking.tracking import TOLD, TrackedJob, Tracking, end_of
 from tests.generated import cases
 from tests.samples import GOOD, changed
 from tests.stepped_clock import SteppedClock
@@ -72,6 +76,7 @@ class Tracker:
         self.first_steps: list[int] = []
         self.tries: list[float] = []
         self.steps: list[int] = []
+        self.tables: list[Groups] = []
         self.ends: list[End] = []
         self.closed = 0
 
@@ -85,6 +90,7 @@ class Tracker:
     def send(self, row: Row, _: float) -> None:
         self._fails(row)
         self.steps.append(row.step)
+        self.tables += [row.groups] if row.groups else []
 
     def finish(self, end: End, _: float) -> None:
         self.ends.append(end)
@@ -122,6 +128,58 @@ def test_a_tracker_that_is_away_gets_all_rows_when_it_is_back() -> None:
     tracker = Tracker(clock, away=1000.0)
     assert followed(tracker, clock, 5).lost_rows == 0
     assert tracker.steps == [1, 2, 3, 4, 5]
+
+
+NAMES: tuple[TrackerName, ...] = ("wandb", "mlflow", "trackio", "tensorboard")
+
+
+def tables_of(
+    sizes: list[int], *, sends_samples: bool = True, waiting: int = 0
+) -> dict[TrackerName, list[Groups]]:
+    """The tables that each tracker gets of a step whose groups have so many letters, behind so many
+    rows."""
+    clock = SteppedClock()
+    trackers = {name: Tracker(clock) for name in NAMES}
+    feeds = {
+        name: TrackerFeed(name, tracker.open, lambda _: None, clock)
+        for name, tracker in trackers.items()
+    }
+    tracking = Tracking(tuple(feeds.values()), clock, sends_samples=sends_samples)
+    for step in range(waiting):
+        tracking.log(step, {"loss": 1.0})
+    tracking.send_samples(waiting, [{"prompt": "p" * size} for size in sizes])
+    for name, feed in feeds.items():
+        feed.end("finished", 1e9)
+        feed.run(1)
+        lost = waiting >= QUEUE_TABLES and sends_samples and name in TABLE_TRACKERS
+        assert feed.report.lost_rows == int(lost), name
+        assert len(trackers[name].steps) == waiting + len(trackers[name].tables)
+    return {name: tracker.tables for name, tracker in trackers.items()}
+
+
+def test_samples_go_to_the_trackers_with_tables_and_only_if_the_job_wants_it() -> None:
+    tables = tables_of([3])
+    assert tables["wandb"] == tables["trackio"] == [[{"prompt": "ppp"}]]
+    assert not tables["mlflow"] + tables["tensorboard"]
+    assert not any(tables_of([3], sends_samples=False).values())
+    assert not any(tables_of([]).values())
+    assert TrackingSpec().samples is False
+
+
+@pytest.mark.parametrize("waiting", [QUEUE_TABLES - 1, QUEUE_TABLES, QUEUE_TABLES + 1])
+def test_a_tracker_that_is_away_makes_no_heap_of_tables(waiting: int) -> None:
+    assert bool(tables_of([3], waiting=waiting)["wandb"]) == (waiting < QUEUE_TABLES)
+
+
+@given(sizes=st.lists(st.sampled_from([1, MAX_TABLE_BYTES // 3, MAX_TABLE_BYTES]), max_size=5))
+@settings(max_examples=10)
+def test_a_table_has_the_first_groups_that_fit_into_its_bytes(sizes: list[int]) -> None:
+    tables = tables_of(sizes)["wandb"]
+    lengths = [len(group["prompt"]) for table in tables for group in table]
+    assert lengths == sizes[: len(lengths)]
+    assert sum(lengths) < MAX_TABLE_BYTES
+    rest = sizes[len(lengths) :]
+    assert not rest or sum(lengths) + rest[0] + 20 * len(sizes) > MAX_TABLE_BYTES
 
 
 def test_the_pauses_between_two_tries_grow_to_the_longest() -> None:

@@ -146,13 +146,13 @@ class CheckpointSpec(Model):
 
 
 class SamplesSpec(Model):
-    """Whole groups of completions, kept beside the checkpoints and with the exported model, but not
-    on a hub."""
+    """Groups of completions, kept beside the checkpoints and with the exported model, not on a
+    hub."""
 
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 10
     """Least steps between two samples. Unset: 10."""
     groups: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Prompts of a sampled step, each with all its completions; 0 keeps none. Unset: 2."""
+    """Prompts of a sampled step, with all completions; 0: none. Unset: 2."""
     max_bytes: Annotated[int, Field(ge=65536, le=268435456)] = 16777216
     """Most bytes; then older samples are thinned out. Unset: 16777216."""
 
@@ -175,7 +175,7 @@ def _hub_takes_the_name(hub: "HubExportSpec") -> bool:
 
 
 class HubExportSpec(Model):
-    """A model repository of the Hugging Face hub."""
+    """A model repository of the hub."""
 
     RULES = (
         Rule(
@@ -196,11 +196,11 @@ class HubExportSpec(Model):
     """Whether only the namespace's members may see it; then a public repository is refused. It is
     set where the repository is created. Unset: true."""
     token_secret_ref: SecretKeySelector
-    """Hub token with the right to write to the repository, and to create it if it is missing."""
+    """Hub token that may write to the repository, and create it if it is missing."""
 
 
 class ExportSpec(Model):
-    """What becomes of the trained model, or of the adapter where only that is trained."""
+    """What becomes of the trained model or adapter."""
 
     RULES = (
         Rule(

@@ -41,8 +41,7 @@ class KeywordArguments(Model):
 
 
 class Overrides(KeywordArguments):
-    """Fields of TRL's GRPOConfig that no other field of the spec says, and that leave memory and
-    time as they are planned."""
+    """Fields of TRL's GRPOConfig that the spec lacks, and that leave memory and time as planned."""
 
     tf32: bool | None = None
     """As TRL has it. Unset: torch's."""

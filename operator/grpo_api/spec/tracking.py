@@ -15,6 +15,8 @@ from .checkpoint import HubRepository
 
 TrackerName = Literal["wandb", "mlflow", "trackio", "tensorboard"]
 """As transformers' `report_to` names them; each is a field of TrackingSpec."""
+TABLE_TRACKERS: tuple[TrackerName, ...] = ("wandb", "trackio")
+"""Those to which TRL sends completions (`log_completions`), as a table."""
 
 _Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _PROJECT = r"^[^/\\#?%:\x00-\x1f\x7f]+$"
@@ -41,7 +43,7 @@ class WandbTracking(Model):
     entity: Annotated[str, Field(max_length=128, pattern=r"^[-_a-zA-Z0-9]+$")] | None = None
     """Owner of the project. Unset: the API key's default."""
     url: _URL | None = None
-    """A W&B server of one's own. Unset: https://api.wandb.ai."""
+    """W&B server. Unset: https://api.wandb.ai."""
     token_secret_ref: TokenSelector
     """API key."""
 
@@ -58,7 +60,7 @@ class MLflowTracking(Model):
 
 
 class TrackioTracking(Model):
-    """Trackio, on a Space of the hub or on a server of one's own."""
+    """Trackio."""
 
     RULES = (exactly_one("space", "url"),)
 
@@ -67,17 +69,16 @@ class TrackioTracking(Model):
     space: HubRepository | None = None
     """Space such as `team/training`, created private. Unset: `url`."""
     url: _URL | None = None
-    """Server of one's own. Unset: `space`."""
+    """Own server. Unset: `space`."""
     token_secret_ref: TokenSelector
-    """Hub token that may write to the Space, or the server's token."""
+    """Hub token that may write to the Space, or the server's."""
 
 
 class TensorboardTracking(Model):
     """TensorBoard's event files."""
 
     directory: Path | None = None
-    """Folder of a mounted volume, with a folder for each run. Unset: `tensorboard` beside the
-    checkpoints on their volume."""
+    """Folder of a mounted volume. Unset: `tensorboard` beside the checkpoints."""
 
 
 Tracker = WandbTracking | MLflowTracking | TrackioTracking | TensorboardTracking
@@ -87,7 +88,9 @@ class TrackingSpec(Model):
     """Experiment trackers."""
 
     run_name: _Text | None = None
-    """Name of the run in each of them. Unset: namespace/name of the job."""
+    """Name of the run. Unset: namespace/name of the job."""
+    samples: bool = False
+    """Send samples to wandb and trackio, too. Unset: false."""
     wandb: WandbTracking | None = None
     """Unset: not used."""
     mlflow: MLflowTracking | None = None

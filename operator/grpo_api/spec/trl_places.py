@@ -76,6 +76,7 @@ _SPEC = {name: f"training.{to_camel(name)}" for name in SAME_NAME} | {
     "run_name": "tracking",
     "project": "tracking",
     "trackio_space_id": "tracking",
+    "log_completions": "tracking.samples",
     "save_steps": "checkpoint.everySteps",
     "save_total_limit": "checkpoint.keep",
     "push_to_hub": "export.hub",
@@ -178,10 +179,13 @@ _REFUSED: Mapping[tuple[str, str], Iterable[str]] = {
         "transformers_continuous_batching_config",
         "use_transformers_paged",
     ),
-    ("generation.engineArguments", "the operator starts the engines itself"): ("vllm_model_impl",),
-    ("generation.kwargs", "the operator's engine reads generation.kwargs"): (
-        "vllm_structured_outputs_regex",
+    ("", "weights are sent to vLLM's own classes of models, and proved in them"): (
+        "vllm_model_impl",
     ),
+    (
+        "rewards[].format",
+        "the engine's log-probabilities would be the grammar's, and the trainer's the policy's",
+    ): ("vllm_structured_outputs_regex",),
     ("generation.servers", "the operator starts the engines and knows their addresses"): (
         "vllm_server_base_url",
         "vllm_server_host",
@@ -197,8 +201,8 @@ _REFUSED: Mapping[tuple[str, str], Iterable[str]] = {
         "average_tokens_across_devices",
         "label_smoothing_factor",
         "label_names",
-        "include_num_input_tokens_seen",
     ),
+    ("", "TRL counts the tokens itself, as num_tokens"): ("include_num_input_tokens_seen",),
     ("", "every step is logged, by a recorder that leaves out nothing"): (
         "logging_strategy",
         "logging_steps",
@@ -207,7 +211,6 @@ _REFUSED: Mapping[tuple[str, str], Iterable[str]] = {
         "disable_tqdm",
     ),
     ("samples", "whole groups are kept beside the checkpoints, for `grpo samples`"): (
-        "log_completions",
         "log_multimodal",
         "num_completions_to_print",
         "log_unique_prompts",
@@ -251,7 +254,7 @@ _REFUSED: Mapping[tuple[str, str], Iterable[str]] = {
         "ignore_data_skip",
         "restore_callback_states_from_checkpoint",
     ),
-    ("export.hub", "the finished model is pushed once"): (
+    ("export.hub", "the finished model is pushed once, to the main branch"): (
         "hub_strategy",
         "hub_always_push",
         "hub_revision",

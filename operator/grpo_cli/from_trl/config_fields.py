@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_api.spec.generation import TENSOR_PARALLEL
+from grpo_api.spec.tracking import TABLE_TRACKERS
 from grpo_api.spec.trl_places import FIELDS, PLACES
 
 from .trl_run import Given, SpecBuilder, TrlRun
@@ -63,6 +64,7 @@ class ConfigFields:
             "hub_model_id": self._read_with,
             "hub_private_repo": self._read_with,
             "learning_rate": self._put_rate,
+            "log_completions": self._put_samples,
             "max_steps": self._put_steps,
             "model_init_kwargs": self._skip,
             "optim": self._put_optimizer,
@@ -145,6 +147,14 @@ class ConfigFields:
         switch = SWITCHED_BY[name]
         if self.value(switch) in (None, False, "none", []) and given.value is not None:
             self._note(name, given, f"it has no effect without {switch}")
+
+    def _put_samples(self, name: str, given: Given) -> None:
+        """TRL prints completions, too; a job never has any in its log."""
+        trackers = self.value("report_to") or []
+        if given.value and any(tracker in TABLE_TRACKERS for tracker in _as_list(trackers)):
+            self.builder.put("tracking.samples", given.value, name, given)
+        elif given.value:
+            self._note(name, given, "samples are kept beside the checkpoints, for grpo samples")
 
     def _put_batches(self) -> None:
         """Prompts of a step; TRL counts completions of one process and one micro-batch."""
@@ -374,8 +384,7 @@ SECRET_KEY = "token"
 
 def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, given: Given) -> None:
     """Set `tracking` by report_to, project, run_name and trackio_space_id."""
-    names = given.value if isinstance(given.value, list) else [given.value]
-    for tracker in names:
+    for tracker in _as_list(given.value):
         if tracker in (None, "none"):
             continue
         if tracker not in TRACKERS:
@@ -404,6 +413,10 @@ def _put_tracker(run: TrlRun, builder: SpecBuilder, tracker: str, name: str, giv
     if tracker == "trackio":
         settings["space"] = _value(run, "trackio_space_id")
     builder.put(f"tracking.{tracker}", settings, name, given)
+
+
+def _as_list(trackers: Any) -> list[Any]:
+    return trackers if isinstance(trackers, list) else [trackers]
 
 
 def _value(run: TrlRun, name: str) -> Any:

@@ -84,6 +84,8 @@ class Case:
     """Completions of a micro-batch on each process."""
     checkpointing: bool = False
     loss: str = "dapo"
+    sample_groups: int = 1
+    """Groups that are kept of a sampled step."""
     training: dict[str, Any] = field(default_factory=dict)
     """Further fields of spec.training."""
 
@@ -138,7 +140,7 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
         "shuffle": case.shuffle,
     }
     made["rewards"] = REWARDS
-    made["samples"] = {"everySteps": 2, "groups": 1}
+    made["samples"] = {"everySteps": 2, "groups": case.sample_groups}
     return TrainingPlan.model_validate(made)
 
 
@@ -183,7 +185,7 @@ def train(
         hashed(run.trainer.model),
         hashed(reference) if reference is not None else "",
         generated(run.trainer),
-        sampled(folder / "runs"),
+        sampled(folder / "runs") if case.sample_groups else {},
     )
 
 

@@ -254,18 +254,18 @@ class RunHistory:
             return False
         return not self._sampled_step or step - self._sampled_step >= self._spec.every_steps
 
-    def add_samples(self, step: int, generation: Generation) -> None:
-        """Keep groups of a generation: as many as fit into maxBytes alone."""
+    def add_samples(self, step: int, generation: Generation) -> list[dict[str, Any]]:
+        """Keep groups of a generation: as many as fit into maxBytes alone. Return these groups."""
         assert self._folder is not None
         groups = sample_groups(generation, self._spec.groups)
-        lines = [
-            json_line({STEP: step, ATTEMPT: self._attempt, "groups": groups[:count]})
-            for count in range(len(groups), 0, -1)
-        ]
         limit = self._spec.max_bytes
-        line = next((line for line in lines if len(line.encode()) < limit), None)
-        if line is None:
-            return
+        while groups:
+            line = json_line({STEP: step, ATTEMPT: self._attempt, "groups": groups})
+            if len(line.encode()) < limit:
+                break
+            groups.pop()
+        else:
+            return []
         self._sampled_step = step
         grown = [*self._samples, line]
         self._samples = thin_out(grown, limit)
@@ -273,6 +273,7 @@ class RunHistory:
             self._samples_file.append(line, lambda: self._samples)
         else:
             self._samples_file.write(lambda: self._samples)
+        return groups
 
     def save_samples(self, folder: Path) -> None:
         """Write the samples into a checkpoint or an export, on rank 0.

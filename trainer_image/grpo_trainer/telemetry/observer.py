@@ -63,11 +63,13 @@ class StepObserver:
 
 
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Adds samples of a new generation to the run's history where they are due."""
+    """Adds samples of a new generation to the run's history where they are due, and passes them on
+    to the trackers."""
 
-    def __init__(self, observer: StepObserver, history: RunHistory) -> None:
+    def __init__(self, observer: StepObserver, history: RunHistory, tracking: Tracking) -> None:
         self._observer = observer
         self._history = history
+        self._tracking = tracking
 
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
@@ -76,7 +78,8 @@ class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not
         has only completions that it has generated itself."""
         generation = self._observer.take_generation()
         if generation is not None and self._history.is_sample_due(state.global_step):
-            self._history.add_samples(state.global_step, generation)
+            groups = self._history.add_samples(state.global_step, generation)
+            self._tracking.send_samples(state.global_step, groups)
 
 
 _REWARD_METRICS = {"mean": catalogue.REWARD, "std": catalogue.REWARD_STD}

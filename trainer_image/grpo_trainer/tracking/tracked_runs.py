@@ -26,6 +26,9 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 UID_TAG = "grpo.dev/uid"
+COMPLETIONS = "completions"
+GLOBAL_STEP = "train/global_step"
+"""transformers' x-axis of all charts."""
 ANSWER_SECONDS = 15.0
 
 
@@ -64,6 +67,10 @@ class TrackedRun:
         self._state.global_step = step
         self._callback.on_log(self._arguments, self._state, self._control, logs=logs)
 
+    def log_table(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Log completions, as TRL does where `log_completions` is set."""
+        raise NotImplementedError
+
     def finish(self, end: str) -> None:  # noqa: ARG002  # files and Trackio know no end
         """End the run as the tracker calls it: finished, failed or killed."""
         self._callback.on_train_end(self._arguments, self._state, self._control)
@@ -71,6 +78,13 @@ class TrackedRun:
 
 class WandbRun(TrackedRun):
     """A run of W&B."""
+
+    def log_table(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Log them as a table of W&B's."""
+        wandb = import_module("wandb")
+        rows = completion_rows(step, groups)
+        table = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+        wandb.log({COMPLETIONS: table, GLOBAL_STEP: step})
 
     def finish(self, end: str) -> None:
         """A run that was killed is marked as preempting first: its end is then `preempted`."""
@@ -92,6 +106,12 @@ class MLflowRun(TrackedRun):
 
 class TrackioRun(TrackedRun):
     """A run of Trackio."""
+
+    def log_table(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Log them as a table of Trackio's."""
+        trackio = import_module("trackio")
+        frame = import_module("pandas").DataFrame(completion_rows(step, groups))
+        trackio.log({COMPLETIONS: trackio.Table(dataframe=frame), GLOBAL_STEP: step})
 
     def finish(self, end: str) -> None:
         """End it.
@@ -224,6 +244,22 @@ _OPEN = {
     "trackio": _open_trackio,
     "tensorboard": _open_tensorboard,
 }
+
+
+def completion_rows(step: int, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each completion, with the columns of TRL's table; a chat is its JSON."""
+    shown = [(group["prompt"], sample) for group in groups for sample in group["completions"]]
+    rewards = sorted({name for _, sample in shown for name in sample["rewards"]})
+    return [
+        {
+            "step": step,
+            "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
+            "completion": sample["completion"],
+            **{name: sample["rewards"].get(name) for name in rewards},
+            "advantage": sample["advantage"],
+        }
+        for prompt, sample in shown
+    ]
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

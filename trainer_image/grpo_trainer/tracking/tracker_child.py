@@ -5,8 +5,9 @@ trainer, and calls it as the trainer would. torch is hidden from it, with all th
 transformers then takes 1.4 s and 70 MiB instead of 10 s and 470 MiB.
 
 Protocol on the socket FD, in JSON: first `{}`, as soon as it reads; then one answer to each
-request. The first request opens the run (RunRequest). `{"step", "logs"}` is a row, `{"end"}` ends
-the run. `{"problem"}` answers what failed for good, `{"refused"}` a row that the tracker raised on.
+request. The first request opens the run (RunRequest). `{"step", "groups", "logs"}` is a row,
+which with groups is a table of completions. `{"end"}` ends the run. `{"problem"}` answers what
+failed for good, `{"refused"}` a row that the tracker raised on.
 """
 
 import ctypes
@@ -85,7 +86,10 @@ def _serve(parent: Connection) -> None:
                 run.finish(message["end"])
                 _send(parent, {})
                 return
-            run.log(message["step"], message["logs"])
+            if message["groups"]:
+                run.log_table(message["step"], message["groups"])
+            else:
+                run.log(message["step"], message["logs"])
         except Exception as error:
             kind = "problem" if "end" in message else "refused"
             _send(parent, {kind: _described(error, token)})

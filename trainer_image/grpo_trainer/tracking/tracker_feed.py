@@ -6,10 +6,11 @@ and started again after a pause. A row that was on its way then is lost, since i
 tracker fails on; the rows behind it wait. A full queue loses its oldest row.
 """
 
+import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from grpo_api.report.tracker_report import MAX_TRACKER_PROBLEM, TrackerReport
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 QUEUE_ROWS = 2000
 """Rows that wait for a tracker: five hours of steps of ten seconds, at 3 KB each."""
+QUEUE_TABLES = 64
+"""Rows behind which no table is queued: a table has up to a megabyte, and a tracker is to have less
+than 64 MiB of rank 0's memory."""
+MAX_TABLE_BYTES = 2**20
 MAX_KEYS = 512
 MAX_KEY = 256
 OPEN_SECONDS = 120.0
@@ -36,11 +41,17 @@ End = Literal["finished", "failed", "killed"]
 """How a run ended, in the trackers' words; a resumed run goes on after each of them."""
 
 
+Groups = Sequence[Mapping[str, Any]]
+"""Samples of a step, as RunHistory keeps them."""
+
+
 class Row(NamedTuple):
     """What a step logged."""
 
     step: int
     values: dict[str, float]
+    groups: Groups = ()
+    """A table of completions, in a row of its own."""
 
 
 class OpenedRun(NamedTuple):
@@ -93,6 +104,14 @@ def row_of(step: int, logs: Mapping[str, Any]) -> Row:
     return Row(step, values)
 
 
+def table_of(step: int, groups: Groups) -> Row:
+    """A table of these groups: as many as fit into MAX_TABLE_BYTES."""
+    fitting = list(groups)
+    while fitting and len(json.dumps(fitting)) > MAX_TABLE_BYTES:
+        fitting.pop()
+    return Row(step, {}, fitting)
+
+
 class TrackerFeed:
     """The rows on their way to one tracker."""
 
@@ -122,6 +141,9 @@ class TrackerFeed:
     def put(self, row: Row) -> None:
         """Queue a row. Never waits."""
         with self._changed:
+            if row.groups and len(self._rows) >= QUEUE_TABLES:
+                self._record_loss(1, self.report.problem or "it takes rows too slowly")
+                return
             if len(self._rows) >= QUEUE_ROWS:
                 self._rows.popleft()
                 self._record_loss(1, self.report.problem or "it takes rows too slowly")

@@ -61,7 +61,8 @@ class TrackerProcess:
             RowRefused: the tracker raised on it.
             TrackerFailed: the process ended or did not answer.
         """
-        answer = self._ask({"step": row.step, "logs": row.values}, seconds)
+        message = {"step": row.step, "groups": row.groups, "logs": row.values}
+        answer = self._ask(message, seconds)
         if "refused" in answer:
             raise RowRefused(answer["refused"])
 

@@ -15,12 +15,18 @@ from typing import Any
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.report import Result
-from grpo_api.spec.tracking import TensorboardTracking, Tracker, TrackerName, TrackingSpec
+from grpo_api.spec.tracking import (
+    TABLE_TRACKERS,
+    TensorboardTracking,
+    Tracker,
+    TrackerName,
+    TrackingSpec,
+)
 from grpo_api.text.clock import Clock
 
 from ..process.recorder import Recorder
 from ..runtime.clock import SYSTEM_CLOCK
-from .tracker_feed import End, TrackerFeed, TrackerRun, row_of
+from .tracker_feed import End, Groups, TrackerFeed, TrackerRun, row_of, table_of
 from .tracker_process import TrackerProcess
 
 log = logging.getLogger(__name__)
@@ -40,9 +46,16 @@ TOLD = {
 class Tracking:
     """All trackers of one process."""
 
-    def __init__(self, feeds: tuple[TrackerFeed, ...] = (), clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        feeds: tuple[TrackerFeed, ...] = (),
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        sends_samples: bool = False,
+    ) -> None:
         """Without feeds it does nothing."""
         self._feeds = feeds
+        self._sends_samples = sends_samples
         self._clock = clock
         self._threads: list[threading.Thread] = []
         self._ending = threading.Lock()
@@ -63,6 +76,15 @@ class Tracking:
         row = row_of(step, logs)
         for feed in self._feeds:
             feed.put(row)
+
+    def send_samples(self, step: int, groups: Groups) -> None:
+        """Pass on the samples that were kept of a step, if the job wants that."""
+        feeds = [feed for feed in self._feeds if feed.report.name in TABLE_TRACKERS]
+        if not feeds or not self._sends_samples:
+            return
+        table = table_of(step, groups)
+        for feed in feeds if table.groups else ():
+            feed.put(table)
 
     def end(self, result: Result) -> None:
         """End the runs, and wait for the trackers for a bounded time. A second call does nothing:
@@ -149,7 +171,7 @@ def tracking_of(
         open_run = partial(_open_run, job, name, tracker)
         on_report = partial(recorder.trackers.__setitem__, name)
         feeds.append(TrackerFeed(name, open_run, on_report, clock))
-    return Tracking(tuple(feeds), clock)
+    return Tracking(tuple(feeds), clock, sends_samples=tracking.samples)
 
 
 def _open_run(

@@ -318,7 +318,7 @@ def log_callbacks(
 ) -> list[TrainerCallback]:
     """What follows the logs of each step: telemetry and guards, and the trackers at the end."""
     publish = PublishLogs(recorder, history, RunLimits(max_kl=guard.max_kl))
-    samples = KeepSamples(observer, history)
+    samples = KeepSamples(observer, history, tracking)
     guards = [
         LossGuard(),
         KLGuard(guard),
