@@ -6,9 +6,15 @@ krew install each.
 """
 
 import platform
+import shutil
 import sys
 import tarfile
-from dataclasses import replace
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +22,7 @@ import yaml
 
 from harness.fixtures import AnyCluster
 from harness.images.archives import ARCHITECTURES
+from harness.programs.processes import ClusterError, run
 from tools.release import chart, checks, plugin, python_package
 from tools.release.source import LOCAL, current
 
@@ -58,6 +65,75 @@ def test_kubectl_plans_with_nothing_but_the_plugin(folders: list[Path], tmp_path
     checks.unpack(packed, tmp_path)
     assert checks.try_plugin(tmp_path, RELEASE.version) == RELEASE.version
     assert "grpo plan" in checks.kubectl_grpo(tmp_path, "plan", "--help")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server with the folder's files."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def index_of(manifest: Path, folder: Path) -> Path:
+    """A krew index, which is a git repository, with this plugin."""
+    plugins = folder / "plugins"
+    plugins.mkdir(parents=True)
+    shutil.copy(manifest, plugins / "grpo.yaml")
+    git = ("git", "-C", folder, "-c", "user.name=team", "-c", "user.email=team@example.test")
+    for command in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "grpo")):
+        run(*git, *command)
+    return folder
+
+
+@dataclass(frozen=True)
+class Downloads:
+    """What a downloads server and krew's index have of the plugin."""
+
+    url: str
+    manifest: Path
+    index: Path
+    packed: Path
+    """The served archive."""
+
+    def krew(self, root: Path, *arguments: str) -> None:
+        """Run krew, with this index in the place of its own."""
+        checks.krew(root, *arguments, KREW_DEFAULT_INDEX_URI=str(self.index))
+
+
+@pytest.fixture
+def downloads(folders: list[Path], tmp_path: Path) -> Iterator[Downloads]:
+    """On this machine."""
+    (packed,) = folders[0].glob("kubectl-grpo-*")
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    served_archive = Path(shutil.copy(packed, folder))
+    with served(folder) as url:
+        manifest = folder / "grpo.yaml"
+        published = plugin.manifest(replace(RELEASE, downloads=url), {PLATFORM: packed})
+        manifest.write_text(yaml.safe_dump(published))
+        index = index_of(manifest, tmp_path / "index")
+        yield Downloads(url, manifest, index, served_archive)
+
+
+def test_krew_installs_the_plugin_from_the_index_and_by_the_manifest_s_address(
+    downloads: Downloads, tmp_path: Path
+) -> None:
+    checks.validate_manifest(downloads.manifest)
+    for number, source in enumerate(["grpo", f"--manifest-url={downloads.url}/grpo.yaml"]):
+        root = tmp_path / f"krew-{number}"
+        downloads.krew(root, "install", source)
+        assert checks.try_plugin(root / "bin", RELEASE.version) == RELEASE.version
+
+
+def test_krew_refuses_an_archive_that_is_not_the_manifest_s(
+    downloads: Downloads, tmp_path: Path
+) -> None:
+    downloads.packed.write_bytes(downloads.packed.read_bytes() + b"more")
+    with pytest.raises(ClusterError, match="checksum"):
+        downloads.krew(tmp_path / "krew", "install", "grpo")
 
 
 def test_the_api_server_takes_the_manifest(folders: list[Path], api_cluster: AnyCluster) -> None:

@@ -56,11 +56,16 @@ def validate_manifest(manifest: Path) -> None:
 
 def install(manifest: Path, packed: Path, platform: Platform, root: Path) -> Path:
     """The plugin's program, installed by krew below the root from the local archive."""
-    krew = toolchain(("krew",)).program("krew")
-    settings = {"KREW_ROOT": root, "KREW_OS": platform.os, "KREW_ARCH": platform.arch}
-    variables = [f"{name}={value}" for name, value in settings.items()]
-    run("env", *variables, krew, "install", "--manifest", manifest, "--archive", packed)
+    system = {"KREW_OS": platform.os, "KREW_ARCH": platform.arch}
+    krew(root, "install", "--manifest", manifest, "--archive", packed, **system)
     return root / "bin" / NAME
+
+
+def krew(root: Path, *arguments: object, **variables: str) -> str:
+    """What krew prints, which installs below the root; it asks nobody for a newer krew."""
+    settings = {"KREW_ROOT": str(root), "KREW_NO_UPGRADE_CHECK": "1"} | variables
+    given = [f"{name}={value}" for name, value in settings.items()]
+    return run("env", *given, toolchain(("krew",)).program("krew"), *arguments)
 
 
 def unpack(packed: Path, folder: Path) -> None:
