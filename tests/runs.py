@@ -49,7 +49,12 @@ PARTS = (
     Part("trainer", "the trainer on real TRL and DeepSpeed", ("trainer/*",)),
     Part("kueue", "Kueue's real manager and its stand-in", ("integration/test_kueue*",)),
     Part("chaos", "100 faults of all kinds", ("integration/test_chaos*",), workers=1),
-    Part("pictures", "drawn dashboards", ("integration/test_pictures*",), workers=1),
+    Part(
+        "pictures",
+        "what browsers show: dashboards, and the site's search",
+        ("integration/test_pictures*",),
+        workers=1,
+    ),
     Part(
         "release",
         "what a release publishes",

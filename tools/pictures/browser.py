@@ -62,6 +62,12 @@ class Browser:
             raise ClusterError(f"the page failed: {done['exceptionDetails']}")
         return done["result"].get("value")
 
+    def type_keys(self, text: str) -> None:
+        """Press and release the key of each letter, in the element that has the focus."""
+        for letter in text:
+            self._call("Input.dispatchKeyEvent", type="keyDown", text=letter, key=letter)
+            self._call("Input.dispatchKeyEvent", type="keyUp", key=letter)
+
     def picture(self, height: int) -> bytes:
         """The page's upper part of this height, as PNG."""
         self._resize(height)
