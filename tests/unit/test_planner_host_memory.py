@@ -10,13 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from grpo_api.text.units import GIB
+from grpo_api.text.units import GIB, MIB
 from grpo_planner.memory import states
-from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned_bytes, sub_groups
+from grpo_planner.memory.host import (
+    PROCESS,
+    TRACKER_PROCESS,
+    TRACKER_TABLES,
+    host_bytes,
+    offloaded_state,
+    pinned_bytes,
+    sub_groups,
+)
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Setup
 from grpo_planner.memory.trained_tensors import largest_trained, trained_matrices, trained_vectors
 from grpo_planner.model import catalogue
+from tests.unit.planning import H100, nodes, plan, spec
 
 SHAPES = catalogue.shapes()
 BIG = SHAPES["qwen2.5-7b"]
@@ -130,3 +139,27 @@ def test_a_gradients_norm_is_taken_in_float64() -> None:
     moments = [prediction.phases["backward"] - prediction.static for prediction in peaks]
     assert moments[0] > 8 * BIG.head
     assert states.gradient_norm(BIG, replace(kept, zero=0)) == 0
+
+
+SECRET = {"name": "trackers", "key": "token"}
+TRACKERS: dict[str, dict[str, Any]] = {
+    "wandb": {"project": "p", "tokenSecretRef": SECRET},
+    "mlflow": {"url": "https://mlflow.example"},
+    "trackio": {"project": "p", "space": "team/space", "tokenSecretRef": SECRET},
+    "tensorboard": {"directory": "/logs"},
+}
+CPUS = {"placement": {"accelerator": "CPU", "processesPerNode": 2}, "model__parameters": "77K"}
+
+
+@pytest.mark.parametrize("where", [{}, CPUS], ids=["GPUs", "CPUs"])
+@given(names=some.sets(some.sampled_from(sorted(TRACKERS))), samples=some.booleans())
+def test_a_pod_has_room_for_each_tracker_once(
+    where: dict[str, Any], names: set[str], samples: bool
+) -> None:
+    trackers = {"samples": samples} | {name: TRACKERS[name] for name in names}
+    jobs = spec(**where), spec(**where, tracking=trackers)
+    without, with_trackers = (plan(job, nodes(2, 8, H100)).host_memory_bytes for job in jobs)
+    tables = len(names & {"wandb", "trackio"}) if samples else 0
+    wanted = sum(size for name, size in TRACKER_PROCESS.items() if name in names)
+    assert with_trackers - without == pytest.approx(wanted + tables * TRACKER_TABLES, abs=MIB)
+    assert all(TRACKER_PROCESS.values())

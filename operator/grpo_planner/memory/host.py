@@ -1,16 +1,17 @@
-"""Host memory of a pod: its processes, the weights while they load, and what offloading keeps
-there.
+"""Host memory of a pod: its processes, the weights while they load, what offloading keeps there,
+and trackers.
 
 Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read off live gloo
 ranks; torch 2.13 (CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are
 assumptions (docs/internals/memory-model.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 
-from grpo_api.text.units import GIB
+from grpo_api.spec.tracking import TABLE_TRACKERS, TrackerName, TrackingSpec
+from grpo_api.text.units import GIB, MIB
 
 from ..model.shapes import Shape
 from . import states
@@ -25,6 +26,17 @@ ENGINE_PROCESS = GIB
 """What a colocated vLLM engine adds to it (assumed)."""
 CPU_ENGINE_PROCESS = round(0.5 * GIB)
 """The same without CUDA: 0.43 GiB beside its weights and cache (measured, vLLM 0.30)."""
+TRACKER_PROCESS: Mapping[TrackerName, int] = {
+    "wandb": 140 * MIB,
+    "mlflow": 200 * MIB,
+    "trackio": 100 * MIB,
+    "tensorboard": 80 * MIB,
+}
+"""What a tracker adds to rank 0's pod: VmRSS of its process and those that it starts after 300 rows
+of 60 numbers (measured: 136, 197, 98 and 80 MiB; W&B offline, servers for MLflow and Trackio)."""
+TRACKER_TABLES = 95 * MIB
+"""What tables of completions add to one that takes them: 75 and 93 MiB after 20 tables of 0.5 MB
+(measured in the same way)."""
 
 
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
@@ -52,6 +64,15 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     # Loading is over before the optimizer's state is made, so a process has the larger of the two.
     per_process = PROCESS + engine + max(loading, state) + reference
     return round(of_rank0 + processes * per_process)
+
+
+def tracker_bytes(tracking: TrackingSpec | None) -> int:
+    """Host memory of a run's trackers, which are rank 0's."""
+    if tracking is None:
+        return 0
+    names = [name for name, _ in tracking.trackers]
+    with_tables = [name for name in names if tracking.samples and name in TABLE_TRACKERS]
+    return sum(TRACKER_PROCESS[name] for name in names) + TRACKER_TABLES * len(with_tables)
 
 
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:

@@ -33,7 +33,7 @@ from ..memory.setup import Engine, Precision, Setup, Strategy
 from ..model.architecture import resolve_model
 from ..result.formatting import gib, plural
 from ..search import batch
-from ..search.cpu_plan import cpu_engine, cpu_process_bytes
+from ..search.cpu_plan import cpu_engine, cpu_pod_bytes, cpu_process_bytes
 from ..search.demand import Demand, build_demand, step_fields
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
@@ -184,7 +184,7 @@ class Run:
         plan = self.plan
         processes = plan.processes_per_node
         if plan.memory is None:
-            needed = whole_mib(self.host_bytes * processes)
+            needed = whole_mib(cpu_pod_bytes(self.demand, self.setup, processes))
             return self.with_plan(host_memory_bytes=self.demand.pod_memory or needed)
         shape = self.demand.shape
         host_before = host_bytes(shape, before, processes)

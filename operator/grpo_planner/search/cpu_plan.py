@@ -52,7 +52,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
             spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each"
         )
     setup = replace(cpu_setup(spec, method, world, sizes[-1]), engine=cpu_engine(demand))
-    memory = whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup))
+    memory = whole_mib(demand.pod_memory or cpu_pod_bytes(demand, setup, processes))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
     whole = generation_share(spec, world)
     at_once = whole if setup.engine else generation_sizes(spec, world)[0]
@@ -154,6 +154,11 @@ def cpu_engine(demand: Demand) -> Engine | None:
         servers = wanted.servers or EngineServersSpec()
         replicas = servers.replicas
     return engine_of(demand, wanted.engine, 1, replicas=replicas)
+
+
+def cpu_pod_bytes(demand: Demand, setup: Setup, processes: int) -> int:
+    """Memory of a pod with so many processes."""
+    return demand.tracker_bytes + processes * cpu_process_bytes(demand, setup)
 
 
 def cpu_process_bytes(demand: Demand, setup: Setup) -> int:

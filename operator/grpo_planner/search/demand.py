@@ -16,6 +16,7 @@ from ..hardware.products import Product
 from ..memory.activations import no_grad_transient
 from ..memory.device import MARGIN, WORKSPACES, device_bytes
 from ..memory.disk import disk_note, disk_request
+from ..memory.host import tracker_bytes
 from ..memory.phases import Prediction
 from ..memory.setup import Precision, Setup
 from ..model.architecture import ResolvedModel, by_name_and_size
@@ -74,6 +75,11 @@ class Demand:
     def resident_bytes(self) -> int:
         """What a GPU holds beside the policy in every phase: reward models and workspaces."""
         return self.reward_bytes + WORKSPACES
+
+    @property
+    def tracker_bytes(self) -> int:
+        """Host memory of rank 0's trackers, in each pod: rank 0 may be in any."""
+        return tracker_bytes(self.spec.tracking)
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
         """Bytes that a GPU must have for the predicted allocations of one of `world` processes."""

@@ -184,7 +184,8 @@ class Variants:
         if processes not in self._host:
             setup = self._setup(self._knobs.leanest, self.engine)
             bare = host_bytes(self._demand.shape, setup, processes)
-            self._host[processes] = round(bare * self._demand.learned.factor(HOST))
+            processes_bytes = round(bare * self._demand.learned.factor(HOST))
+            self._host[processes] = processes_bytes + self._demand.tracker_bytes
         return self._host[processes]
 
     def may_fit(self, place: Place) -> bool:
