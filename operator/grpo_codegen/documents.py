@@ -166,7 +166,7 @@ _FINDINGS_HEAD = f"""\
 # Findings
 
 What is wrong with a run, by the numbers that TRL logs of each step. The run may be this operator's or another's: a
-`trainer_state.json`, a tracker's CSV, or one JSON object per line.
+`trainer_state.json`, a tracker's CSV, one JSON object per line, or what the trainer printed.
 
 <!-- run: tests/unit/test_findings.py -->
 ```sh

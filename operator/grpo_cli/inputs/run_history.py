@@ -17,6 +17,7 @@ from ..cluster import kubectl
 from ..cluster.delivery_pod import start_delivery
 from ..cluster.download import download_files
 from ..show.errors import ManifestError, NotYet
+from .printed_logs import numbered, printed_rows
 
 SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, or a file of logged steps"
 
@@ -50,12 +51,13 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
         ManifestError: as load_history; or there is no step with a number that the rules know.
         NotYet, KubectlError: as load_history.
     """
-    rows = [step_row(row) for row in standing_rows(load_history(options, source))]
+    logged = numbered(load_history(options, source))
+    rows = [step_row(row) for row in standing_rows(logged)]
     steps = [row for row in rows if row is not None]
     if not steps:
         raise ManifestError(
-            f"{source} has no logged steps: write one JSON object per line, CSV with a header, or "
-            "trainer_state.json, with `step` and TRL's keys such as reward, kl, entropy"
+            f"{source} has no logged steps: give what the trainer printed, JSON lines, CSV with a "
+            "header, or trainer_state.json, with TRL's keys such as reward, kl, entropy"
         )
     return steps
 
@@ -121,7 +123,7 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
         return [each for each in whole if isinstance(each, dict)]
-    return parse_lines(text)
+    return parse_lines(text) or list(printed_rows(text))
 
 
 def _parsed(text: str) -> Any:

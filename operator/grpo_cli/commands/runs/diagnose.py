@@ -26,7 +26,8 @@ def register(parser: ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help=f"{SOURCE_HELP}: JSON lines, CSV, or trainer_state.json, with TRL's keys",
+        help=f"{SOURCE_HELP}: what the trainer printed, JSON lines, CSV, or trainer_state.json, "
+        "with TRL's keys",
     )
     parser.add_argument(
         "--max-kl", type=float, help="guard.maxKL of the run; unset: no absolute limit"
@@ -49,7 +50,9 @@ def run(options: Namespace) -> int:
         print(json.dumps(_items(findings_by_run), indent=2))
     else:
         for name, findings in findings_by_run.items():
-            _print_findings(name, len(steps_by_run[name]), findings)
+            # An evaluation is logged beside a step, under the same number.
+            steps = len({row.step for row in steps_by_run[name]})
+            _print_findings(name, steps, findings)
     return HAS_FINDINGS if any(findings_by_run.values()) else 0
 
 
