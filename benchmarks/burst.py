@@ -1,12 +1,13 @@
 """Compares a GRPOJob with the Indexed Job inside it: wall and CPU seconds until the pods exist.
 
     python -m benchmarks burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
+                              [--preflight]
 
 One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py,
 interleaved in one run on one API level cluster with kwok nodes, so that a noisy machine disturbs
 all alike. With `--fails` all pods of a burst fail at once, and it ends when those of the next
-attempts exist. Prints tables. Never part of the tests; the goals are in
-docs/internals/architecture.md.
+attempts exist. With `--preflight` jobs on GPUs are checked first, by pods that find nothing. Prints
+tables. Never part of the tests; the goals are in docs/internals/architecture.md.
 """
 
 import argparse
@@ -23,11 +24,19 @@ from itertools import chain
 from pathlib import Path
 
 from benchmarks.burst_floor import kinds
-from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, sample
+from benchmarks.burst_kinds import (
+    CLIENTS,
+    NAMESPACE,
+    ROUND,
+    Kind,
+    fail,
+    passing_preflights,
+    sample,
+)
 from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
-from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.names import COMPONENT_PREFLIGHT, GRPOJOBS
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.fixtures import serve_grpojobs
@@ -185,7 +194,9 @@ class Bench:
 
 
 def _attempt(pod: Object) -> int:
-    """Which attempt a pod is of, by the name of its Job."""
+    """Which attempt a pod is of, by the name of its Job; 0 for a preflight's."""
+    if COMPONENT_PREFLIGHT in pod["metadata"].get("labels", {}).values():
+        return 0
     return int(pod["metadata"]["name"].rsplit("-", 3)[1])
 
 
@@ -279,12 +290,19 @@ def _print(what: str, measured: Sequence[Kind]) -> None:
 
 
 async def _turns(
-    one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool, fails: bool = False
+    one: Bench,
+    rounds: int,
+    jobs: int,
+    pods: int,
+    *,
+    gpus: bool,
+    fails: bool = False,
+    preflight: bool = False,
 ) -> None:
     """All kinds in turns; prints what was measured."""
     if not rounds:
         return
-    taken = await sample(one.client, pods, gpus=gpus)
+    taken = await sample(one.client, pods, gpus=gpus, preflight=preflight)
     measured, failing = kinds(taken), kinds(taken)
     await one.clear()
     for kind in kinds(taken):  # the first of each pays for connections and code that is loaded late
@@ -302,12 +320,22 @@ async def _turns(
 
 async def measure(arguments: argparse.Namespace) -> None:
     """Runs everything and prints the tables."""
-    async with bench(arguments.operator, gpus=GPUS_PER_NODE if arguments.gpus else 0) as one:
+    preflight = arguments.preflight
+    gpus = arguments.gpus or preflight
+    flags = [*arguments.operator, *(["--preflight"] if preflight else [])]
+    async with bench(flags, gpus=GPUS_PER_NODE if gpus else 0) as one:
         idle = one.rss()
-        await _turns(one, arguments.singles, 1, 4, gpus=arguments.gpus)
-        await _turns(
-            one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus, fails=arguments.fails
-        )
+        async with passing_preflights(one.client) if preflight else contextlib.nullcontext():
+            await _turns(one, arguments.singles, 1, 4, gpus=gpus, preflight=preflight)
+            await _turns(
+                one,
+                arguments.bursts,
+                arguments.jobs,
+                2,
+                gpus=gpus,
+                fails=arguments.fails,
+                preflight=preflight,
+            )
         print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts")
 
 
@@ -322,6 +350,9 @@ def _parser() -> argparse.ArgumentParser:
         help="of a burst: all pods fail, and the next attempts start",
     )
     parser.add_argument("--gpus", action="store_true", help="jobs on GPUs instead of CPUs")
+    parser.add_argument(
+        "--preflight", action="store_true", help="jobs on GPUs that are checked first"
+    )
     parser.add_argument("operator", nargs="*", help="further arguments of the operator, after --")
     return parser
 

@@ -1,23 +1,31 @@
 """The floor of a burst: a script that does the operator's writes and watches, and decides nothing.
 
 For each attempt it writes the statuses that the operator wrote for a sample, its Job, and one
-event; the last status and the event once all pods run, as the operator does. It watches the kinds
-that change while gangs start.
+event; the last status and the event once all pods run, as the operator does. A preflight's Job it
+makes before, and waits for the end of its pod. It watches the kinds that change while gangs start.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
 from benchmarks.burst_kinds import NAMESPACE, Kind, Sample, ours, unseen
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
+from grpo_kube.objects.errors import Conflict
 from grpo_kube.objects.resources import BOUND_PODS, EVENTS, JOBS, PODS, Selection
-from grpo_operator.records.names import GRPOJOBS, LABEL_JOB
+from grpo_operator.records.names import (
+    COMPONENT_PREFLIGHT,
+    GRPOJOBS,
+    LABEL_COMPONENT,
+    LABEL_JOB,
+)
 
 SCRIPT = f"bench.{GROUP}/script"
 """Who manages the GRPOJobs that the operator is to leave alone."""
-LABEL = unseen(LABEL_JOB)
+LABEL, COMPONENT = unseen(LABEL_JOB), unseen(LABEL_COMPONENT)
 WATCHED = (Selection(GRPOJOBS), Selection(JOBS, labels=LABEL), Selection(PODS, fields=BOUND_PODS))
 """What the operator watches of a burst beside the pods of its jobs."""
 
@@ -29,6 +37,7 @@ class Floor:
         """Of what the operator wrote for the sample."""
         self._sample = sample
         self._running: dict[str, set[str]] = {}
+        self._checked: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     @asynccontextmanager
     async def watching(self, client: HttpCluster) -> AsyncIterator[None]:
@@ -46,7 +55,15 @@ class Floor:
             body = ours(name, self._sample.pods, mark, gpus=self._sample.gpus)
             body["spec"]["managedBy"] = SCRIPT
             await client.create(GRPOJOBS, NAMESPACE, body)
-        for status in self._sample.statuses[attempt][:-1]:
+        statuses = list(self._sample.statuses[attempt][:-1])
+        if attempt == 1 and self._sample.preflight:
+            check = self._sample.preflight_job(name, mark)
+            await client.create(JOBS, NAMESPACE, check)
+            first = {"status": statuses.pop(0)}
+            await client.patch(GRPOJOBS, NAMESPACE, name, first, "status")
+            await self._checked[name].wait()
+            await _delete_job(client, check["metadata"]["name"])
+        for status in statuses:
             made = (await client.patch(GRPOJOBS, NAMESPACE, name, {"status": status}, "status"))[
                 "metadata"
             ]
@@ -65,6 +82,10 @@ class Floor:
         """Tells of each gang when the last of its pods runs."""
         async for _, pod in client.watch(Selection(PODS, labels=LABEL), 0, 600):
             labels = pod["metadata"].get("labels", {})
+            if labels.get(COMPONENT) == COMPONENT_PREFLIGHT:
+                if pod.get("status", {}).get("phase") == "Succeeded":
+                    self._checked[pod["metadata"]["name"].rsplit("-", 2)[0]].set()
+                continue
             if LABEL not in labels or pod.get("status", {}).get("phase") != "Running":
                 continue
             job = pod["metadata"]["name"].rsplit("-", 2)[0]
@@ -84,6 +105,23 @@ class Floor:
         event["metadata"] = {"name": f"{name}.{number}", "namespace": NAMESPACE}
         event["involvedObject"] = event["involvedObject"] | {"name": name}
         await client.create(EVENTS, NAMESPACE, event)
+
+
+class _Seen(NamedTuple):
+    """An object as it was read."""
+
+    uid: str
+    version: int
+
+
+async def _delete_job(client: HttpCluster, name: str) -> None:
+    """Deletes a Job and its pods as the operator does: as it is known, and again where the Job
+    controller has changed it meanwhile."""
+    while True:
+        made = (await client.get(JOBS, NAMESPACE, name))["metadata"]
+        seen = _Seen(made["uid"], int(made["resourceVersion"]))
+        with suppress(Conflict):
+            return await client.delete(JOBS, NAMESPACE, name, seen)
 
 
 async def _hear(client: HttpCluster, selection: Selection) -> None:

@@ -8,15 +8,21 @@ does for GRPOJobs: it makes the next attempt's Job.
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
+from grpo_kube.objects.errors import NotFound
 from grpo_kube.objects.resources import EVENTS, JOBS, PODS, Object, Selection
-from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.names import (
+    COMPONENT_PREFLIGHT,
+    GRPOJOBS,
+    LABEL_COMPONENT,
+    preflight_name,
+)
 from grpo_operator.records.reasons import Reason
 
 NAMESPACE = "default"
@@ -33,6 +39,16 @@ FAILS = {
     }
 }
 """What ends a pod of a kwok node with an error of the trainer."""
+CHECKED = {
+    "metadata": {
+        "annotations": {
+            "kwok.test/after": "0s",
+            "kwok.test/exit-code": "0",
+            "kwok.test/message": "{}",
+        }
+    }
+}
+"""What ends the pod of a preflight with an empty report, as if it had found nothing."""
 SERVER_SIDE = (
     "uid",
     "resourceVersion",
@@ -129,6 +145,8 @@ class Sample:
     event: Object
     pods: int
     gpus: bool
+    preflight: Object | None = None
+    """The Job that checked it before its first attempt, where one did."""
 
     async def create_bare(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """As many pods with nothing in them."""
@@ -142,14 +160,24 @@ class Sample:
             await client.create(GRPOJOBS, NAMESPACE, ours(name, self.pods, mark, gpus=self.gpus))
 
     async def create_same(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
-        """The attempt's Job by itself."""
+        """The attempt's Job by itself, and before the first that of the preflight."""
+        if attempt == 1 and self.preflight:
+            await client.create(JOBS, NAMESPACE, self.preflight_job(name, mark))
         await client.create(JOBS, NAMESPACE, self.job(name, mark, attempt))
 
     def job(self, name: str, mark: str, attempt: int) -> Object:
         """The same bytes, by names that the operator doesn't look at."""
-        job = copy.deepcopy(self.jobs[attempt])
+        return self._renamed(self.jobs[attempt], f"{name}-{attempt}", mark)
+
+    def preflight_job(self, name: str, mark: str) -> Object:
+        """The same of the preflight's Job."""
+        assert self.preflight is not None, "it was asked for"
+        return self._renamed(self.preflight, preflight_name(name), mark)
+
+    def _renamed(self, written: Object, name: str, mark: str) -> Object:
+        job = copy.deepcopy(written)
         template = job["spec"]["template"]["metadata"]
-        job["metadata"]["name"] = f"{name}-{attempt}"
+        job["metadata"]["name"] = name
         job["metadata"]["labels"] = _unseen(job["metadata"].get("labels", {}))
         template["labels"] = _unseen(template["labels"]) | {ROUND: mark}
         return job
@@ -164,23 +192,61 @@ def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
     return {unseen(name): value for name, value in labels.items() if name not in CONTROLLER_LABELS}
 
 
-async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
+async def sample(client: HttpCluster, pods: int, *, gpus: bool, preflight: bool = False) -> Sample:
     """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what
-    it wrote."""
+    it wrote. With `preflight` it checks the job before that."""
     name, mark = ("sample-gpu" if gpus else "sample"), "sample"
     made = await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, mark, gpus=gpus))
     jobs, statuses = {}, {}
     version = int(made["metadata"]["resourceVersion"])
+    check = await _preflight_of(client, name, version) if preflight else None
     for attempt in (1, 2):
         statuses[attempt], version = await _written(client, name, attempt, version)
-        jobs[attempt] = job = await client.get(JOBS, NAMESPACE, f"{name}-{attempt}")
-        for one in SERVER_SIDE:
-            job["metadata"].pop(one, None)
-        job.pop("status", None)
-        job["spec"].pop("selector", None)
+        jobs[attempt] = _as_written(await client.get(JOBS, NAMESPACE, f"{name}-{attempt}"))
         if attempt == 1:
             await fail(client, mark)
-    return Sample(jobs, statuses, await _told(client, name), pods, gpus)
+    return Sample(jobs, statuses, await _told(client, name), pods, gpus, check)
+
+
+def _as_written(job: Object) -> Object:
+    """A Job as it was created."""
+    for one in SERVER_SIDE:
+        job["metadata"].pop(one, None)
+    job.pop("status", None)
+    job["spec"].pop("selector", None)
+    return job
+
+
+async def _preflight_of(client: HttpCluster, name: str, version: int) -> Object:
+    """The Job of a GRPOJob's preflight, which the operator deletes once it has ended."""
+    about = Selection(JOBS, NAMESPACE, fields=f"metadata.name={preflight_name(name)}")
+    async for _, job in client.watch(about, version, 60):
+        if "name" in job["metadata"]:
+            return _as_written(job)
+    raise RuntimeError("the sample has no preflight")
+
+
+@asynccontextmanager
+async def passing_preflights(client: HttpCluster) -> AsyncIterator[None]:
+    """Ends the pods of all preflights as soon as they run, as if they had found nothing."""
+
+    async def end(label: str) -> None:
+        about = Selection(PODS, NAMESPACE, f"{label}={COMPONENT_PREFLIGHT}")
+        ended: set[str] = set()
+        while True:
+            async for _, pod in client.watch(about, 0, 600):
+                name = pod["metadata"].get("name", "")
+                if pod.get("status", {}).get("phase") == "Running" and name not in ended:
+                    ended.add(name)
+                    with suppress(NotFound):
+                        await client.patch(PODS, NAMESPACE, name, CHECKED)
+
+    async with asyncio.TaskGroup() as tasks:
+        labels = (LABEL_COMPONENT, unseen(LABEL_COMPONENT))
+        watches = [tasks.create_task(end(label)) for label in labels]
+        yield
+        for watch in watches:
+            watch.cancel()
 
 
 async def _written(

@@ -2,7 +2,7 @@
 anything."""
 
 SMALLEST: dict[str, tuple[str, ...]] = {
-    "burst": ("--singles", "1", "--bursts", "1", "--jobs", "2", "--fails"),
+    "burst": ("--singles", "1", "--bursts", "1", "--jobs", "2", "--fails", "--preflight"),
     "calibrated_steps": ("--steps", "2"),
     "checkpoint_hash": ("--gib", "0.01", "--rounds", "1"),
     "checkpoint_store": ("--hidden", "64", "--layers", "2", "--rounds", "1"),
