@@ -5,6 +5,7 @@ None of it may end a run. The disk is a real one of 16 MiB, and what it says is 
 says.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import Outcome, Result, Wait, WaitTarget
+from grpo_trainer.checkpoints import seal
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.process.preemption import Preemption
@@ -118,6 +120,45 @@ def test_a_checkpoint_costs_the_time_of_writing_it_too(
         40.0,
         40.0,
     )
+
+
+def test_a_volume_that_hangs_in_a_checkpoint_is_named_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    claim_folder(plan)
+    named = threading.Event()
+
+    class Watched(Recorder):
+        def record_wait(self, target: WaitTarget, why: str) -> None:
+            super().record_wait(target, why)
+            if why:
+                named.set()
+
+    recorder = Watched(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    preemption = Preemption(60.0, can_save=True)
+    waits: list[Wait | None] = []
+
+    def write(step: int) -> None:
+        (tmp_path / "attempt-1" / f"checkpoint-{step}").mkdir(parents=True)
+        assert named.wait(60)
+        waits.append(recorder.progress.waiting)
+        named.clear()
+
+    monkeypatch.setattr(seal, "FIRST_LATE_SECONDS", 0.0)
+    monkeypatch.setattr(seal, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(seal, "LATE_FACTOR", 0.0)
+    checkpoints = seal_checkpoints(plan, {}, recorder, preemption)
+    for step in (3, 6):
+        checkpoints.save(step, partial(write, step))
+        assert recorder.progress.waiting is None
+    folder = tmp_path / "attempt-1"
+    for step, wait in zip((3, 6), waits, strict=True):
+        assert wait is not None
+        assert wait.target == "Store"
+        assert f"the checkpoint of step {step} to {folder}/checkpoint-{step}" in wait.why
+    assert waits[1] is not None
+    assert "the last time" in waits[1].why
 
 
 def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:

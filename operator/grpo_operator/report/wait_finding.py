@@ -19,14 +19,14 @@ WAIT_SECONDS = 30.0
 _SERVICES = {
     Reason.WAITING_FOR_HUB: "the hub",
     Reason.WAITING_FOR_REWARDS: "a reward service",
-    Reason.WAITING_FOR_STORE: "the object store",
+    Reason.WAITING_FOR_STORE: "the store of its checkpoints",
     Reason.WAITING_FOR_ENGINES: "an engine",
 }
 _ADVICE = {
     Reason.WAITING_FOR_HUB: "Check that the pods may reach it (DNS, proxy, NetworkPolicy), or use "
     "model.cache with files that are there",
     Reason.WAITING_FOR_REWARDS: "Check the service, and that the pods may reach it",
-    Reason.WAITING_FOR_STORE: "Check its endpoint, and that the pods may reach it",
+    Reason.WAITING_FOR_STORE: "Check its volume or endpoint, and that the pods may reach it",
     Reason.WAITING_FOR_ENGINES: "Read an engine's log (`grpo logs NAME --engine 0`)",
 }
 

@@ -8,6 +8,7 @@ failed, train on, and try again soon.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,11 @@ from ..runtime.errors import DiskFailed
 from ..runtime.paths import checkpoint_folder
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .manifest import Manifest
+
+LATE_SECONDS, LATE_FACTOR = 120.0, 4.0
+"""A checkpoint is late after both: so many seconds, and so many times what the last one took."""
+FIRST_LATE_SECONDS = 900.0
+"""The same of an attempt's first: nobody knows how fast its volume is."""
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -77,6 +83,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         checkpoint = checkpoint_folder(target.attempt_folder, step)
         self._recorder.enter_stage("Saving")
         began = time.perf_counter()
+        named = self._name_when_late(target.address(checkpoint), step)
         try:
             # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks
             # alike.
@@ -86,7 +93,24 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._failed(target, checkpoint, step, str(error))
         else:
             self._sealed(target.address(checkpoint), checkpoint, step, began, size)
+        finally:
+            named.cancel()
+            named.join()
+            self._recorder.record_wait("Store", "")
         self._recorder.enter_stage("Training")
+
+    def _name_when_late(self, where: str, step: int) -> threading.Timer:
+        """Report, unless cancelled before, that writing this checkpoint takes far longer than the
+        last one did: a volume that hangs says nothing by itself."""
+        usual = self._preemption.save_seconds
+        limit = max(LATE_SECONDS, LATE_FACTOR * usual) if usual else FIRST_LATE_SECONDS
+        why = f"it writes the checkpoint of step {step} to {where} for more than {limit:.0f} s"
+        if usual:
+            why += f", which took {usual:.3g} s the last time"
+        timer = threading.Timer(limit, self._recorder.record_wait, ("Store", why))
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _seal(self, target: CheckpointTarget, checkpoint: Path, step: int) -> int:
         """Store the files of a checkpoint, then its manifest; returns its bytes. A collective.
