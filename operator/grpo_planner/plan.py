@@ -38,7 +38,7 @@ from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
-from .search.option import Option, closest_miss, has_same_method, notable
+from .search.option import Option, closest_miss, notable
 from .search.search import LONGEST_RUN, LONGEST_STEP, Search
 from .time.measured_runs import NO_RUNS, MeasuredRuns
 from .time.step_time import with_measured_links
@@ -316,13 +316,7 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
     demand = search.demand
     winner = _best_fitting(search)
-    # The search leaves out extents that can't win; of the winner's method a user wants to compare
-    # them all.
-    others = (
-        option
-        for option in search.comparable_options(winner)
-        if not has_same_method(option, winner)
-    )
+    others = search.comparable_options(winner)
     options = [*others, *search.extents(winner), *search.rivals(winner)]
     result = _result(search, winner, notes, fits_now)
     assert result.chosen is not None, "it was given"

@@ -1,6 +1,7 @@
 """The command line without a cluster: files are read as kubectl reads them, objects rendered,
 errors told in a line."""
 
+import gc
 import json
 import re
 import sys
@@ -470,3 +471,10 @@ def test_logs_of_all_ranks_are_those_of_one_attempt_with_the_pods_names(
     assert second.startswith("p-2-1 from a library")
     for flag in ("attempt=2", "job-name=a", "component=trainer", "--since=10m", "--prefix"):
         assert flag in second
+
+
+def test_no_garbage_collection_of_a_command_walks_through_what_it_imported() -> None:
+    gc.unfreeze()
+    assert main(["gpus"]) == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0

@@ -26,6 +26,7 @@ from tests.unit.planning import (
     A10G,
     A100,
     H100,
+    H200,
     L4,
     LLAMA_1B,
     LLAMA_70B,
@@ -445,3 +446,12 @@ def test_whatever_is_asked_for(
     if engine.kind == "Servers":
         assert chosen.gpus + engine.replicas * engine.gpus_per_replica <= 2 * count
         assert engine.replicas == wanted.get("servers", {}).get("replicas", 1)
+
+
+def test_an_engine_that_fits_a_node_but_not_fewer_gpus_of_more_nodes_is_planned_elsewhere() -> None:
+    # The 70B model's weights need several GPUs with half of an H200; on an L4 nothing holds them.
+    pinned = {"generation__memoryShare": 0.5, "adapter__use": "Never"}
+    batch = {"training__numGenerations": 12, "training__promptsPerStep": 1}
+    small, large = nodes(1, 8, L4, 256), nodes(4, 8, H200, 2048)
+    one = auto(LLAMA_70B, small, large, generation__engine="Colocated", **pinned, **batch)
+    assert one.gpu_product == H200

@@ -149,6 +149,11 @@ class Engines:
             self._demand.spec.generation.servers
         )
 
+    @property
+    def may_have_own_gpus(self) -> bool:
+        """Whether engines may have GPUs beside the trainer's."""
+        return self._asks_servers or self.has_declared_servers
+
     def candidates(
         self, place: Place, precision: Precision, *, may_offload_base: bool = False
     ) -> tuple[Engine | None, ...]:
@@ -161,7 +166,7 @@ class Engines:
         # A share and servers ask for a pool's bytes and nodes. All other engines depend on the GPUs
         # of a node alone, so that pools of many products have them in common.
         pinned = self._demand.spec.generation.memory_share
-        by_pool = pinned or self._asks_servers or self.has_declared_servers
+        by_pool = pinned or self.may_have_own_gpus
         pool = place.pool if by_pool else None
         key = (place.per_node, precision, pool, place.nodes, may_offload_base)
         if key not in self._known:
@@ -176,7 +181,7 @@ class Engines:
                 yield engine
                 if may_offload_base and engine.sleeps:
                     yield replace(engine, offloads_base=True)
-        if self._asks_servers or self.has_declared_servers:
+        if self.may_have_own_gpus:
             yield from self._servers(place, precision)
         if self.is_optional:
             yield None

@@ -1,7 +1,9 @@
 """An extent, which is a method in one place, and how long steps take there."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
@@ -71,15 +73,37 @@ class Extent:
         return Extent(self.place, method, self.precision, self.footprints, self.engines)
 
 
+@dataclass(eq=False)
+class Site:
+    """A place with methods that train the same; with each it is one extent, or two."""
+
+    place: Place
+    methods: tuple[Method, ...]
+    stand_ins: Sequence[Extent] = field(repr=False)
+    """With the simplest method that trains the same, in each precision that a method has."""
+    least_products: float | None = None
+    least_step: float | None = None
+    """Times.least_products and least_step_at, once they have been asked for."""
+
+
+class EnginedExtent(NamedTuple):
+    """An extent with one engine."""
+
+    extent: Extent
+    variants: Variants
+
+
+Candidate = Site | Extent | EnginedExtent
+"""What a search bounds, the whole before its parts."""
+
+
 class Entry(NamedTuple):
     """What waits to be looked at."""
 
     bound: Score
     serial: int
     """Decides among equal bounds, so that the order is the same every time."""
-    extent: Extent
-    variants: Variants | None
-    """With one engine; None for all engines of the place."""
+    candidate: Candidate
 
 
 class Times:
@@ -133,6 +157,34 @@ class Times:
             extent.least_step = self.least_training(extent) + self._least_sampling_of(extent)
         return extent.least_step
 
+    def least_products(self, site: Site) -> float:
+        """Less than the seconds of training by any method of a site, there or on as many GPUs of
+        more nodes: the products alone.
+
+        Zero where steps were measured, of which those on more nodes may be the faster.
+        """
+        if site.least_products is None:
+            site.least_products = 0.0
+            if not self._demand.has_measured_steps:
+                stand_in = site.stand_ins[0]
+                setup, _ = stand_in.without_engine.quickest
+                site.least_products = self.training(stand_in, setup).compute
+        return site.least_products
+
+    def least_step_at(self, site: Site) -> float:
+        """The same of a whole step.
+
+        Without sampling where more nodes may have other engines: those with as many of a node's
+        GPUs as divide fewer of them, but not all, and those with GPUs beside the place.
+        """
+        if site.least_step is None:
+            site.least_step = self.least_products(site)
+            per_node = site.place.per_node
+            is_power_of_two = per_node & (per_node - 1) == 0
+            if site.least_step and is_power_of_two and not self._engines.may_have_own_gpus:
+                site.least_step += min(map(self._least_sampling_of, site.stand_ins))
+        return site.least_step
+
     def _least_sampling_of(self, extent: Extent) -> float:
         """The sampling of the same, which depends on the method only by whether weights are
         gathered. An offloaded base makes none faster."""
@@ -141,9 +193,9 @@ class Times:
             stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
             by_gpus = {_sort_of(variants.engine): variants for variants in stand_in.variants}
-            self._least_sampling[key] = min(
-                sum(self.sampling(stand_in, *variants.quickest)) for variants in by_gpus.values()
-            )
+            seconds = (sum(self.sampling(stand_in, *each.quickest)) for each in by_gpus.values())
+            # There may be no room for the only engine that is allowed.
+            self._least_sampling[key] = min(seconds, default=inf)
         return self._least_sampling[key]
 
     def fitting_training(self, extent: Extent) -> list[tuple[float, float]]:
@@ -185,9 +237,11 @@ class Times:
         return known
 
     def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
-        """Seconds of generating on `sampler`, which an engine's sleep and base do not change."""
+        """Seconds of generating on `sampler`, which an engine's sleep and base do not change, nor
+        the dtype of the trainer's own weights."""
         sort = _sort_of(setup.engine)
-        key = (id(extent.place), extent.precision, sort, setup.generation_batch)
+        dtype = setup.compute_dtype if sort else extent.precision
+        key = (id(extent.place), dtype, sort, setup.generation_batch)
         if key not in self._generations:
             self._generations[key] = generation_seconds(self._demand.shape, setup, sampler, calls)
         return self._generations[key]

@@ -397,11 +397,14 @@ class Footprints:
             variants = self._variants[key] = Variants(self, world, method, precision, engine)
         return variants
 
-    def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
-        """Bytes that a GPU must have at the least for a method, however many there are.
+    def floor(
+        self, method: Method, precision: Precision, world: int, *, engined: bool = False
+    ) -> int:
+        """Bytes that each of `world` GPUs must have at the least for a method: the policy's own,
+        and what passes take.
 
-        A bound that costs one prediction rules out whole methods on whole pools: what passes take
-        doesn't shrink with more processes, and of a method they depend on whether it trains an
+        A bound that costs one prediction in all rules out most methods on small GPUs: what passes
+        take doesn't shrink with more processes, and of a method they depend on whether it trains an
         adapter only. `engined`: where an engine generates in its place, of which nothing is
         counted.
         """
@@ -410,7 +413,9 @@ class Footprints:
             engine = NOWHERE if engined else None
             variants = self.variants(self.worlds[0], method, precision, engine)
             self._floors[key] = variants.floor
-        return self._floors[key]
+        parameters = self.demand.shape.parameters * (2 if precision == "bfloat16" else 4)
+        shared = parameters // world if method.zero == 3 else parameters
+        return self._floors[key] + shared
 
     def resting_bytes(self, engine: Engine | None, precision: Precision) -> dict[int, int]:
         """What is known of the bytes that an engine takes while the policy is trained, by

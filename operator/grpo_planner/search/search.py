@@ -3,13 +3,15 @@
 A candidate is a method in a place with an engine, at every setting of its knobs and a fixed global
 batch. A thousand nodes of twelve products have tens of thousands, and a plan must take
 milliseconds. So one loop goes through them in the order of a lower bound of their score, and stops
-where the bound has reached the best score found: nothing later can be better.
+where the bound has reached the best score found: nothing later can be better. It begins with whole
+sites, of which most are never looked into.
 """
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from itertools import count, groupby, product
+from itertools import chain, count, groupby, product
 from math import inf
 
 from grpo_api.text.timing import DAY, HOUR
@@ -20,7 +22,7 @@ from ..memory.setup import Engine, Precision
 from ..time.measured_runs import StepCorrection
 from .demand import Demand
 from .engines import Engines
-from .extent import Entry, Extent, Times
+from .extent import Candidate, EnginedExtent, Entry, Extent, Site, Times
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
@@ -63,7 +65,8 @@ class Search:
         """
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
-        self._all: dict[tuple[Pool, Method], list[Extent]] = {}
+        self._all: dict[tuple[int, int], list[Extent]] = {}
+        self._sites: dict[tuple[int, int], Site] = {}
         self._times = Times(self._demand, self.engines)
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
@@ -83,15 +86,13 @@ class Search:
     @property
     def is_feasible(self) -> bool:
         """Whether anything fits."""
-        return any(map(self._may_fit, self._roomy_extents))
+        return any(map(self._may_fit, self._roomy_extents(self._all_places, self._methods)))
 
     def has_fitting(self, is_wanted: Callable[[int], bool], tier: int) -> bool:
         """Whether a method of the tier fits on a number of GPUs that is wanted."""
-        return any(
-            is_wanted(extent.place.world) and self._may_fit(extent)
-            for extent in self._roomy_extents
-            if extent.method.tier == tier
-        )
+        of_tier = [method for method in self._methods if method.tier == tier]
+        places = (place for place in self._all_places if is_wanted(place.world))
+        return any(map(self._may_fit, self._roomy_extents(places, of_tier)))
 
     def _may_fit(self, extent: Extent) -> bool:
         """Whether an extent fits with any engine."""
@@ -107,9 +108,6 @@ class Search:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
             return least_seconds(seconds, correction) <= self.most_seconds
 
-        trainable = (extent for extent in self._roomy_extents if extent.may_train)
-        if not any(self._may_be_in_time(extent, is_in_time) for extent in trainable):
-            return None
         best = self.best()
         if best is None or is_in_time(best.seconds, best.correction):
             return best
@@ -126,32 +124,36 @@ class Search:
 
     def misses(self) -> list[Option]:
         """Of each extent of each pool and method what lacks least; for a job that nothing fits."""
-        return [self._miss(extent) for extent in self._all_extents]
+        groups = product(self._places, self._methods)
+        extents = (extent for group in groups for extent in self._extents(*group))
+        return list(map(self._miss, extents))
 
     def comparable_options(self, chosen: Option) -> list[Option]:
         """What the chosen option is shown beside: the best of every other method in its pool, and
         of every other pool, or what lacks least there."""
-        own = chosen.place.pool
-        groups = [list(self._extents(own, method)) for method in self._methods]
-        groups += [
-            [extent for method in self._methods for extent in self._extents(pool, method)]
-            for pool in self._places
-            if pool is not own
-        ]
+        own, own_method = chosen.place.pool, chosen.footprint.method
+        groups = [(own, [method]) for method in self._methods if method != own_method]
+        groups += [(pool, self._methods) for pool in self._places if pool is not own]
         found: list[Option] = []
-        for extents in groups:
-            best = self.best(extents)
-            found += [best] if best else [self._miss(extent) for extent in extents]
+        for pool, of_group in groups:
+            best = self.best(self._places[pool], of_group)
+            if best:
+                found.append(best)
+                continue
+            extents = (extent for method in of_group for extent in self._extents(pool, method))
+            found += map(self._miss, extents)
         return found
 
     def extents(self, chosen: Option) -> list[Option]:
-        """The chosen option and its method's best on every other extent of its pool."""
+        """The chosen option and its method's best on every other extent of its pool, all of which
+        a user wants to compare, also those that can't win."""
         method = chosen.footprint.method
         found: list[Option] = [chosen]
         for extent in self._extents(chosen.place.pool, method):
             if extent.place == chosen.place:
                 continue
-            found.append(self.best([extent]) or self._miss(extent))
+            best = self._best_of([extent], self._objective)
+            found.append(best or self._miss(extent))
         return found
 
     def rivals(self, chosen: Option) -> list[Option]:
@@ -181,71 +183,100 @@ class Search:
         """
         if chosen.seconds < SLOW:
             return None
-        pool = chosen.place.pool
+        places = self._places[chosen.place.pool]
         limit = chosen.seconds / FAR
-        for tier in sorted({method.tier for method in self._methods}):
-            extents = [
-                extent
-                for method in self._methods
-                if method.tier == tier
-                for extent in self._extents(pool, method)
-                if self._times.least_step(extent) <= limit
-            ]
+        for of_tier in self._by_tier(self._methods):
             # The fastest is found soon. Only where it is fast enough, others are, too.
-            fastest = self.best(extents, "Fastest")
+            fastest = self.best(places, of_tier, "Fastest")
             if fastest and fastest.seconds <= limit:
                 return self.best(
-                    extents, "Balanced", is_in_time=lambda seconds, _: seconds <= limit
+                    places, of_tier, "Balanced", is_in_time=lambda seconds, _: seconds <= limit
                 )
         return None
 
     def sizes(self) -> list[Option]:
         """For every number of GPUs the best of what fits and departs least from what was asked,
         fewest GPUs first."""
-        by_world: dict[int, list[Extent]] = {}
-        for extent in self._all_extents:
-            by_world.setdefault(extent.place.world, []).append(extent)
-        best = [self.best(extents) for _, extents in sorted(by_world.items())]
+        by_world: dict[int, list[Place]] = {}
+        for place in self._all_places:
+            by_world.setdefault(place.world, []).append(place)
+        best = [self.best(places) for _, places in sorted(by_world.items())]
         fitting = [option for option in best if option]
         tier = min((option.tier for option in fitting), default=0)
         return [option for option in fitting if option.tier == tier]
 
     def best(
         self,
-        extents: Iterable[Extent] | None = None,
+        places: Iterable[Place] | None = None,
+        of_methods: Iterable[Method] | None = None,
         objective: Objective | None = None,
         *,
         is_in_time: TimeLimit | None = None,
     ) -> Option | None:
-        """The best option that fits of these extents, or of all, and is in time; None where none
-        is.
+        """The best option that fits in these places by one of these methods, or in all by any, and
+        is in time; None where none is. `of_methods`: one of them, or all of some tiers.
 
         Methods that depart more from what was asked are looked at where none that departs less
         has such an option.
         """
-        aim = objective or self._objective
-        every = self._roomy_extents if extents is None else extents
-        by_tier = sorted(every, key=lambda extent: extent.method.tier)
-        for _, same_tier in groupby(by_tier, key=lambda extent: extent.method.tier):
-            if best := self._best_of(same_tier, aim, is_in_time):
+        wanted = self._all_places if places is None else places
+        everywhere = list(wanted)
+        for of_tier in self._by_tier(self._methods if of_methods is None else of_methods):
+            candidates: Iterable[Candidate]
+            if of_methods and len(of_tier) == 1:
+                # Its own bound is tighter than that of a site, and no more to work out.
+                candidates = self._roomy_extents(everywhere, of_tier)
+            else:
+                sites = (self._site(place, of_tier) for place in everywhere)
+                candidates = (
+                    site
+                    for site in sites
+                    if site.methods
+                    and (not is_in_time or is_in_time(self._times.least_products(site), None))
+                )
+            if best := self._best_of(candidates, objective or self._objective, is_in_time):
                 return best
         return None
 
-    def _best_of(
-        self, extents: Iterable[Extent], aim: Objective, is_in_time: TimeLimit | None
-    ) -> Option | None:
-        """The same of extents whose methods depart equally from what was asked.
+    @staticmethod
+    def _by_tier(of_methods: Iterable[Method]) -> list[list[Method]]:
+        """The methods by how far they depart from what was asked, the nearest first."""
+        by_tier = sorted(of_methods, key=lambda method: method.tier)
+        return [list(group) for _, group in groupby(by_tier, key=lambda method: method.tier)]
 
-        Entries wait in the order of a lower bound of their score: first an extent, bounded by its
-        fastest settings and the fastest engine of its place, then the extent with each engine. An
-        entry whose bound is above the best score reached can hold nothing better, nor can those
-        after it. An extent that can't be in time is left out.
+    def _site(self, place: Place, of_tier: Sequence[Method]) -> Site:
+        """A place with those of all methods of a tier that may have room on its GPUs."""
+        key = (id(place), of_tier[0].tier)
+        if key not in self._sites:
+            hardware = place.pool.hardware
+            roomy = tuple(method for method in of_tier if self._has_room(place, method))
+            precisions = (self._demand.precision(method, hardware) for method in roomy)
+            # Those of the simplest method that trains the same bound all of them.
+            simplest = replace(of_tier[0], zero=0, offload=False)
+            stand_ins = [
+                Extent(place, simplest, precision, self._footprints, self.engines)
+                for precision in dict.fromkeys(precisions)
+                if precision
+            ]
+            self._sites[key] = Site(place, roomy, stand_ins)
+        return self._sites[key]
+
+    def _best_of(
+        self,
+        candidates: Iterable[Candidate],
+        aim: Objective,
+        is_in_time: TimeLimit | None = None,
+    ) -> Option | None:
+        """The same of candidates whose methods depart equally from what was asked.
+
+        Entries wait in the order of a lower bound of their score: first a site, bounded by what
+        every method has to do there, then each of its extents, bounded by its fastest settings and
+        the fastest engine of its place, then the extent with each engine. An entry whose bound is
+        above the best score reached can hold nothing better, nor can those after it.
         """
         serial = count()
         waiting = [
-            Entry(self._bound(aim, extent), next(serial), extent, None)
-            for extent in extents
-            if (is_in_time is None or self._may_be_in_time(extent, is_in_time)) and extent.may_train
+            Entry(self._bound(aim, candidate), next(serial), candidate) for candidate in candidates
         ]
         heapq.heapify(waiting)
         best: Option | None = None
@@ -253,33 +284,39 @@ class Search:
             entry = heapq.heappop(waiting)
             if best and entry.bound > score_of(aim, best):
                 break
-            extent = entry.extent
-            if entry.variants is None:
-                for variants in extent.variants:
-                    bound = self._bound_with(aim, extent, variants)
-                    heapq.heappush(waiting, Entry(bound, next(serial), extent, variants))
+            if isinstance(entry.candidate, EnginedExtent):
+                options = self._options_with(*entry.candidate)
+                if is_in_time:
+                    options = [
+                        option
+                        for option in options
+                        if is_in_time(option.seconds, option.correction)
+                    ]
+                best = choose([best, *options] if best else options, aim)
                 continue
-            options = self._options_with(extent, entry.variants)
-            if is_in_time:
-                options = [
-                    option for option in options if is_in_time(option.seconds, option.correction)
-                ]
-            best = choose([best, *options] if best else options, aim)
+            for part in self._parts(entry.candidate):
+                heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
         return best
 
-    def _may_be_in_time(self, extent: Extent, is_in_time: TimeLimit) -> bool:
-        """Whether the fastest training of an extent is in time, with any engine of its place."""
-        # Not its sampling: of completions far below their limit, fewer at a time may be faster.
-        seconds = self._times.least_training(extent)
-        return any(
-            is_in_time(seconds, self._times.correction(extent.place, engine))
-            for engine in extent.candidates
-        )
+    def _parts(self, whole: Site | Extent) -> Iterator[Extent | EnginedExtent]:
+        """The extents of a site, or an extent with each engine if it can train."""
+        if isinstance(whole, Site):
+            for method in whole.methods:
+                yield from self._extents_at(whole.place, method)
+        elif whole.may_train:
+            for variants in whole.variants:
+                yield EnginedExtent(whole, variants)
 
-    def _bound(self, aim: Objective, extent: Extent) -> Score:
-        """The best score that an extent can have."""
-        risk = place_risk(extent.place, extent.method)
-        return score(aim, extent.place, self._times.least_step(extent), risk)
+    def _bound(self, aim: Objective, candidate: Candidate) -> Score:
+        """The best score that a candidate can have."""
+        if isinstance(candidate, EnginedExtent):
+            return self._bound_with(aim, *candidate)
+        place = candidate.place
+        if isinstance(candidate, Extent):
+            risk = place_risk(place, candidate.method)
+            return score(aim, place, self._times.least_step(candidate), risk)
+        risk = place_risk(place, candidate.stand_ins[0].method)
+        return score(aim, place, self._times.least_step_at(candidate), risk)
 
     def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
         """The best score that an extent can have with the engine of these variants.
@@ -320,45 +357,48 @@ class Search:
         for footprint in footprints.values():
             yield self._option(extent, variants, footprint)
 
-    @cached_property
-    def _roomy_extents(self) -> list[Extent]:
-        """All extents but those of GPUs that are too small for what the passes of a method take on
-        any number of them."""
+    def _roomy_extents(
+        self, places: Iterable[Place], of_methods: Iterable[Method]
+    ) -> Iterator[Extent]:
+        """The extents of places by methods that may have room there."""
+        for place, method in product(places, of_methods):
+            if self._has_room(place, method):
+                yield from self._extents_at(place, method)
+
+    def _has_room(self, place: Place, method: Method) -> bool:
+        """Whether the policy and the passes of a method have room on the GPUs of a place."""
+        precision = self._demand.precision(method, place.pool.hardware)
+        if precision is None:
+            return False
         engined = not self.engines.why_none
-        extents: list[Extent] = []
-        for pool, method in product(self._places, self._methods):
-            precision = self._demand.precision(method, pool.hardware)
-            if precision and self._footprints.worlds:
-                floor = self._footprints.floor(method, precision, engined=engined)
-                if floor <= pool.usable_bytes:
-                    extents += self._extents(pool, method)
-        return extents
+        floor = self._footprints.floor(method, precision, place.world, engined=engined)
+        return floor <= place.pool.usable_bytes
 
     @property
-    def _all_extents(self) -> list[Extent]:
-        """The extents of all methods in all pools."""
-        groups = product(self._places, self._methods)
-        return [extent for group in groups for extent in self._extents(*group)]
+    def _all_places(self) -> Iterator[Place]:
+        """The places of all pools."""
+        return chain.from_iterable(self._places.values())
 
-    def _extents(self, pool: Pool, method: Method) -> Sequence[Extent]:
+    def _extents(self, pool: Pool, method: Method) -> Iterator[Extent]:
         """A method in every place of a pool that something may sample in, smallest first."""
-        key = (pool, method)
-        if key not in self._all:
-            self._all[key] = list(self._extents_of(pool, method))
-        return self._all[key]
+        for place in self._places[pool]:
+            yield from self._extents_at(place, method)
 
-    def _extents_of(self, pool: Pool, method: Method) -> Iterator[Extent]:
-        """The same, worked out; none where the pool's GPUs lack its pinned dtype.
+    def _extents_at(self, place: Place, method: Method) -> Sequence[Extent]:
+        """A method in a place that something may sample in; none where the GPUs lack its pinned
+        dtype.
 
         On one GPU, ZeRO has nobody to share with and only costs, unless it offloads.
         """
-        precision = self._demand.precision(method, pool.hardware)
-        if precision is None:
-            return
-        for place in self._places[pool]:
+        key = (id(place), id(method))
+        if key not in self._all:
+            precision = self._demand.precision(method, place.pool.hardware)
             has_use = place.world > 1 or not method.zero or method.offload
-            if has_use and self.engines.candidates(place, precision):
-                yield from self._extents_with_memory(place, method, precision)
+            extents: Iterable[Extent] = ()
+            if precision and has_use and self.engines.candidates(place, precision):
+                extents = self._extents_with_memory(place, method, precision)
+            self._all[key] = list(extents)
+        return self._all[key]
 
     def _extents_with_memory(
         self, place: Place, method: Method, precision: Precision
@@ -379,7 +419,7 @@ class Search:
         fits = variants.host(place.per_node) <= place.host_memory
         if fits or wider is None:
             yield extent
-        if wider and wider is not place:
+        if wider and wider is not place and self.engines.candidates(wider, precision):
             yield Extent(wider, method, precision, self._footprints, self.engines)
 
     def _next_wider(self, place: Place) -> Place | None:
