@@ -27,7 +27,8 @@ COMMUNICATOR = 400 * MIB
 WORK_COPIES = 2
 """Tensors of the widest kind that one pass has at a time, beside the residual stream (assumed)."""
 SCORE_BYTES = 12
-"""Per score of the next token: itself, its softmax and its logarithm in float32 (assumed)."""
+"""Per score of the next token: itself, its softmax and its logarithm in float32 (assumed). topP
+sorts nothing here: FlashInfer's kernel and vLLM's own do without (topk_topp_sampler.py)."""
 MERGED_BYTES = 14
 """Per element of a weight with its adapter while both are added: the float32 weight, the adapter's
 product in two bytes and in four, and their sum (the trainer's generation_base.py)."""

@@ -1,8 +1,9 @@
 """Terms of the memory model for generation with transformers' `generate`: prefill, cache and the
 last decoding step.
 
-Sources: transformers 5.23 (DynamicCache, sliding-window layers), TRL 1.16
-(unwrap_model_for_generation gathers under ZeRO-3). All results are bytes on one GPU.
+Sources: transformers 5.23 (DynamicCache, sliding-window layers, logits_process.py), TRL 1.16
+(unwrap_model_for_generation gathers under ZeRO-3), torch 2.13 (SortStable.cu and cub.cu, for what a
+sort takes; no GPU has confirmed it). All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape
@@ -10,6 +11,9 @@ from . import layer_kinds
 from .activations import cast_cache, held_feed_forward
 from .setup import Setup
 from .states import gathered_parameters, live_parameters, persistent_parameters
+
+SORTED_ROW_BY_ROW = 128
+"""Rows from which torch sorts each by itself."""
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
@@ -54,10 +58,28 @@ def head_cast(shape: Shape, setup: Setup) -> float:
 
 
 def logits(shape: Shape, setup: Setup) -> float:
-    """The next token's logits as the head writes them, in float32, and divided by the temperature,
-    their softmax, and what multinomial draws from that; under autocast the head's cast."""
-    per_word = setup.compute_bytes + 4 * 4
-    return setup.generation_batch * shape.vocab * per_word + head_cast(shape, setup)
+    """The next token's logits as the head writes them, in float32, and divided by the temperature;
+    their softmax and what multinomial draws from that, or sorted with their int64 places beside
+    what the sort takes; under autocast the head's cast."""
+    rows = setup.generation_batch
+    drawn = 2 * 4 * rows
+    if setup.sorts_words:
+        drawn = (4 + 8) * rows + sort_bytes(rows)
+    per_word = (setup.compute_bytes + 2 * 4) * rows + drawn
+    return shape.vocab * per_word + head_cast(shape, setup)
+
+
+def sort_bytes(rows: int) -> int:
+    """What a GPU's sort of float32 rows takes per column beside its result.
+
+    Places to sort along, and cub's copy of keys and places. A few rows are sorted as one, which has
+    places and rows twice, and the sorted keys. More rows never count less, on which the search
+    relies.
+    """
+    cub_copy = 4 + 8
+    row_by_row = (8 + cub_copy) * rows
+    as_one = (2 * 8 + 4 + cub_copy) * min(rows, SORTED_ROW_BY_ROW - 1)
+    return row_by_row if rows == 1 else max(row_by_row, as_one)
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:

@@ -180,7 +180,7 @@ class Predictor:
         key = (
             setup.precision, setup.prompt, setup.completion, setup.generation_batch,
             setup.lora_rank,
-            setup.lora_targets,
+            setup.lora_targets, setup.sorts_words,
         )  # fmt: skip
         if key not in self._generation:
             self._generation[key] = generation.peak(self._shape, setup)

@@ -90,6 +90,9 @@ class Setup:
     """AdamW's moments in 8 bits."""
     checkpointing: bool = True
     """Activations are recomputed in the backward pass."""
+    sorts_words: bool = False
+    """Each token is drawn from a part of the vocabulary that is found by sorting it
+    (spec.training.topP)."""
     gather: bool = True
     """ZeRO-3 gathers the whole policy to generate."""
     reference: Strategy = "None"

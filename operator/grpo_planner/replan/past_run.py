@@ -87,6 +87,7 @@ class Run:
             lora_targets=lora_targets,
             eight_bit=plan.optimizer == "AdamW8bit",
             checkpointing=plan.gradient_checkpointing,
+            sorts_words=training.top_p < 1,
             gather=plan.gather_for_generation,
             reference=reference,
             scores_old_policy=updates > 1,

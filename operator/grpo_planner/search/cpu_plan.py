@@ -140,6 +140,7 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
         lora_targets=tuple(spec.adapter.target_modules),
         eight_bit=method.eight_bit,
         checkpointing=spec.training.gradient_checkpointing == "Enabled",
+        sorts_words=spec.training.top_p < 1,
         reference=method.reference,
     )
 

@@ -327,6 +327,7 @@ class Variants:
             lora_targets=tuple(spec.adapter.target_modules),
             eight_bit=method.eight_bit,
             checkpointing=checkpointing,
+            sorts_words=spec.training.top_p < 1,
             gather=gather,
             reference=method.reference,
             scores_old_policy=self._demand.updates_per_generation > 1,

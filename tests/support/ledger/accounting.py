@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
@@ -94,7 +95,7 @@ class Run:
                     input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1
                 )
             cache = out.past_key_values
-            _sample(out.logits)
+            _sample(out.logits, case.top_p)
             del out
         _grow(cache, case.completion - 2)
         with self.phase("generate"), torch.no_grad():
@@ -107,7 +108,7 @@ class Run:
                     use_cache=True,
                     logits_to_keep=1,
                 )
-            _sample(out.logits)
+            _sample(out.logits, case.top_p)
             del out, cache
         self.model.train()
 
@@ -177,10 +178,13 @@ class Run:
             del loss
 
 
-def _sample(logits: Tensor) -> None:
+def _sample(logits: Tensor, top_p: float) -> None:
     """The next token, as transformers' `_sample` draws it at a temperature other than 1."""
     wide = logits[:, -1].to(copy=True, dtype=torch.float32)
-    scores = wide / 0.9
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.9)])
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    scores = warpers(torch.zeros(1, 1, dtype=torch.long), wide)
     shares = F.softmax(scores, dim=-1)
     # multinomial divides the shares by exponential noise, in a tensor that is the kernel's own.
     torch.empty_like(shares)

@@ -31,6 +31,7 @@ class Case:
     lora_targets: tuple[str, ...] = ALL_LINEAR
     eight_bit: bool = False
     generation_batch: int = 4
+    top_p: float = 1.0
     entropy_bonus: bool = False
 
     @property
@@ -46,7 +47,9 @@ class Case:
         )
         saved = "ckpt" if self.checkpointing else "all"
         tokens = f"{self.micro_batch}x({self.prompt}+{self.completion})"
-        return f"{self.model}-{self.precision}-{method}-{saved}-{tokens}-g{self.generation_batch}"
+        drawn = f"-top{self.top_p:g}" if self.top_p < 1 else ""
+        of_model = f"{self.model}-{self.precision}-{method}-{saved}"
+        return f"{of_model}-{tokens}-g{self.generation_batch}{drawn}"
 
 
 def configuration(family: str, shape: Shape) -> Any:

@@ -96,6 +96,23 @@ def grouped_product(rows: Tensor, weights: Tensor, *, offs: Tensor, **_settings:
     return GroupedProduct.apply(rows, weights)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def sort(scores: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """torch.sort of float32 rows on CUDA (SortStable.cu): a few rows are sorted as one, by int2
+    places and rows, of which there are two arrays beside the sorted keys; one row or many by int64
+    places. cub copies keys and places. Of other tensors, such as ids of experts, the result alone
+    counts."""
+    values, places = torch.ops.aten.sort(scores, -1, descending)
+    if scores.dim() == 1:
+        return values, places
+    rows = scores.shape[0]
+    sorted_along = [torch.empty_like(places)]
+    if 1 < rows < 128:
+        sorted_along += [torch.empty_like(places), torch.empty_like(values)]
+    cub = torch.empty_like(values), torch.empty_like(places)
+    del sorted_along, cub
+    return values, places
+
+
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """A Triton tile or cuBLAS call that works in place and allocates nothing."""
 
@@ -107,6 +124,7 @@ def substituted() -> Iterator[None]:
         mock.patch.object(F, "scaled_dot_product_attention", attention),
         mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
         mock.patch.object(F, "grouped_mm", grouped_product),
+        mock.patch.object(torch, "sort", sort),
         mock.patch.object(tiles, "_forward_tile", _nothing),
         mock.patch.object(tiles, "_backward_tile", _nothing),
         mock.patch.object(tiles, "_addmm_fp32", _nothing),

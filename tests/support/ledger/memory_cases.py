@@ -152,6 +152,19 @@ CASES = [
         for name, family, precision in PREFILLED
     ],
     case("smollm2-135m", "llama", micro_batch=1, generation_batch=256, prompt=512, completion=16),
+    *[
+        case(
+            "qwen2.5-0.5b",
+            "qwen2",
+            micro_batch=1,
+            generation_batch=rows,
+            lora_rank=8,
+            top_p=0.9,
+            prompt=16,
+            completion=16,
+        )
+        for rows in (64, 256)
+    ],
 ]
 """Dense models with a fused attention kernel."""
 UNFUSED = [
@@ -190,6 +203,7 @@ def predicted(case: Case, accumulation: int) -> Prediction:
         micro_batch=case.micro_batch,
         accumulation=accumulation, generation_batch=case.generation_batch, lora_rank=case.lora_rank,
         lora_targets=case.lora_targets, eight_bit=case.eight_bit, checkpointing=case.checkpointing,
+        sorts_words=case.top_p < 1,
         reference="Adapter",
     )  # fmt: skip
     return predict(case.shape, setup)
