@@ -7,7 +7,8 @@ one key position of one head. Sources: `eager_attention_forward` of transformers
 
 A mixture of experts copies every token for each expert that the token passes. Sources: transformers
 5.23's `grouped_mm_experts_forward`, whose tensors do not depend on the routing, the gates of
-Mixtral, Qwen 3 MoE and GPT-OSS, and PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
+Mixtral, Qwen 3 MoE and GPT-OSS, and PEFT 0.21's ParamWrapper. grouped_mm computes in the dtype of
+the experts, which autocast does not change. All results are bytes on one GPU.
 """
 
 from typing import NamedTuple
@@ -79,19 +80,9 @@ INDICES = 40
 sort back."""
 
 
-def element(shape: Shape, setup: Setup) -> int:
-    """Bytes of an element of an expert's product.
-
-    grouped_mm computes in the dtype of the experts, which autocast does not change unless an
-    adapter replaces them.
-    """
-    narrowed_by_adapter = has_adapted_experts(shape, setup) and setup.compute_bytes == 2
-    return 2 if narrowed_by_adapter else setup.weight_bytes
-
-
 def weighted_element(shape: Shape, setup: Setup) -> int:
     """Bytes of an element of a row once the router has weighted it."""
-    return 4 if shape.wide_routing else element(shape, setup)
+    return 4 if shape.wide_routing else setup.weight_bytes
 
 
 def copies(shape: Shape) -> int:
@@ -124,7 +115,7 @@ def saved_rows(shape: Shape, setup: Setup) -> float:
     rows = (1 + has_gradient) * copies(shape)
     probabilities = 4 * shape.experts
     indices = INDICES * shape.active_experts
-    return element(shape, setup) * (at_gate + rows) + probabilities + indices
+    return setup.weight_bytes * (at_gate + rows) + probabilities + indices
 
 
 def effective_weights(shape: Shape, setup: Setup) -> float:
@@ -132,7 +123,7 @@ def effective_weights(shape: Shape, setup: Setup) -> float:
     added."""
     if not has_adapted_experts(shape, setup):
         return 0
-    return element(shape, setup) * shape.experts * shape.expert_matrices
+    return setup.weight_bytes * shape.experts * shape.expert_matrices
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
@@ -141,7 +132,7 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
     weighted_rows = 2 * copies(shape) * weighted_element(shape, setup)
     read = 0 if has_expert_gradients(shape, setup) else copies(shape)
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return weighted_rows + element(shape, setup) * (read + biases)
+    return weighted_rows + setup.weight_bytes * (read + biases)
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:
@@ -150,7 +141,7 @@ def scoring_transient(shape: Shape, setup: Setup) -> float:
     rows = copies(shape)
     gate_tensors = 9.1 if shape.expert_bias else 4
     gate = gate_tensors * shape.intermediate * shape.active_experts
-    row_bytes = element(shape, setup)
+    row_bytes = setup.weight_bytes
     at_end = 2 * rows * (row_bytes + weighted_element(shape, setup))
     return max(at_end, row_bytes * (rows + gate))
 
@@ -160,7 +151,7 @@ def backward_transient(shape: Shape, setup: Setup) -> float:
     weights' gradient; those of GPT-OSS's gate come on top."""
     row_bytes = 3 * weighted_element(shape, setup)
     gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return row_bytes * copies(shape) + element(shape, setup) * gate
+    return row_bytes * copies(shape) + setup.weight_bytes * gate
 
 
 def gate_backward(shape: Shape, setup: Setup) -> float:
@@ -169,11 +160,21 @@ def gate_backward(shape: Shape, setup: Setup) -> float:
     residual stream."""
     tensors = 2 if has_expert_gradients(shape, setup) else 3
     gradients = tensors * shape.intermediate * shape.active_experts - copies(shape)
-    return element(shape, setup) * gradients + setup.weight_bytes * shape.hidden
+    return setup.weight_bytes * gradients + setup.weight_bytes * shape.hidden
 
 
 def effective_gradient(shape: Shape, setup: Setup) -> float:
     """What the whole gradients of adapted experts add, before they become the adapter's: the down
     projections' a third of a layer's; gate's and up's are two thirds, but the changed down
-    projections are gone by then."""
-    return effective_weights(shape, setup) / 3
+    projections are gone by then.
+
+    Beside the down projections' are four gradients of residual streams, of which the caller counts
+    one of a recomputed layer, and that of the weighted rows where the router made them wider.
+    """
+    if not has_adapted_experts(shape, setup):
+        return 0
+    streams = (3 if setup.checkpointing else 4) * setup.weight_bytes * shape.hidden
+    wide = weighted_element(shape, setup)
+    wide_rows = wide * copies(shape) if wide > setup.weight_bytes else 0
+    per_token = streams + wide_rows
+    return effective_weights(shape, setup) / 3 + per_token * setup.tokens

@@ -177,6 +177,9 @@ UNFUSED = [
     case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8),
     case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8, checkpointing=False),
     case("mixtral-8x7b", "mixtral", lora_rank=16, checkpointing=False),
+    case("mixtral-8x7b", "mixtral", lora_rank=8, checkpointing=False, micro_batch=8),
+    case("mixtral-8x7b", "mixtral", "mixed", lora_rank=8, checkpointing=False),
+    case("qwen3-30b-a3b", "qwen3_moe", "mixed", lora_rank=8),
     case("mixtral-8x7b", "mixtral", checkpointing=False),
     *[
         case(name, family, precision, lora_rank=16, lora_targets=QUERY_AND_VALUE, **settings)
