@@ -146,6 +146,20 @@ def test_what_would_keep_the_gang_too_keeps_the_job_with_its_cause(gpu_bench: Gp
     assert gpu_bench.condition("Checked")[1] == "Passed"
 
 
+def test_a_deleted_job_gives_its_preflight_s_core_back_although_a_finalizer_keeps_it(
+    gpu_bench: GpuBench,
+) -> None:
+    with gpu_bench.operating(**ON):
+        gpu_bench.want("run", 4)
+        checking(gpu_bench)
+        gpu_bench.patch(GRPOJOBS, "run", {"metadata": {"finalizers": ["example.com/archive"]}})
+        gpu_bench.delete(GRPOJOBS, "run")
+        gpu_bench.wait("its Job to go", lambda: gpu_bench.children() == [])
+        assert gpu_bench.job("run")["metadata"]["deletionTimestamp"]
+        gpu_bench.patch(GRPOJOBS, "run", {"metadata": {"finalizers": None}})
+        gpu_bench.wait("it to be gone", lambda: not gpu_bench.exists(GRPOJOBS, "run"))
+
+
 def test_an_operator_s_end_loses_no_report(gpu_bench: GpuBench) -> None:
     with gpu_bench.operating(**ON):
         gpu_bench.want("run", 4)

@@ -6,6 +6,7 @@ nor how big a plan is, nor how many nodes share a volume.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -93,16 +94,47 @@ def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None
     assert created(bench) == []
 
 
-def test_a_claim_that_no_node_could_mount_is_refused(grpo_cluster: Cluster) -> None:
-    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+MADE_BY = "ebs.csi.aws.com"
+
+
+@contextmanager
+def class_of_disks(bench: Bench) -> Iterator[None]:
+    """A StorageClass `disks`, whose volumes one node mounts at a time."""
     classes = "/apis/storage.k8s.io/v1/storageclasses"
-    made_by = "ebs.csi.aws.com"
-    bench.post(classes, {"metadata": {"name": "disks"}, "provisioner": made_by})
-    template = {"size": "10Gi", "storageClassName": "disks"}
+    bench.post(classes, {"metadata": {"name": "disks"}, "provisioner": MADE_BY})
     try:
-        with bench.operating():
-            reason, message = rejected(bench, "disk", checkpoint={"volumeClaimTemplate": template})
+        yield
     finally:
         bench.client.request("DELETE", f"{classes}/disks")
-    assert (reason, made_by in message) == ("StorageNotShared", True), message
+
+
+def test_a_claim_that_no_node_could_mount_is_refused(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    template = {"size": "10Gi", "storageClassName": "disks"}
+    with class_of_disks(bench), bench.operating():
+        reason, message = rejected(bench, "disk", checkpoint={"volumeClaimTemplate": template})
+    assert (reason, MADE_BY in message) == ("StorageNotShared", True), message
     assert created(bench) == []
+
+
+def test_a_claim_of_one_s_own_that_no_node_could_mount_is_named_before_there_is_a_pod(
+    grpo_cluster: Cluster,
+) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    spec = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "disks",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    with class_of_disks(bench), bench.operating():
+        bench.post(CLAIMS, {"metadata": {"name": "data"}, "spec": spec})
+        checkpoint = {"volume": {"claimName": "data"}}
+        bench.submit("own", placement=CPU, checkpoint=checkpoint)
+        bench.wait(
+            "the claim's name",
+            lambda: bench.condition("Scheduled", "own")[1] == "StorageNotShared",
+            hurry=True,
+        )
+        message = bench.condition("Scheduled", "own")[2]
+        assert message.startswith("PersistentVolumeClaim data is ReadWriteMany")
+    assert bench.children("own") == []
