@@ -166,8 +166,8 @@ class ExecutionPlan(Model):
     """Mean tokens of a completion that times and an engine's cache are for; absent where they are
     for the longest."""
     link_bytes_per_second: Positive | None = None
-    """What that time assumes that each process sends and receives in an all-reduce; absent for one
-    process and on CPUs."""
+    """What that time assumes that a process sends and receives in an all-reduce; absent without
+    links."""
     export_bytes: Bytes = 0
     """Predicted size of the weights that are exported."""
     save_every_steps: Positive

@@ -330,8 +330,8 @@ class GRPOJobStatus(Model):
         list[Annotated[str, Field(max_length=253)]],
         Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
     ] = []
-    """Nodes that further attempts are kept away from, because two in a row ended there without a
-    word of the trainer, or a rank on it was a straggler for long. A suspension clears it."""
+    """Nodes that further attempts are kept away from: two in a row ended there without an outcome,
+    or a rank on it was a straggler for long. A suspension clears it."""
     start_time: Time | None = None
     """When the first attempt was committed."""
     completion_time: Time | None = None
@@ -345,8 +345,7 @@ class GRPOJobStatus(Model):
     """Younger jobs of its priority that have started while this one waited for GPUs; absent for
     none."""
     job_uid: Annotated[str, Field(max_length=64)] | None = None
-    """uid of the current attempt's Job, once it was created: the same name with another uid is
-    another Job."""
+    """uid of the current attempt's Job, once it was created."""
     plan: ExecutionPlan | None = None
     """How the current attempt runs, and why."""
     job_class: AppliedJobClass | None = None

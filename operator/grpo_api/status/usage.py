@@ -39,8 +39,7 @@ class GPUSeconds(Model):
     lost: Amount = 0.0
     """From the last sealed checkpoint to the end of an attempt that did not succeed."""
     other: Amount = 0.0
-    """Held and spent on nothing that the trainer knows of: images, start and end of containers,
-    silence."""
+    """Spent on nothing that the trainer knows of: images, start and end of containers, silence."""
 
     @property
     def total(self) -> float:
