@@ -70,6 +70,9 @@ class World:
     async def create_claim(self, _: Any) -> None:
         """The job has none."""
 
+    async def unbound_claims(self, *_: Any) -> tuple[set[str], str]:
+        return set(), ""
+
     @property
     def starts(self) -> AttemptStarter:
         return self.noting(FirstSeen())
