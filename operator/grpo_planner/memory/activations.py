@@ -85,16 +85,14 @@ def _normalised_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def saved_inputs(shape: Shape, setup: Setup) -> float:
-    """Projections of a norm's output that keep it: those of attention, and gate and up, or the
-    experts' router."""
+    """Projections of a norm's output that keep it: q, k and v, and gate and up, or the experts'
+    router; of fused ones one each."""
     if setup.has_lora:
         adapted_maps = adapters(shape, setup, *INPUT_MAPS)
         adapted_router = layer_kinds.has_adapted_experts(shape, setup)
         return adapted_maps + adapted_router
-    # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
-    if shape.fused:
-        return 2
-    return 4 if shape.experts else 5
+    of_attention = 1 if shape.fused_attention else 3
+    return of_attention + (1 if shape.fused_gate or shape.experts else 2)
 
 
 def saved_norms(shape: Shape, setup: Setup) -> float:
@@ -258,6 +256,8 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
         per_token = wide
     else:
         stream_bytes = 14 if setup.precision == "bfloat16" else 10
+        # The norm of the branch's output has not kept its float32 input yet.
+        stream_bytes -= 4 if shape.norms == 4 else 0
         per_token = 3 * wide + stream_bytes * shape.hidden
     return per_token * setup.tokens
 
@@ -268,7 +268,7 @@ def held_feed_forward(shape: Shape, setup: Setup) -> float:
     Without adapters gate, activation or up, and their product; one fused gate_up matrix writes
     twice the width at once.
     """
-    tensors = 4 if shape.fused else 3
+    tensors = 4 if shape.fused_gate else 3
     product = tensors * setup.compute_bytes * shape.intermediate
     if not setup.has_lora:
         return product
@@ -285,7 +285,7 @@ def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
         return 0
     # A fused matrix writes gate and up: each of the three outputs is twice as wide.
     unfused_outputs = 4 if adapters(shape, setup, "up_proj") else 3
-    outputs = 6 if shape.fused else unfused_outputs
+    outputs = 6 if shape.fused_gate else unfused_outputs
     summands = outputs * setup.compute_bytes * shape.intermediate
     wide_input = 4 * shape.hidden if setup.precision == "bfloat16" else 0
     return summands + wide_input
@@ -297,7 +297,7 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
     matrix' output is held by its halves."""
     if not adapters(shape, setup, "down_proj"):
         return 0
-    tensors = 3 if shape.fused else 1
+    tensors = 3 if shape.fused_gate else 1
     product = tensors * setup.compute_bytes * shape.intermediate
     if setup.precision == "float32":
         return product + 12 * shape.hidden
@@ -355,7 +355,7 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     if not setup.has_lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's
         # adapter is added.
-        has_whole_gradient = setup.has_lora and shape.fused and setup.checkpointing
+        has_whole_gradient = setup.has_lora and shape.fused_gate and setup.checkpointing
         whole_gradient = 4 * shape.hidden if has_whole_gradient else 0
         bytes_per_token = 2 * wide + whole_gradient
     elif not is_gate_adapted(shape, setup):
@@ -366,7 +366,8 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         # One more gradient of a residual stream: of a wide norm, or before a branch's constant.
         has_more = shape.wide_norms or shape.scaled_branches
         is_narrow = setup.weight_bytes == 2 and not has_more
-        stream_bytes = 8 if is_narrow else 10
+        narrow_bytes = 6 if shape.norms == 4 else 8
+        stream_bytes = narrow_bytes if is_narrow else 10
         bytes_per_token = 3 * wide + stream_bytes * shape.hidden
     else:
         bytes_per_token = 2 * wide + 2 * shape.hidden

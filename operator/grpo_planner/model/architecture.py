@@ -303,6 +303,7 @@ def from_architecture(given: Architecture) -> Shape:
     """The shape of an architecture with the traits of its type."""
     type_traits = dict(traits(given.model_type))
     qkv_bias = type_traits.pop("qkv_bias", False) or given.attention_bias
+    output_bias = type_traits.pop("output_bias", given.attention_bias)
     heads = given.attention_heads
     kv_heads = given.key_value_heads or heads
     head_dim = given.head_dim or max(1, given.hidden_size // heads)
@@ -317,7 +318,7 @@ def from_architecture(given: Architecture) -> Shape:
         vocab=given.vocab_size,
         tied=given.tie_word_embeddings,
         qkv_bias=qkv_bias,
-        output_bias=given.attention_bias,
+        output_bias=output_bias,
         mlp_bias=given.mlp_bias,
         sliding_window=given.sliding_window or 0,
         full_attention_layers=full_attention_layers,

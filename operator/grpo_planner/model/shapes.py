@@ -60,8 +60,10 @@ class Shape:
     """Queries and keys pass an RMSNorm per head (Qwen3, Gemma 3)."""
     whole_qk_norm: bool = False
     """The RMSNorms of queries and keys are over all heads at once (OLMo 2)."""
-    fused: bool = False
-    """One qkv and one gate_up matrix instead of five (Phi 3)."""
+    fused_attention: bool = False
+    """One qkv matrix instead of three (Phi 3)."""
+    fused_gate: bool = False
+    """One gate_up matrix instead of two (Phi 3, GLM 4)."""
     norms: int = 2
     """RMSNorms per layer (4 in Gemma 2 and 3)."""
     wide_norms: bool = False
@@ -183,18 +185,14 @@ class Shape:
         query = self.query
         kv = self.key_value
         inner = self.intermediate
-        output = Linear("self_attn.o_proj", 1, query, hidden)
-        down = Linear("mlp.down_proj", 1, inner, hidden)
-        if self.fused:
-            qkv = Linear("self_attn.qkv_proj", 1, hidden, query + 2 * kv)
-            gate_up = Linear("mlp.gate_up_proj", 1, hidden, 2 * inner)
-            return (qkv, gate_up, output, down)
-        attention = (
+        inputs: tuple[Linear, ...] = (
             Linear("self_attn.q_proj", 1, hidden, query),
             Linear("self_attn.k_proj", 1, hidden, kv),
             Linear("self_attn.v_proj", 1, hidden, kv),
-            output,
         )
+        if self.fused_attention:
+            inputs = (Linear("self_attn.qkv_proj", 1, hidden, query + 2 * kv),)
+        attention = (*inputs, Linear("self_attn.o_proj", 1, query, hidden))
         if self.expert_bias:
             return attention
         if self.experts:
@@ -204,9 +202,13 @@ class Shape:
             expert_downs = Linear("mlp.experts.down_proj", experts, inner, hidden)
             router = Linear("mlp.gate", 1, hidden, experts)
             return (*attention, expert_gates, expert_ups, expert_downs, router)
-        gate = Linear("mlp.gate_proj", 1, hidden, inner)
-        up = Linear("mlp.up_proj", 1, hidden, inner)
-        return (*attention, gate, up, down)
+        gate: tuple[Linear, ...] = (
+            Linear("mlp.gate_proj", 1, hidden, inner),
+            Linear("mlp.up_proj", 1, hidden, inner),
+        )
+        if self.fused_gate:
+            gate = (Linear("mlp.gate_up_proj", 1, hidden, 2 * inner),)
+        return (*attention, *gate, Linear("mlp.down_proj", 1, inner, hidden))
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:

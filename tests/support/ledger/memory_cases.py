@@ -121,6 +121,10 @@ CASES = [
     of_defaults("granite", lora_rank=16),
     of_defaults("granite", lora_rank=16, checkpointing=False, micro_batch=8),
     of_defaults("granite", "float32", lora_rank=16, checkpointing=False),
+    of_defaults("glm4", checkpointing=False),
+    of_defaults("glm4", "mixed"),
+    of_defaults("glm4", lora_rank=16, micro_batch=16),
+    of_defaults("glm4", lora_rank=16, checkpointing=False, micro_batch=8),
     case(
         "qwen2.5-1.5b",
         "qwen2",

@@ -240,7 +240,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
     if shape is None:
         return None
     biases = {
-        "attention_bias": _has_bias(model, "o_proj"),
+        "attention_bias": shape.attention_bias and _has_bias(model, "q_proj"),
         "mlp_bias": _has_bias(model, "down_proj"),
     }
     return shape.model_copy(update=biases)
