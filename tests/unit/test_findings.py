@@ -22,7 +22,7 @@ from grpo_api.findings.diagnosis import (
 from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import StepRow, step_row
 from grpo_cli.__main__ import main
-from grpo_cli.inputs.printed_logs import numbered, printed_rows
+from grpo_cli.inputs.printed_logs import number_steps, printed_rows
 from grpo_codegen.stories.logged_runs import (
     CHANGE,
     HEALTHY,
@@ -379,13 +379,13 @@ def test_numbers_that_python_prints_by_name_are_read() -> None:
     (row,) = printed_rows(text)
     assert row == {"loss": "nan", "reward": "-inf", "note": "nan: nan", "kl": 0.5}
     evaluated = {"eval_reward": 2.0, "epoch": 1.0}
-    assert [row["step"] for row in numbered([row, evaluated, {"reward": 1}])] == [1, 1, 2]
+    assert [row["step"] for row in number_steps([row, evaluated, {"reward": 1}])] == [1, 1, 2]
 
 
 @given(text=st.text(alphabet="{}[]()'\"\\:, \r\nnaif1.e-x", max_size=60))
 @settings(max_examples=cases(500, gate=100))
 def test_any_text_of_a_terminal_is_read(text: str) -> None:
-    assert all(isinstance(row, dict) for row in numbered(list(printed_rows(text))))
+    assert all(isinstance(row, dict) for row in number_steps(list(printed_rows(text))))
 
 
 def test_diagnose_names_the_run_where_there_are_several(

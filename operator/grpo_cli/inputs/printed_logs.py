@@ -34,7 +34,7 @@ def printed_rows(text: str) -> Iterator[Row]:
             yield row
 
 
-def numbered(rows: Sequence[Row]) -> Sequence[Row]:
+def number_steps(rows: Sequence[Row]) -> Sequence[Row]:
     """The rows with their steps; where none has one, each reward that was logged is one more."""
     rows = [_with_whole_step(row) for row in rows]
     if any(key.rpartition("/")[2] in STEP_KEYS for row in rows for key in map(str, row)):

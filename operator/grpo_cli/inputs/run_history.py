@@ -17,7 +17,7 @@ from ..cluster import kubectl
 from ..cluster.delivery_pod import start_delivery
 from ..cluster.download import download_files
 from ..show.errors import ManifestError, NotYet
-from .printed_logs import numbered, printed_rows
+from .printed_logs import number_steps, printed_rows
 
 SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, or a file of logged steps"
 
@@ -51,7 +51,7 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
         ManifestError: as load_history; or there is no step with a number that the rules know.
         NotYet, KubectlError: as load_history.
     """
-    logged = numbered(load_history(options, source))
+    logged = number_steps(load_history(options, source))
     rows = [step_row(row) for row in standing_rows(logged)]
     steps = [row for row in rows if row is not None]
     if not steps:
