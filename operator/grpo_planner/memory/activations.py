@@ -363,15 +363,18 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         stream = 0 if setup.checkpointing else setup.weight_bytes * shape.hidden
         bytes_per_token = 3 * wide + stream
     elif setup.checkpointing:
-        # One more gradient of a residual stream: of a wide norm, or before a branch's constant.
-        has_more = shape.wide_norms or shape.scaled_branches
-        is_narrow = setup.weight_bytes == 2 and not has_more
-        narrow_bytes = 6 if shape.norms == 4 else 8
-        stream_bytes = narrow_bytes if is_narrow else 10
-        bytes_per_token = 3 * wide + stream_bytes * shape.hidden
+        bytes_per_token = 3 * wide + recomputed_stream_bytes(shape, setup) * shape.hidden
     else:
         bytes_per_token = 2 * wide + 2 * shape.hidden
     return bytes_per_token * setup.tokens
+
+
+def recomputed_stream_bytes(shape: Shape, setup: Setup) -> int:
+    """Bytes per element of the residual streams beside the gated product of a recomputed layer."""
+    # One more gradient of a residual stream: of a wide norm, or before a branch's constant.
+    if setup.weight_bytes != 2 or shape.wide_norms or shape.scaled_branches:
+        return 10
+    return 6 if shape.norms == 4 else 8
 
 
 def first_gradient(shape: Shape, setup: Setup) -> float:
