@@ -100,10 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         for path in write_files(options.root):
             print(f"wrote {path}")
         return 0
-    found = stale_files(options.root)
-    for path in found:
+    stale = stale_files(options.root)
+    for path in stale:
         print(f"{path} is stale: run `make codegen`", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -142,8 +142,8 @@ def pins() -> str:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if line
     )
-    found = {name: pinned[name] for name in sorted({*named, *NATIVE}) if name in pinned}
-    return json.dumps(found, indent=1) + "\n"
+    pins = {name: pinned[name] for name in sorted({*named, *NATIVE}) if name in pinned}
+    return json.dumps(pins, indent=1) + "\n"
 
 
 def _name(requirement: str) -> str:

@@ -65,12 +65,12 @@ def values(text: str) -> Iterator[Value]:
     above: list[str] = []
     comments: list[str] = []
     for line in text.splitlines():
-        found = _LINE.fullmatch(line)
+        entry = _LINE.fullmatch(line)
         if line.lstrip().startswith("#"):
             comments.append(line.strip("# "))
-        elif found:
-            above[len(found["indent"]) // 2 :] = [found["name"]]
-            yield Value(".".join(above), found["default"] or "", " ".join(comments))
+        elif entry:
+            above[len(entry["indent"]) // 2 :] = [entry["name"]]
+            yield Value(".".join(above), entry["default"] or "", " ".join(comments))
         elif line:
             raise ValueError(
                 f"values.yaml: {line!r} is neither a comment nor `name: value` on one line"

@@ -153,11 +153,13 @@ def traces() -> str:
     """docs/reference/traces.md."""
     spans = ["## Spans", "", "| span | part of | what it is |", "|---|---|---|"]
     spans += [
-        f"| `{one.name}` | {f'`{one.parent}`' if one.parent else '–'} | {one.help} |"
-        for one in SPAN_NAMES
+        f"| `{span.name}` | {f'`{span.parent}`' if span.parent else '–'} | {span.help} |"
+        for span in SPAN_NAMES
     ]
     attributes = ["## Attributes", "", "| attribute | on | what it says |", "|---|---|---|"]
-    attributes += [f"| `{one.key}` | {one.on} | {one.help} |" for one in ATTRIBUTES]
+    attributes += [
+        f"| `{attribute.key}` | {attribute.on} | {attribute.help} |" for attribute in ATTRIBUTES
+    ]
     return "\n".join([_TRACES, *spans, "", *attributes]) + "\n"
 
 

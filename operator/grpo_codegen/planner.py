@@ -106,8 +106,8 @@ def cluster(name: str) -> Inventory:
         | ({"gpuMemoryMiB": MIG_MIB} if "MIG" in product else {})
         for nodes, gpus, product, host in CLUSTERS[name]
     ]
-    found = parse_inventory({"nodes": groups})
-    return Inventory(found.nodes, (SHARED,)) if name == "shared GPUs" else found
+    inventory = parse_inventory({"nodes": groups})
+    return Inventory(inventory.nodes, (SHARED,)) if name == "shared GPUs" else inventory
 
 
 def spec(model: str, engine: str = "Auto") -> GRPOJobSpec:
@@ -144,32 +144,38 @@ def table() -> str:
                                              "Transformers`, where there is a "
                "plan and an engine had been chosen.", "", *COLUMNS]  # fmt: skip
     planned = list(_plans())
-    engined = [one for one in planned if one[2].chosen and one[2].chosen.engine]
+    engined = [result for result in planned if result[2].chosen and result[2].chosen.engine]
     plain = [
         (name, model, plan_job(spec(model, "Transformers"), cluster(name)))
         for name, model, _ in engined
     ]
     return "\n".join(
-        [*head, *(_row(*one) for one in planned), *without, *(_row(*one) for one in plain), ""]
+        [
+            *head,
+            *(_row(*result) for result in planned),
+            *without,
+            *(_row(*result) for result in plain),
+            "",
+        ]
     )
 
 
 def _plans() -> Iterator[tuple[str, str, PlanResult]]:
     """One plan per cluster and model; clusters without GPUs have one."""
     for name in CLUSTERS:
-        found = cluster(name)
-        for model in MODELS if found.nodes else MODELS[:1]:
-            yield name, model, plan_job(spec(model), found)
+        inventory = cluster(name)
+        for model in MODELS if inventory.nodes else MODELS[:1]:
+            yield name, model, plan_job(spec(model), inventory)
 
 
 def _row(name: str, model: str, result: PlanResult) -> str:
     """One plan beside the rule of thumb."""
-    found = cluster(name)
+    inventory = cluster(name)
     short = model.rsplit("/", 1)[-1].removesuffix("-Instruct")
     plan = result.chosen
     if plan is None or plan.memory is None:
         nothing = f"| {name} | {short} | none: {result.reason} | – | – | – | – |"
-        return f"{nothing} {_rule(model, found)} | {_short(result)} |"
+        return f"{nothing} {_rule(model, inventory)} | {_short(result)} |"
     how = (
         f"{plan.method}, {sharding(plan.zero_stage, offload=plan.offload != 'None')}, "
         f"{plan.strategy}"
@@ -177,7 +183,7 @@ def _row(name: str, model: str, result: PlanResult) -> str:
     numbers = f"{plan.memory.device_bytes / GIB:.1f} of {plan.memory.usable_bytes / GIB:.1f}"
     seconds = f"{plan.estimated_step_seconds or 0:.0f}"
     gpus = f"{plan.gpus} × {plan.gpu_product} on {plan.nodes}"
-    rule = _rule(model, found)
+    rule = _rule(model, inventory)
     sampler, decision = sampler_name(plan), decision_message(result)
     return (
         f"| {name} | {short} | {how} | {sampler} | {gpus} | {numbers} | {seconds} | {rule} | "
@@ -185,14 +191,14 @@ def _row(name: str, model: str, result: PlanResult) -> str:
     )
 
 
-def _rule(model: str, found: Inventory) -> str:
+def _rule(model: str, inventory: Inventory) -> str:
     """The rule of thumb's strategy on the cluster's largest GPU."""
     shape = lookup_shape(model)
-    if shape is None or not found.nodes:
+    if shape is None or not inventory.nodes:
         return "–"
     usable = max(
         usable_bytes(node.gpu_memory_mib or product_of(node.gpu_product).memory_mib)
-        for node in found.nodes
+        for node in inventory.nodes
     )
     if shape.parameters > SHARD_ABOVE:
         return "Sharded"
@@ -255,5 +261,5 @@ def _product(item: tuple[str, Product]) -> str:
 
 def schema() -> str:
     """docs/reference/plan-schema.json: what `grpo plan -o json` prints."""
-    found = PlanResult.model_json_schema(mode="serialization")
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    schema_object = PlanResult.model_json_schema(mode="serialization")
+    return json.dumps(schema_object, indent=2, ensure_ascii=False) + "\n"

@@ -80,10 +80,10 @@ def _cell(column: Column, job: dict[str, Any], plan: ExecutionPlan) -> str:
     if column.name in EXAMPLE:
         return EXAMPLE[column.name]
     if column.path.startswith(".spec."):
-        found: Any = job
+        value: Any = job
         for name in column.path.strip(".").split("."):
-            found = found[name]
-        return str(found)
+            value = value[name]
+        return str(value)
     status = plan.model_dump(by_alias=True, mode="json") | {
         "parameters": job["spec"]["model"]["parameters"]
     }

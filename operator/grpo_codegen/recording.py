@@ -39,8 +39,8 @@ def _held(metric: str) -> str:
     moved = metric.replace("{where}", '{exported_pod!=""}')
     for label in ("pod", "namespace"):
         moved = f'label_replace({moved}, "{label}", "$1", "exported_{label}", "(.+)")'
-    kept = metric.replace("{where}", '{exported_pod="",pod!=""}')
-    return f"({moved} or {kept} unless on (job, instance, namespace, pod) up)"
+    unmoved = metric.replace("{where}", '{exported_pod="",pod!=""}')
+    return f"({moved} or {unmoved} unless on (job, instance, namespace, pod) up)"
 
 
 def _by_job(operation: str, metric: str) -> str:

@@ -147,11 +147,11 @@ def _runs() -> Iterator[str]:
         "| source and model | GPUs | runs | numbers | bias | half within | within 1.5 × | worst |",
         "|---|---|---|---|---|---|---|---|",
     )
-    for key, found in by_key.items():
+    for key, rows_of_run in by_key.items():
         each = stored_errors().left_out[key]
-        gpus = sorted({(row.gpus, row.gpu.split("-")[1]) for row in found})
+        gpus = sorted({(row.gpus, row.gpu.split("-")[1]) for row in rows_of_run})
         names = ", ".join(f"{count} × {product}" for count, product in gpus)
-        numbers = f"{len(found)} | {each.count} | {each.bias:.2f} | {_numbers(each)}"
+        numbers = f"{len(rows_of_run)} | {each.count} | {each.bias:.2f} | {_numbers(each)}"
         yield f"| {key} | {names} | {numbers} |"
     yield ""
 

@@ -150,8 +150,8 @@ class Cache(Generic[R]):
         known = self._items.get(key)
         if known:
             self._remove(known)
-        if kept := self._salvaged(item) or known:
-            self._quarantined[key] = kept
+        if salvaged := self._salvaged(item) or known:
+            self._quarantined[key] = salvaged
         return known
 
     def _salvaged(self, item: Any) -> R | None:
@@ -224,11 +224,11 @@ class Relist(Generic[R]):
         cache, key, (uid, version) = self._cache, identity(item), version_of(item)
         known = cache.get(key)
         same = known is not None and known.uid == uid
-        left = self._removed.get((key, uid), -1)
+        removed_version = self._removed.get((key, uid), -1)
         # The LIST has the very version that could not be read while the LIST was on its way.
-        if left == version:
+        if removed_version == version:
             self._unreadable.add(key)
-        if (same and known and known.version >= version) or left >= version:
+        if (same and known and known.version >= version) or removed_version >= version:
             self._listed.add(key)
             return
         record = cache.read(item)

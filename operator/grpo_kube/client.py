@@ -141,15 +141,15 @@ async def list_and_parse(
     Raises:
         ClusterError: the API server does not give a whole list.
     """
-    found: list[T] = []
+    records: list[T] = []
 
     def take(item: Object) -> None:
         record = read(item)
         if record is not None:
-            found.append(record)
+            records.append(record)
 
-    version = await each_listed(cluster, selection, found.clear, take)
-    return found, version
+    version = await each_listed(cluster, selection, records.clear, take)
+    return records, version
 
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -232,10 +232,10 @@ class HttpCluster:
         while True:
             query = selection.query(limit=PAGE) | ({"continue": token} if token else {})
             path = selection.resource.path(selection.namespace)
-            found = await self._call(
+            response = await self._call(
                 "LIST", selection.resource, path, query=query, seconds=LIST_SECONDS
             )
-            items, version, token = _page(path, found)
+            items, version, token = _page(path, response)
             yield items, version
             if not token:
                 return
@@ -322,10 +322,10 @@ class HttpCluster:
         if group not in _names("/apis", groups, "groups"):
             return False
         try:
-            found = await self._call("GET", resource, resource.base)
+            response = await self._call("GET", resource, resource.base)
         except NotFound:
             return False
-        return resource.plural in _names(resource.base, found, "resources")
+        return resource.plural in _names(resource.base, response, "resources")
 
     @property
     def _open(self) -> aiohttp.ClientSession:
@@ -455,31 +455,31 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             yield line
 
 
-def _names(path: str, found: Object, field: str) -> set[str]:
+def _names(path: str, response: Object, field: str) -> set[str]:
     """Names of what a document of the discovery lists.
 
     Raises:
         Unavailable: it is no such document; a proxy may answer with a page of its own.
     """
     try:
-        return {one.text("name") for one in JsonObject(found).parts(field)}
+        return {part.text("name") for part in JsonObject(response).parts(field)}
     except Unreadable as error:
         raise Unavailable(f"GET {path}: no discovery document: {error}") from error
 
 
-def _page(path: str, found: Object) -> tuple[list[Object], int, str]:
+def _page(path: str, response: Object) -> tuple[list[Object], int, str]:
     """Items, resourceVersion and continue token of one page of a LIST.
 
     Raises:
         Unavailable: the answer is no list; a proxy may answer with a page of its own.
     """
     try:
-        meta = found["metadata"]
-        items = list(found.get("items") or ())
+        meta = response["metadata"]
+        items = list(response.get("items") or ())
         token = meta.get("continue") or ""
         return items, int(meta["resourceVersion"]), token
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Unavailable(f"LIST {path}: no list: {str(found)[:200]}") from error
+        raise Unavailable(f"LIST {path}: no list: {str(response)[:200]}") from error
 
 
 _KINDS: dict[int, type[ClusterError]] = {403: Forbidden, 404: NotFound, 410: Expired}

@@ -124,8 +124,8 @@ class EventRecorder:
     async def _let_work_go_first(self, since: float) -> None:
         # A POST per event competes with the reconciles' requests for the API server, and nobody
         # waits for an event.
-        left = since + PATIENCE - asyncio.get_running_loop().time()
-        for _ in range(math.ceil(left / _LOOK)):
+        seconds_left = since + PATIENCE - asyncio.get_running_loop().time()
+        for _ in range(math.ceil(seconds_left / _LOOK)):
             if not self._busy():
                 return
             await asyncio.sleep(_LOOK)

@@ -90,11 +90,11 @@ class Informer(Generic[R]):
                 finally:
                     # Also for a LIST that broke off: what it put into the cache stays there.
                     self._changed(relist.changed)
-        if found := self._cache.ghosts - ghosts:
+        if new_ghosts := self._cache.ghosts - ghosts:
             log.info(
                 "a LIST of %s found %d deletions that no event had reported",
                 self._selection.resource.plural,
-                found,
+                new_ghosts,
             )
         self._served()
         return version
@@ -126,8 +126,8 @@ class Informer(Generic[R]):
             # With jitter: otherwise all kinds would be listed at the same moment, for ever.
             due = clock() + self._resync * random.uniform(0.9, 1.1)
             try:
-                while (left := due - clock()) > 0:
-                    version = await self._watch(version, left)
+                while (seconds_left := due - clock()) > 0:
+                    version = await self._watch(version, seconds_left)
             except ClusterError as error:
                 await self._failed(error)
 
@@ -170,10 +170,10 @@ class Informer(Generic[R]):
         # An event that changes no field of the record calls for no work: four pods send 14 to 17
         # events while they start, and most change nothing that is read.
         before = self._cache.get(identity(item))
-        kept = self._cache.put(item)
-        if kept is None:
+        record = self._cache.put(item)
+        if record is None:
             return (self._cache.index(before),) if before else ()
-        return () if has_same_content(before, kept) else (self._cache.index(kept),)
+        return () if has_same_content(before, record) else (self._cache.index(record),)
 
     def _served(self) -> None:
         if self.not_served:

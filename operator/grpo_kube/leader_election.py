@@ -193,8 +193,12 @@ class Leadership:
         return Step(Turn.WAIT, min(due, self._renewed_at + self.terms.deadline) - now)
 
     def _candidate(self, now: float) -> Step:
-        left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
-        return Step(Turn.WAIT, min(left, self.terms.look)) if left > 0 else Step(Turn.ACQUIRE)
+        seconds_left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
+        return (
+            Step(Turn.WAIT, min(seconds_left, self.terms.look))
+            if seconds_left > 0
+            else Step(Turn.ACQUIRE)
+        )
 
     def _taken_for(self, now: float) -> float:
         """Seconds until the Lease is free, unless it changes; one of our own is, for its process
@@ -339,14 +343,14 @@ class Elector:
 
     async def _look(self) -> None:
         try:
-            found: Object | None = await self._cluster.get(LEASES, *self._lease)
+            lease: Object | None = await self._cluster.get(LEASES, *self._lease)
         except NotFound:
-            found = None
+            lease = None
         except ClusterError as error:
             log.warning("%s; trying again", error)
             await asyncio.sleep(self._leadership.terms.look)
             return
-        self._leadership.record_lease(lease_of(found) if found else None, self._clock())
+        self._leadership.record_lease(lease_of(lease) if lease else None, self._clock())
 
     async def _write(self) -> None:
         """Takes or renews the Lease; where somebody was faster, looks what is there now."""

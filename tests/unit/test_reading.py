@@ -2,6 +2,8 @@
 `tests/reading.py`)."""
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,18 @@ MOST_COMPLEX = 15
 MOST_WHOLE_PLANS = 40
 """Functions of the trainer that may take all of the plan: those that lead a process, or hand the
 plan on whole."""
+
+
+HARD_ROOMS = (
+    "operator/grpo_kube",
+    "operator/grpo_operator/admission",
+    "operator/grpo_planner/memory",
+    "operator/grpo_planner/search",
+    "trainer_image/grpo_trainer/checkpoints",
+    "trainer_image/grpo_trainer/generation",
+)
+LEAST_COMMENTS = 4.0
+"""Comments per 100 lines of a hard room."""
 
 
 @cache
@@ -47,6 +61,26 @@ def test_no_function_is_complex(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_conditional_expression_holds_another(package: str) -> None:
     assert measured(package).nested_conditionals == ()
+
+
+@pytest.mark.parametrize("room", HARD_ROOMS)
+def test_hard_rooms_say_why(room: str) -> None:
+    lines = comments = 0
+    for path in sorted((ROOT / room).rglob("*.py")):
+        text = path.read_text()
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments += sum(token.type == tokenize.COMMENT for token in tokens)
+        lines += sum(bool(line.strip()) for line in text.splitlines()) - _docstring_lines(text)
+    assert 100 * comments / lines >= LEAST_COMMENTS
+
+
+def _docstring_lines(text: str) -> int:
+    texts = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in texts)
 
 
 def test_statements_functions_and_conditionals_are_counted(tmp_path: Path) -> None:

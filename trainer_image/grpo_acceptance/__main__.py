@@ -139,15 +139,15 @@ def count_gpus() -> int:
     code = "import torch; print(torch.cuda.device_count())"
     command = [sys.executable, "-c", code]
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS
         )
     except subprocess.TimeoutExpired:
         print(f"torch did not say within {ASK_SECONDS:.0f} s how many GPUs there are", flush=True)
         return 0
-    last = asked.stdout.strip().rpartition("\n")[2]
+    last = process.stdout.strip().rpartition("\n")[2]
     if not last.isdecimal():
-        print(f"torch can't be asked for GPUs: {asked.stderr.strip()[-500:]}", flush=True)
+        print(f"torch can't be asked for GPUs: {process.stderr.strip()[-500:]}", flush=True)
     return int(last) if last.isdecimal() else 0
 
 

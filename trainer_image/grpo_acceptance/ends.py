@@ -75,7 +75,7 @@ class Pod:
         self._log, self._outcome = context.path / f"{name}.log", context.path / f"{name}.outcome"
         planned = context.path / f"{name}.plan"
         planned.write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
-        own = {
+        pod_variables = {
             PLAN_ENV: str(planned),
             DATA_MOUNT_ENV: context.folder,
             TERMINATION_LOG_ENV: str(self._outcome),
@@ -84,7 +84,7 @@ class Pod:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
-                env=os.environ | own,
+                env=os.environ | pod_variables,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -187,8 +187,8 @@ def _train_cell(
         return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
     numbers |= {"step": watch.seconds[-1], "step_without": plain_seconds}
     share = numbers["proof"] / max(numbers["sync"], 1e-9)
-    seen = f"{len(run.steps)} steps; proof is {share:.1%} of the sync"
-    return make_finding(f"engine, {name}", problems, seen, dict(numbers))
+    measured = f"{len(run.steps)} steps; proof is {share:.1%} of the sync"
+    return make_finding(f"engine, {name}", problems, measured, dict(numbers))
 
 
 def _judge_run(

@@ -161,8 +161,8 @@ Case = dict[str, Any]
 
 def cases() -> list[Case]:
     """All configurations with their predictions."""
-    found: list[Case] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
-    return found
+    predictions: list[Case] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    return predictions
 
 
 def case_title(case: Case) -> str:
@@ -195,5 +195,5 @@ def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -
         "predicted device": float(case["device_bytes"]),
         "error": error,
     }
-    seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
-    return make_finding(case_title(case), problems, seen, numbers)
+    summary = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
+    return make_finding(case_title(case), problems, summary, numbers)

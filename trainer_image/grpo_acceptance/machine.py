@@ -32,8 +32,10 @@ def describe_gpu(_: Context) -> list[Finding]:
         "cuda": str(torch.version.cuda),
     }
     numbers["context"] = float(context_bytes())
-    seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
-    return [make_finding("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
+    description = (
+        f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
+    )
+    return [make_finding("GPU", problems, f"{description}; torch has {' '.join(arches)}", numbers)]
 
 
 def context_bytes() -> int:
@@ -52,10 +54,10 @@ def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:
     earlier version."""
     for name in arches:
         kind, _, digits = name.partition("_")
-        found = (int(digits.rstrip("af")[:-1]), int(digits.rstrip("af")[-1]))
-        if kind == "compute" and found <= capability:
+        architecture = (int(digits.rstrip("af")[:-1]), int(digits.rstrip("af")[-1]))
+        if kind == "compute" and architecture <= capability:
             return True
-        if kind == "sm" and found[0] == capability[0] and found[1] <= capability[1]:
+        if kind == "sm" and architecture[0] == capability[0] and architecture[1] <= capability[1]:
             return True
     return False
 
@@ -70,5 +72,5 @@ def check_all_reduce(context: Context) -> list[Finding]:
     rendezvous.leave_gang()
     speed = network.bytes_per_second if network else 0.0
     problems = [] if speed else ["no bandwidth was measured"]
-    seen = f"{context.world} ranks, {speed / 1e9:.2f} GB/s on the bus"
-    return [make_finding("all-reduce", problems, seen, {"bytes_per_second": speed})]
+    measured = f"{context.world} ranks, {speed / 1e9:.2f} GB/s on the bus"
+    return [make_finding("all-reduce", problems, measured, {"bytes_per_second": speed})]

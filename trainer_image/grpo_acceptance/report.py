@@ -40,7 +40,11 @@ class Surroundings:
 def write_report(folder: Path, where: Surroundings, done: Sequence[CheckResult]) -> None:
     """Replace all three files. Each is whole at any time: the run may be killed while it writes."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = "".join(f"==== {one.name}, {one.seconds} s\n{one.log}\n" for one in done if one.log)
+    log = "".join(
+        f"==== {finding.name}, {finding.seconds} s\n{finding.log}\n"
+        for finding in done
+        if finding.log
+    )
     texts = {
         RESULT: json.dumps(as_json(where, done), indent=1) + "\n",
         PAGE: markdown_page(as_json(where, done)),
@@ -132,8 +136,8 @@ MISSING = "missing"
 
 def image_versions() -> dict[str, str]:
     """The image's versions."""
-    found: dict[str, str] = json.loads(PINS.read_text(encoding="utf-8"))
-    return found
+    versions: dict[str, str] = json.loads(PINS.read_text(encoding="utf-8"))
+    return versions
 
 
 def installed_versions(names: Any) -> dict[str, str]:
@@ -189,8 +193,11 @@ class Progress:
 
     def begin(self, check: Check, seconds: float) -> None:
         """Say that a check begins, and for how many seconds at most."""
-        left = self._deadline - SYSTEM_CLOCK.now()
-        print(f"begins   {check.name}, for at most {seconds:.0f} s of {left:.0f} s", flush=True)
+        seconds_left = self._deadline - SYSTEM_CLOCK.now()
+        print(
+            f"begins   {check.name}, for at most {seconds:.0f} s of {seconds_left:.0f} s",
+            flush=True,
+        )
         self._write(running=check.name)
 
     def end(self, done: CheckResult) -> None:
@@ -204,7 +211,7 @@ class Progress:
         self._write()
 
     def _write(self, running: str = "") -> None:
-        ended = {one.name for one in self.done}
+        ended = {finding.name for finding in self.done}
         open_checks = [name for name in self._names if name not in ended]
         reasons = {running: CUT_OFF}
         unfinished = [

@@ -150,16 +150,18 @@ def run_checks(
     try:
         import_next()
         for check in checks:
-            left = deadline - SYSTEM_CLOCK.now()
-            if why := skip_message(check, context) or ("time" if left < LEAST_SECONDS else ""):
+            seconds_left = deadline - SYSTEM_CLOCK.now()
+            if why := skip_message(check, context) or (
+                "time" if seconds_left < LEAST_SECONDS else ""
+            ):
                 yield CheckResult(check.name, [skipped_finding(check.name, why)])
                 continue
             with importing.popleft() as current:
                 for _ in range(processes_ahead() - len(importing)):
                     import_next()
-                seconds = min(check.seconds, left)
+                seconds = min(check.seconds, seconds_left)
                 on_begin(check, seconds)
-                yield current.run(seconds, "time" if left < check.seconds else "")
+                yield current.run(seconds, "time" if seconds_left < check.seconds else "")
     finally:
         for process in importing:
             process.__exit__()

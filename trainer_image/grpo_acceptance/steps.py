@@ -85,7 +85,7 @@ def compare_with_cpu(context: Context) -> list[Finding]:
 
 def check_first_kl(context: Context) -> list[Finding]:
     """Before the first step policy and reference are the same weights: the KL is 0, not about 0."""
-    found = []
+    findings = []
     for strategy, dtype in KL_ZERO:
         execution = {"dtype": dtype}
         ran = trial_runs.run_trial(
@@ -93,10 +93,10 @@ def check_first_kl(context: Context) -> list[Finding]:
         )
         kl = ran.steps[1]["kl"]
         problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
-        found.append(
+        findings.append(
             make_finding(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl})
         )
-    return found
+    return findings
 
 
 def check_eight_bit(context: Context) -> list[Finding]:
@@ -106,8 +106,8 @@ def check_eight_bit(context: Context) -> list[Finding]:
     ran = _one_step(context, "AdamW8bit", Replay(replay.completions))
     kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
     error = _apart(_way(ran), plain)
-    seen = ", ".join(sorted(kinds)) or "none"
-    problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {seen}"]
+    dtypes = ", ".join(sorted(kinds)) or "none"
+    problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {dtypes}"]
     problems += (
         [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
     )
@@ -265,10 +265,10 @@ def _head_gradients(
 def _fused_head(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> list[torch.Tensor]:
-    found = chunked_logprob.ChunkedLogProbFunction.apply(
+    outputs = chunked_logprob.ChunkedLogProbFunction.apply(
         hidden, weight, None, targets, 1.0, TILE, None, 1.0, OUTPUTS
     )
-    return [found[0], found[1]]
+    return [outputs[0], outputs[1]]
 
 
 def _plain_head(

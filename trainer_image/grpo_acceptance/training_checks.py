@@ -47,8 +47,10 @@ def check_resume(context: Context) -> list[Finding]:
         if gap <= noise
         else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
     )
-    seen = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
-    return [make_finding("checkpoint and resume", problems, seen, {"resumed": gap, "again": noise})]
+    measured = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
+    return [
+        make_finding("checkpoint and resume", problems, measured, {"resumed": gap, "again": noise})
+    ]
 
 
 def check_proof(context: Context) -> list[Finding]:
@@ -68,16 +70,16 @@ def check_proof(context: Context) -> list[Finding]:
         _flip(parameter)
 
     ran = trial_runs.run_trial(context, make_plan(context, training={"maxSteps": 1}), look)
-    device, *found = answers
+    device, *refusals = answers
     problems = [] if device == context.device else [f"the weights lie on {device}"]
-    problems += [] if found else ["a turned bit was not found"]
+    problems += [] if refusals else ["a turned bit was not found"]
     proven = ran.trainer.proofs
     numbers: dict[str, float | str] = {
         "bytes": float(sum(one.bytes for one in proven)),
         "seconds": sum(one.seconds for one in proven),
     }
-    seen = f"{len(proven)} proofs; a turned bit: {''.join(found)[:160]}"
-    return [make_finding("proof of weights", problems, seen, numbers)]
+    measured = f"{len(proven)} proofs; a turned bit: {''.join(refusals)[:160]}"
+    return [make_finding("proof of weights", problems, measured, numbers)]
 
 
 def _run_and_save(context: Context, name: str, attempt: int) -> FinishedRun:

@@ -58,9 +58,9 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
     ) -> None:
         """Keep the numbers of a step."""
         given = logs or {}
-        found = {name: float(given[name]) for name in NUMBERS if name in given}
-        if "loss" in found:
-            self.steps[state.global_step] = found
+        numbers = {name: float(given[name]) for name in NUMBERS if name in given}
+        if "loss" in numbers:
+            self.steps[state.global_step] = numbers
 
 
 def run_trial(

@@ -209,8 +209,10 @@ def _chats(tokenizer: Qwen2Tokenizer, questions: list[str], results: list[int]) 
 
 def _in_answer(tokenizer: Qwen2Tokenizer, inputs: BatchEncoding) -> torch.Tensor:
     """Return whether the next token belongs to the assistant's answer: (batch, length - 1)."""
-    asked = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids("<|assistant|>")).cumsum(dim=1)
-    return torch.logical_and(asked[:, :-1] > 0, inputs["attention_mask"][:, 1:] == 1)
+    assistant_marks = (
+        inputs["input_ids"] == tokenizer.convert_tokens_to_ids("<|assistant|>")
+    ).cumsum(dim=1)
+    return torch.logical_and(assistant_marks[:, :-1] > 0, inputs["attention_mask"][:, 1:] == 1)
 
 
 @torch.no_grad()

@@ -192,16 +192,20 @@ class Learned(Model):
 
     def factor(self, key: str) -> float:
         """By how much the memory model is too low there; 1 where nothing was learned."""
-        found = self.memory.get(key)
-        return found.factor if found else 1.0
+        learned_memory = self.memory.get(key)
+        return learned_memory.factor if learned_memory else 1.0
 
     def last_shortfall_of(self, attempt: int) -> Shortfall | None:
         """Return this attempt's shortfall if it is the latest one; None otherwise."""
-        return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)
+        return next(
+            (shortfall for shortfall in self.shortfalls[-1:] if shortfall.attempt == attempt), None
+        )
 
     def last_engine_failure_of(self, attempt: int) -> EngineFailure | None:
         """Return this attempt's engine failure if it is the latest one; None otherwise."""
-        return next((one for one in self.engine_failures[-1:] if one.attempt == attempt), None)
+        return next(
+            (failure for failure in self.engine_failures[-1:] if failure.attempt == attempt), None
+        )
 
     def has_failed_plan_of(self, attempt: int) -> bool:
         """Whether this attempt's plan would fail again: it lacked memory, or its engine failed."""

@@ -225,8 +225,8 @@ class ResourceRequirements(Model):
     def manifest(self, defaults: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """The container's resources in a pod; `defaults` are requests that are not named here."""
         requests = {**defaults, **self.completed_requests}
-        found = {"requests": requests, "limits": dict(self.limits)}
-        return {kind: amounts for kind, amounts in found.items() if amounts}
+        amounts_by_kind = {"requests": requests, "limits": dict(self.limits)}
+        return {kind: amounts for kind, amounts in amounts_by_kind.items() if amounts}
 
 
 _STANDARD = "the `restricted` pod security standard"

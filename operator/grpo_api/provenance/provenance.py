@@ -366,9 +366,9 @@ class Conversion(Record):
         """Name → sha256 of the export's files that were converted."""
         dependencies = self.build_definition.resolved_dependencies
         named = {
-            one.name.removeprefix(CONSUMED): one
-            for one in dependencies
-            if one.name.startswith(CONSUMED)
+            dependency.name.removeprefix(CONSUMED): dependency
+            for dependency in dependencies
+            if dependency.name.startswith(CONSUMED)
         }
         return {name: one.digest.get("sha256", "") for name, one in named.items()}
 

@@ -112,7 +112,9 @@ def is_signed_by(envelope: Envelope, key: PublicKey) -> bool:
     hints only."""
     try:
         data = signed_bytes(envelope.content, envelope.payload_type)
-        signatures = [base64.b64decode(one.sig, validate=True) for one in envelope.signatures]
+        signatures = [
+            base64.b64decode(signature.sig, validate=True) for signature in envelope.signatures
+        ]
     except ValueError:
         return False
     return any(_valid(signature, data, key) for signature in signatures)

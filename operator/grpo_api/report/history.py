@@ -98,12 +98,12 @@ def thin_out(lines: Sequence[str], max_bytes: int) -> list[str]:
     Every second line goes until they fit: old steps get rare, and the whole run stays covered. What
     is left depends on the lines alone, so that a resumed run has the undisturbed one's.
     """
-    kept = list(lines)
-    while len(kept) > 1 and _size(kept) > max_bytes:
-        first, rest = kept[:1], kept[1:]
+    remaining = list(lines)
+    while len(remaining) > 1 and _size(remaining) > max_bytes:
+        first, rest = remaining[:1], remaining[1:]
         every_second = rest[::-2][::-1]
-        kept = [*first, *every_second] if len(kept) > 2 else rest
-    return kept
+        remaining = [*first, *every_second] if len(remaining) > 2 else rest
+    return remaining
 
 
 def _size(lines: Iterable[str]) -> int:

@@ -36,16 +36,16 @@ def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
     room = min(MESSAGE_BYTES, _size(whole) - _size(bare))
     bare = next(less for less in _ever_less(bare) if _size(less) <= TERMINATION_BYTES - room)
 
-    def cut(kept: int) -> Outcome:
+    def cut(length: int) -> Outcome:
         return bare.model_copy(
-            update={"message": text[:kept] + _ELLIPSIS + text[len(text) - kept :]}
+            update={"message": text[:length] + _ELLIPSIS + text[len(text) - length :]}
         )
 
     whole = bare.model_copy(update={"message": text})
     if _fits(whole):
         return whole
     return cut(
-        bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept)))
+        bisect_left(range(1, len(text) // 2 + 1), True, key=lambda length: not _fits(cut(length)))
     )
 
 

@@ -391,9 +391,9 @@ class GRPOJobStatus(Model):
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it has been written."""
-        return next((found for found in self.conditions if found.type == kind), None)
+        return next((condition for condition in self.conditions if condition.type == kind), None)
 
     def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
+        condition = self.condition(kind)
+        return condition is not None and condition.status == "True"

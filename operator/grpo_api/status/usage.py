@@ -66,8 +66,8 @@ class GPUSeconds(Model):
 
     def plus(self, more: "GPUSeconds") -> "GPUSeconds":
         """The sum, state by state, to the millisecond."""
-        own, others = self.model_dump(by_alias=False), more.model_dump(by_alias=False)
-        return GPUSeconds(**{state: round(own[state] + others[state], 3) for state in own})
+        mine, others = self.model_dump(by_alias=False), more.model_dump(by_alias=False)
+        return GPUSeconds(**{state: round(mine[state] + others[state], 3) for state in mine})
 
 
 class PodTime(Model):

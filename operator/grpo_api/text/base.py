@@ -98,11 +98,11 @@ class Model(BaseModel):
     @classmethod
     def _spellings(cls, is_wanted: Callable[[Any], bool]) -> frozenset[str]:
         """Names and aliases of the fields whose type, or the type beside None, is wanted."""
-        found: set[str] = set()
+        spellings: set[str] = set()
         for name, field in cls.model_fields.items():
             if any(map(is_wanted, _kinds(field.annotation))):
-                found |= {name, field.alias or name}
-        return frozenset(found)
+                spellings |= {name, field.alias or name}
+        return frozenset(spellings)
 
     @model_validator(mode="before")
     @classmethod

@@ -27,9 +27,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 def connection_problem(error: BaseException, peer: str) -> str:
     """Why a request to `peer` failed, such as `connection refused by 10.0.0.7:8080`."""
-    text = "; ".join(f"{type(one).__name__}: {one}" for one in _chain(error))
-    found = (phrase for phrase, pattern in _FAILURES if re.search(pattern, text))
-    problem = next(found, "") or _PREFIX.sub("", str(error)) or type(error).__name__
+    text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in _chain(error))
+    phrases = (phrase for phrase, pattern in _FAILURES if re.search(pattern, text))
+    problem = next(phrases, "") or _PREFIX.sub("", str(error)) or type(error).__name__
     if problem == "connection refused":
         return f"connection refused by {peer}"
     return shorten(f"{peer}: {plain_text(problem)}", MAX_MESSAGE // 2)

@@ -48,10 +48,10 @@ def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder |
         KubectlError: kubectl fails.
     """
     template = job["spec"]["template"]
-    found = find_holders(options, claims_of_pod(template["spec"]))
-    if not found:
+    holders = find_holders(options, claims_of_pod(template["spec"]))
+    if not holders:
         return job, None
-    first, *others = found
+    first, *others = holders
     for other in others:
         if other.node != first.node:
             raise NotYet(
@@ -78,8 +78,10 @@ def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
     require_name(
         made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node]
     )
-    own = made.setdefault("tolerations", [])
-    own += [one for one in holder.tolerations if one not in own]
+    tolerations = made.setdefault("tolerations", [])
+    tolerations += [
+        toleration for toleration in holder.tolerations if toleration not in tolerations
+    ]
     return made
 
 
@@ -98,20 +100,20 @@ def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
         if "(Forbidden)" in str(error):
             return []
         raise
-    found = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
-    for claim, holder in found.items():
+    holders = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
+    for claim, holder in holders.items():
         if ONE_POD in bound[claim]:
             raise NotYet(
                 f"only one pod at a time can mount {holder.description}: wait until that has ended"
             )
-    return list(found.values())
+    return list(holders.values())
 
 
 def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str]]:
     """The access modes of those of the claims that one node at a time can mount."""
-    found = kubectl.get_json(options, "persistentvolumeclaims")["items"] if claims else []
+    existing = kubectl.get_json(options, "persistentvolumeclaims")["items"] if claims else []
     bound: dict[str, list[str]] = {}
-    for claim in found:
+    for claim in existing:
         name, modes = claim["metadata"]["name"], _modes(claim)
         if name in claims and modes and MANY_NODES.isdisjoint(modes):
             bound[name] = modes

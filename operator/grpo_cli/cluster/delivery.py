@@ -84,15 +84,19 @@ def export_job(
     attempt = replace(attempt, spec=attempt.spec.on_platform(platform))
     template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
-    own = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
+    pod_labels = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
     labels = {
         key: value for key, value in template["metadata"]["labels"].items() if _is_given(key)
-    } | own
+    } | pod_labels
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": attempt.uid}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"generateName": f"{name}-export-", "labels": own, "ownerReferences": [owner]},
+        "metadata": {
+            "generateName": f"{name}-export-",
+            "labels": pod_labels,
+            "ownerReferences": [owner],
+        },
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": LIFETIME_SECONDS,
@@ -115,10 +119,12 @@ def _pod(
 ) -> Manifest:
     """Return the spec of the export's pod, made of the training pod's spec."""
     volumes = {PLAN_VOLUME, SCRATCH_VOLUME, CHECKPOINT_VOLUME}
-    volumes |= {f"{VOLUME_PREFIX}{one.name}" for one in attempt.spec.platform.volumes}
+    volumes |= {f"{VOLUME_PREFIX}{volume.name}" for volume in attempt.spec.platform.volumes}
     if merge:
         volumes |= {MODEL_VOLUME, CACHE_VOLUME}
-    (trainer,) = (one for one in training["containers"] if one["name"] == CONTAINER)
+    (trainer,) = (
+        container for container in training["containers"] if container["name"] == CONTAINER
+    )
     converts = merge or dtype is not None
     container: Manifest = {
         "name": "export",
@@ -129,7 +135,9 @@ def _pod(
         "resources": _converts(attempt, dtype) if converts else _READS,
         "securityContext": trainer["securityContext"],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [_mount(one) for one in trainer["volumeMounts"] if one["name"] in volumes],
+        "volumeMounts": [
+            _mount(mount) for mount in trainer["volumeMounts"] if mount["name"] in volumes
+        ],
     }
     sources = trainer.get("envFrom", ())
     if not merge:
@@ -142,7 +150,7 @@ def _pod(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
-        "volumes": [one for one in training["volumes"] if one["name"] in volumes],
+        "volumes": [volume for volume in training["volumes"] if volume["name"] in volumes],
         **{field: training[field] for field in _KEPT if field in training},
     }
     selector = attempt.spec.placement.node_selector
@@ -227,23 +235,23 @@ class Delivery:
         for pause in (*PAUSES, None):
             self._require_pod()
             try:
-                found = _read_listing(kubectl.run_kubectl(self._options, *self._inside("list")))
+                listing = _read_listing(kubectl.run_kubectl(self._options, *self._inside("list")))
             except KubectlError as error:
                 self._require_alive()
                 if pause is None or "(Forbidden)" in str(error):
                     raise
                 self._clock.sleep(pause)
             else:
-                return self._same(found)
+                return self._same(listing)
         raise AssertionError("the last try returns or raises")
 
-    def _same(self, found: Listing) -> Listing:
-        if self._listing is not None and found != self._listing:
+    def _same(self, listing: Listing) -> Listing:
+        if self._listing is not None and listing != self._listing:
             raise KubectlError(
                 "the export is another one than it was at the beginning; run the same command again"
             )
-        self._listing = found
-        return found
+        self._listing = listing
+        return listing
 
     def read_file(self, name: str, offset: int) -> Iterable[bytes]:
         """The bytes of a file from there on.

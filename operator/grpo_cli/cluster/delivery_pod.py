@@ -75,8 +75,10 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
         OptionError: the Job is gone, and nobody else knows the image.
     """
     name = child_job(last.key.name, last.number)
-    found = find_job(options, name)
-    pods = defaults_of_pod(found["spec"]["template"]["spec"]) if found else PodDefaults()
+    attempt_job = find_job(options, name)
+    pods = (
+        defaults_of_pod(attempt_job["spec"]["template"]["spec"]) if attempt_job else PodDefaults()
+    )
     if not (pods.image or last.spec.image):
         raise OptionError(
             f"Job {name}, which names the trainer's image, is gone: name it by --image"
@@ -86,7 +88,9 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
 
 def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
     """Return the operator's defaults that a training pod was created with."""
-    images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
+    images = [
+        container["image"] for container in pod["containers"] if container["name"] == CONTAINER
+    ]
     pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
     return PodDefaults(
         image=images[0] if images else "",

@@ -186,12 +186,12 @@ def _complete(
 def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: ReportBytes) -> str:
     """Write what comes until it ends; returns why it broke off, if it did."""
     with part.open("ab") as file:
-        left = entry.bytes - file.tell()
+        bytes_left = entry.bytes - file.tell()
         try:
             for chunk in chunks:
-                taken = chunk[:left]
+                taken = chunk[:bytes_left]
                 file.write(taken)
-                left -= len(taken)
+                bytes_left -= len(taken)
                 arrived(len(taken))
         except KubectlError as error:
             return f": {error}"

@@ -77,9 +77,9 @@ def progress_line(job: GRPOJob) -> str:
     return f"{phase}: {status.reason}" if status.reason else phase
 
 
-def readable_job(found: dict[str, Any]) -> GRPOJob | None:
+def readable_job(item: dict[str, Any]) -> GRPOJob | None:
     """The typed form; None of a job that another version wrote."""
     try:
-        return GRPOJob.model_validate(found, extra="ignore")
+        return GRPOJob.model_validate(item, extra="ignore")
     except ValidationError:
         return None

@@ -63,12 +63,12 @@ def newest_warning(options: Namespace, pod: str) -> str:
     """Return the message of the pod's newest Warning event; empty without one, or if events can't
     be read."""
     try:
-        found = get_json(
+        events = get_json(
             options, "events", f"--field-selector=involvedObject.name={pod},type=Warning"
         )["items"]
     except KubectlError:
         return ""
-    newest: dict[str, Any] = max(found, key=event_time, default={})
+    newest: dict[str, Any] = max(events, key=event_time, default={})
     return ": ".join(filter(None, (newest.get("reason"), (newest.get("message") or "").strip())))
 
 
@@ -115,12 +115,12 @@ def run_kubectl(options: Namespace, *arguments: str, stdin: str | None = None) -
 def context_namespace(options: Namespace) -> str:
     """The namespace of the context; `default` where it names none, or there is no kubectl."""
     try:
-        found = run_kubectl(
+        output = run_kubectl(
             options, "config", "view", "--minify", "--output=jsonpath={..namespace}"
         )
     except KubectlError:
-        found = ""
-    return found.strip() or "default"
+        output = ""
+    return output.strip() or "default"
 
 
 def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
@@ -175,14 +175,14 @@ def _missing(program: str, error: OSError) -> KubectlError:
 
 def _object(program: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise KubectlError(
             f"{program} printed no JSON object: {text[:80]!r}; does KUBECTL name kubectl?"
         )
-    return found
+    return parsed
 
 
 def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
@@ -194,7 +194,7 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     return read_job(get_json(options, RESOURCE, name))
 
 
-def read_job(found: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
+def read_job(item: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
     """The metadata of a GRPOJob object and its typed form, its spec with the class of its last
     attempt.
 
@@ -208,17 +208,17 @@ def read_job(found: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
     try:
         # fields that only a newer operator knows are left out; only a value that it alone knows is
         # an error
-        job = GRPOJob.model_validate(found, extra="ignore")
+        job = GRPOJob.model_validate(item, extra="ignore")
         if job.status.job_class:
             spec = resolve(job.spec, job.status.job_class, {}).spec or job.spec
             job = job.model_copy(update={"spec": spec})
-        return found["metadata"], job
+        return item["metadata"], job
     except ValidationError as error:
         problems = [
             f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
         ]
         wrong = "; ".join(problems)
-        name = found.get("metadata", {}).get("name")
+        name = item.get("metadata", {}).get("name")
         raise KubectlError(
             f"{name} was written by another version of the operator: {wrong}"
         ) from error

@@ -123,8 +123,12 @@ def exported_model(name: str, job: GRPOJob) -> Export:
         raise NotYet(
             f"{name} kept no model: status.export is empty, since its spec.export keeps none"
         )
-    kept = status.checkpoint
-    newest = f"its newest checkpoint, step {kept.step} at {kept.where}," if kept else "what it has"
+    checkpoint = status.checkpoint
+    newest = (
+        f"its newest checkpoint, step {checkpoint.step} at {checkpoint.where},"
+        if checkpoint
+        else "what it has"
+    )
     if phase == "Failed":
         raise NotYet(
             f"{name} failed before its model was exported; {newest} is training state and no "
@@ -160,10 +164,10 @@ def require_reported(listing: Listing, export: Export) -> None:
     Raises:
         KubectlError: the weights are others.
     """
-    found, reported = listing.weights_hash, export.weights_hash
-    if found != reported:
+    listed, reported = listing.weights_hash, export.weights_hash
+    if listed != reported:
         raise KubectlError(
-            f"{export.path} has weights {found}, the job reported {reported}: somebody changed it"
+            f"{export.path} has weights {listed}, the job reported {reported}: somebody changed it"
         )
 
 

@@ -132,21 +132,21 @@ def choose_pod(
     Raises:
         NotYet: no pod matches; the message lists the pods of the job.
     """
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    pods_by_place: dict[tuple[int, int], dict[str, Any]] = {}
     for pod in sorted(pods, key=_created):
         place = _place(pod)
         is_engine = _labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE
         if place and is_engine == engine:
-            found[place] = pod
+            pods_by_place[place] = pod
     if attempt is None:
-        attempt = max((number for number, node in found if node == index), default=0)
-    if (attempt, index) not in found:
+        attempt = max((number for number, node in pods_by_place if node == index), default=0)
+    if (attempt, index) not in pods_by_place:
         what = "engine" if engine else "node"
-        names = [f"attempt {number} {what} {node}" for number, node in sorted(found)]
+        names = [f"attempt {number} {what} {node}" for number, node in sorted(pods_by_place)]
         there = ", ".join(names) or "none"
         missing = f"for engine {index}" if engine else f"on node {index} of the gang"
         raise NotYet(f"no pod of attempt {attempt or 1} {missing}; there are: {there}")
-    name: str = found[attempt, index]["metadata"]["name"]
+    name: str = pods_by_place[attempt, index]["metadata"]["name"]
     return name
 
 

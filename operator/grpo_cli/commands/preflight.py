@@ -111,13 +111,13 @@ def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> Prefl
 def _awaited_report(options: Namespace, job: str) -> PreflightReport:
     shown = ""
     while True:
-        found = job_pods.find_job(options, job)
+        child = job_pods.find_job(options, job)
         pods = job_pods.find_pods(options, job)
         for pod in pods:
             report = _pod_report(pod)
             if report is not None:
                 return report
-        if found is None or job_pods.job_end(found):
+        if child is None or job_pods.job_end(child):
             raise NotYet(f"job {job} ended without a report; see its pod's log")
         waiting = "; ".join(filter(None, map(job_pods.waiting_message, pods)))
         shown = job_pods.print_waiting(job, waiting, shown)

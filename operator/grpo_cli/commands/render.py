@@ -77,7 +77,9 @@ def _committed(options: Namespace) -> tuple[Attempt, AppliedJobClass | None]:
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
         refused = [
-            one for one in job.status.conditions if one.type == "Admitted" and one.status == "False"
+            condition
+            for condition in job.status.conditions
+            if condition.type == "Admitted" and condition.status == "False"
         ]
         reasons = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")

@@ -83,11 +83,10 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         yield "prompts", _prompts(status.preflight.report.prompts)
     yield from _measured(status)
     if status.checkpoint:
-        kept = status.checkpoint
-        yield (
-            "checkpoint",
-            f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}",
-        )
+        checkpoint = status.checkpoint
+        size = format_bytes(checkpoint.bytes)
+        where = f"{size} at {checkpoint.where} since {checkpoint.time}"
+        yield "checkpoint", f"step {checkpoint.step}, {where}"
     if status.export:
         yield "exported", f"{status.export.description}, weights {status.export.weights_hash}"
     for report in status.tracking or ():
@@ -134,8 +133,8 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
         if status.progress.stage:
             yield "stage", _stage(status.progress)
     if status.metrics:
-        found = status.metrics.model_dump(exclude_none=True, exclude={"phase_seconds"})
-        yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
+        metrics = status.metrics.model_dump(exclude_none=True, exclude={"phase_seconds"})
+        yield "metrics", ", ".join(f"{key} {value}" for key, value in metrics.items())
         if phases := status.metrics.phase_seconds:
             yield (
                 "step seconds",
@@ -162,7 +161,8 @@ def _restricted(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     """What further attempts keep away from: data that the run diverged on, and nodes."""
     if status.rollbacks:
         left_out = (
-            f"{one.skipped.first} to {one.skipped.last} ({one.reason})" for one in status.rollbacks
+            f"{rollback.skipped.first} to {rollback.skipped.last} ({rollback.reason})"
+            for rollback in status.rollbacks
         )
         yield "left out", f"generations {', '.join(left_out)}"
     if status.avoided_nodes:
@@ -216,8 +216,14 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
     if not conditions:
         return
     wide = make_table("condition", "status", "since", "reason", "message")
-    for one in conditions:
-        wide.add_row(one.type, one.status, one.last_transition_time, one.reason, Text(one.message))
+    for condition in conditions:
+        wide.add_row(
+            condition.type,
+            condition.status,
+            condition.last_transition_time,
+            condition.reason,
+            Text(condition.message),
+        )
     show_table(out, wide, map(_stacked_condition, conditions))
 
 

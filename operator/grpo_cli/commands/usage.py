@@ -121,7 +121,8 @@ def _usage(name: str, document: object) -> Usage:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
         problems = [
-            f"status.usage.{dotted_path(one['loc'])}: {one['msg']}" for one in error.errors()
+            f"status.usage.{dotted_path(problem['loc'])}: {problem['msg']}"
+            for problem in error.errors()
         ]
         wrong = "; ".join(problems)
         raise KubectlError(

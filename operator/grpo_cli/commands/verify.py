@@ -72,8 +72,8 @@ def run(options: Namespace) -> int:
 
 
 def _verified(folder: Path, options: Namespace) -> int:
-    found = read_documents(folder)
-    statement, envelope = found.statement, found.envelope
+    documents = read_documents(folder)
+    statement, envelope = documents.statement, documents.envelope
     converted = isinstance(statement, ConversionStatement)
     key: Path | None = options.key
     signer: str | None = None
@@ -160,8 +160,8 @@ def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
             f"{plan.get('zeroStage')}"
         ),
     )
-    for one in build.resolved_dependencies:
-        yield one.name, _dependency(one)
+    for dependency in build.resolved_dependencies:
+        yield dependency.name, _dependency(dependency)
     for attempt in run.attempts[:-1]:
         ends = ", ".join(f"{end.ranks} × {end.result} at step {end.step}" for end in attempt.ends)
         yield f"attempt {attempt.attempt}", ends or attempt.reason or "ended without a word"

@@ -120,24 +120,24 @@ class Scope:
         Raises:
             Computed: a branch or a loop binds it again.
         """
-        found = self.bindings.get(name.id)
-        if not found:
+        bindings = self.bindings.get(name.id)
+        if not bindings:
             return self.outer.lookup(name, is_outer=True) if self.outer else None
-        if len(found) > 1 and any(binding.is_conditional for binding in found):
-            lines = ", ".join(str(binding.line) for binding in found)
+        if len(bindings) > 1 and any(binding.is_conditional for binding in bindings):
+            lines = ", ".join(str(binding.line) for binding in bindings)
             raise Computed(name, f"{name.id} is assigned at lines {lines}, depending on conditions")
-        before = [binding for binding in found if binding.end < name.lineno]
+        before = [binding for binding in bindings if binding.end < name.lineno]
         if not before and not is_outer:
             raise Computed(name)
         # A function may be called below all that the script binds.
-        binding = (before or found)[-1]
+        binding = (before or bindings)[-1]
         return binding, binding.scope or self
 
     def first_binding(self, name: ast.Name) -> tuple[Binding, "Scope"] | None:
         """What binds a name first, whatever changes it later."""
-        found = self.bindings.get(name.id)
-        if found:
-            return found[0], found[0].scope or self
+        bindings = self.bindings.get(name.id)
+        if bindings:
+            return bindings[0], bindings[0].scope or self
         return self.outer.first_binding(name) if self.outer else None
 
     def resolve(self, node: ast.expr) -> tuple[ast.expr | ast.stmt, "Scope", int | None]:
@@ -151,10 +151,10 @@ class Scope:
         visited: set[int] = set()
         current: ast.expr | ast.stmt = node
         while isinstance(current, ast.Name):
-            found = scope.lookup(current)
-            if found is None:
+            binding_and_scope = scope.lookup(current)
+            if binding_and_scope is None:
                 break
-            binding, scope = found
+            binding, scope = binding_and_scope
             if binding.value is None or id(binding.value) in visited:
                 raise Computed(node)
             visited.add(id(binding.value))

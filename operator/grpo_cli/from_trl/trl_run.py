@@ -125,7 +125,7 @@ class TrlRun:
         """Keep what was not taken; the same is kept once."""
         entry = Note(line, name, value if isinstance(value, str) else repr(value), advice)
         if entry not in self.notes:
-            insort(self.notes, entry, key=lambda kept: kept.line)
+            insort(self.notes, entry, key=lambda earlier: earlier.line)
 
 
 ReadModule = Callable[[str], str | None]

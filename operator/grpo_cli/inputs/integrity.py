@@ -78,17 +78,17 @@ def read_original(
     Raises:
         NotGenuine: they can't be read, or are about other files than those that went in.
     """
-    found = read_documents(folder / ORIGINAL)
-    if isinstance(found.statement, ConversionStatement):
+    documents = read_documents(folder / ORIGINAL)
+    if isinstance(documents.statement, ConversionStatement):
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is a conversion's, not an export's")
-    known, consumed = found.statement.sums, conversion.predicate.consumed_digests
+    known, consumed = documents.statement.sums, conversion.predicate.consumed_digests
     others = sorted(name for name, digest in consumed.items() if known.get(name) != digest)
     if others:
         raise NotGenuine(
             f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: "
             f"{', '.join(others)}"
         )
-    return found.statement, found.envelope
+    return documents.statement, documents.envelope
 
 
 def unsigned_message(envelope: Envelope | None, key: Path) -> str:
@@ -212,14 +212,14 @@ def compare_files(
         OSError: a file or a folder can't be read.
     """
     expected = statement.sums
-    found = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
+    paths = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
     patterns = tuple(ignored)
-    added = [name for name in found.keys() - expected.keys() if not _is_ignored(name, patterns)]
-    there = {name: path for name, path in found.items() if name in expected}
+    added = [name for name in paths.keys() - expected.keys() if not _is_ignored(name, patterns)]
+    there = {name: path for name, path in paths.items() if name in expected}
     odd = [name for name, path in there.items() if not is_regular_file(path)]
     whole = {name: path for name, path in there.items() if name not in odd}
     hashes = dict(zip(whole, digests(list(whole.values()), read), strict=True))
-    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    problems = [f"{name} is missing" for name in expected.keys() - paths.keys()]
     problems += [f"{name} was added: the provenance doesn't name it" for name in added]
     problems += [f"{name} is a link or no file" for name in odd]
     changed = [name for name, actual in hashes.items() if actual != expected[name]]

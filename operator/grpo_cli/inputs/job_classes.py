@@ -73,10 +73,10 @@ def _named(
     from grpo_operator.records.job_class import job_class_facts, named_classes
 
     name = spec.job_class_name or ""
-    found = named_classes(map(job_class_facts, items)).get(name)
-    if found is None and name:
+    job_class = named_classes(map(job_class_facts, items)).get(name)
+    if job_class is None and name:
         raise ManifestError(f"spec.jobClassName: {where} has no {CLASS_KIND} {name}")
-    return found
+    return job_class
 
 
 def with_class(
@@ -109,7 +109,7 @@ def _classes_of_cluster(options: Namespace, spec: GRPOJobSpec) -> list[dict[str,
     may not see them."""
     target = Namespace(context=options.context, namespace=None)
     try:
-        found: list[dict[str, Any]] = kubectl.get_json(target, f"{CLASS_PLURAL}.{GROUP}")["items"]
+        classes: list[dict[str, Any]] = kubectl.get_json(target, f"{CLASS_PLURAL}.{GROUP}")["items"]
     except KubectlError as error:
         is_missing = MISSING_KIND in str(error)
         if spec.job_class_name and not is_missing:
@@ -117,4 +117,4 @@ def _classes_of_cluster(options: Namespace, spec: GRPOJobSpec) -> list[dict[str,
         if not is_missing:
             print(f"grpo: no default {CLASS_KIND} is known: {error}", file=sys.stderr)
         return []
-    return found
+    return classes

@@ -146,7 +146,7 @@ def load_classes(file: str) -> list[dict[str, Any]]:
 
 
 def _classes_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in documents if one["kind"] == CLASS_KIND]
+    return [document for document in documents if document["kind"] == CLASS_KIND]
 
 
 def _jobs_of_files(
@@ -159,10 +159,10 @@ def _jobs_of_files(
         files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
     documents = [(file, _documents_of(file, stdin)) for file in files]
     jobs = [
-        (file, one, _classes_of(objects))
+        (file, manifest, _classes_of(objects))
         for file, objects in documents
-        for one in objects
-        if one["kind"] == KIND
+        for manifest in objects
+        if manifest["kind"] == KIND
     ]
     if not jobs:
         raise ManifestError(
@@ -257,10 +257,10 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
     if not isinstance(namespace, str | None):
         return f"metadata.namespace is {namespace!r}; put it in quotes to make it a text"
     for field in ("labels", "annotations"):
-        found = metadata.get(field) or {}
-        if not isinstance(found, dict):
-            return f"metadata.{field} is {found!r}; write it as key: value"
-        for key, value in found.items():
+        entries = metadata.get(field) or {}
+        if not isinstance(entries, dict):
+            return f"metadata.{field} is {entries!r}; write it as key: value"
+        for key, value in entries.items():
             if not (isinstance(key, str) and isinstance(value, str)):
                 return (
                     f"metadata.{field} has {key!r}: {value!r}; put both in quotes to make them "

@@ -69,13 +69,13 @@ def _file_in(folder: Path, name: str) -> Path:
     places = [folder, folder / EXPORT_FOLDER]
     if newest:
         places.insert(1, folder / newest)
-    found = [place / name for place in places if (place / name).is_file()]
-    if not found:
+    files = [place / name for place in places if (place / name).is_file()]
+    if not files:
         raise ManifestError(
             f"{folder} has no {name}: name a run's folder, with attempt-1 in it, or an exported "
             "model's"
         )
-    return found[0]
+    return files[0]
 
 
 def _download(options: Namespace, job_name: str, name: str, folder: Path) -> Path:

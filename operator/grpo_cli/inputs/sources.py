@@ -198,12 +198,12 @@ def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learn
         return None
     target = Namespace(context=options.context, namespace=namespace)
     try:
-        found = kubectl.get_json(target, kubectl.RESOURCE, f"--field-selector=metadata.name={name}")
+        jobs = kubectl.get_json(target, kubectl.RESOURCE, f"--field-selector=metadata.name={name}")
     except KubectlError as error:
         if MISSING_KIND in str(error):  # the operator is not installed there
             return None
         raise
-    items = found.get("items") or []
+    items = jobs.get("items") or []
     status = next((item.get("status") or {} for item in items), {})
     try:
         return (
@@ -294,12 +294,12 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
         ConfigUnreadable: the data is something else.
     """
     try:
-        found = json.loads(data)
+        parsed = json.loads(data)
     except ValueError as error:
         raise ConfigUnreadable(f"{where} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise ConfigUnreadable(f"{where} is not a JSON object")
-    return found
+    return parsed
 
 
 INDEX = "model.safetensors.index.json"

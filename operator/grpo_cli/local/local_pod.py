@@ -246,16 +246,16 @@ class _PodReader:
 
     def _environment(self, container: Manifest) -> dict[str, str]:
         """Values of the container's variables, less those that this process has already."""
-        found = {}
+        environment = {}
         for variable in container.get("env", ()):
             name = variable["name"]
             if name in _POD_VARIABLES or name in _POD_FIELDS:
                 continue
             if "valueFrom" not in variable:
-                found[name] = variable.get("value", "")
+                environment[name] = variable.get("value", "")
             elif name not in self._variables:
                 self._refuse_source(name, variable["valueFrom"])
-        return found
+        return environment
 
     def _refuse_source(self, name: str, source: Manifest) -> None:
         """Note that a variable has no value here, unless it is optional."""

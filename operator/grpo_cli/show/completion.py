@@ -38,11 +38,11 @@ def completions(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
     *before, prefix = words or [""]
     # Its public call writes into a file descriptor of the shell and ends the process.
     ask: Callable[..., list[str]] = finder._get_completions
-    found = ask([parser.prog, *before], prefix, "", None)
-    return sorted({word.strip() for word in found})
+    answers = ask([parser.prog, *before], prefix, "", None)
+    return sorted({word.strip() for word in answers})
 
 
 def kubectl_answer(parser: argparse.ArgumentParser, words: list[str]) -> str:
     """Return the lines that kubectl reads: a completion each, and a directive at the end."""
-    found = completions(parser, words)
-    return "\n".join([*found, NO_FILES if found else FILES_TOO])
+    answers = completions(parser, words)
+    return "\n".join([*answers, NO_FILES if answers else FILES_TOO])

@@ -48,7 +48,7 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
         _line(out, "completions", f"by {sampler}", "bold")
     if result.chosen and result.chosen.step_runs:
         _line(out, "measured", f"by runs {', '.join(result.chosen.step_runs)}", "bold")
-    shown = [found for found in result.candidates if found.memory]
+    shown = [candidate for candidate in result.candidates if candidate.memory]
     if shown:
         _candidates(out, shown if everything else shown[:SHOWN])
         hidden = 0 if everything else max(0, len(shown) - SHOWN)
@@ -91,14 +91,14 @@ def show_learned(out: Console, learned: Learned | None) -> None:
     if learned is None:
         return
     lines: list[str] = []
-    for key, found in learned.memory.items():
-        predicted, needed = gib(found.predicted_bytes), gib(found.needed_bytes)
+    for key, phase_memory in learned.memory.items():
+        predicted, needed = gib(phase_memory.predicted_bytes), gib(phase_memory.needed_bytes)
         lines.append(f"{key}: {predicted:.1f} GiB predicted, {needed:.1f} GiB needed or more")
-    for one in learned.shortfalls:
-        needed = gib(one.needed_bytes)
+    for shortfall in learned.shortfalls:
+        needed = gib(shortfall.needed_bytes)
         lines.append(
-            f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {needed:.1f} GiB "
-            "or more"
+            f"attempt {shortfall.attempt} ran out at {shortfall.where}: {shortfall.tried}, needed "
+            f"{needed:.1f} GiB or more"
         )
     lines += [
         f"attempt {failed.attempt} ended with {failed.reason}, which {failed.rung} answers: "

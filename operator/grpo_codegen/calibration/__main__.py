@@ -54,11 +54,11 @@ def _predict_source(source: str) -> None:
     if not left_out:
         raise SystemExit(f"no source begins with {source}: there are {', '.join(sources)}")
     constants = fit([row for row in rows if row not in left_out])
-    found = [each for row in left_out for each in predictions(row, constants)]
-    for each in found:
+    predicted = [each for row in left_out for each in predictions(row, constants)]
+    for each in predicted:
         print(_line(each))
-    for part in dict.fromkeys(each.part for each in found):
-        errors = errors_of([each for each in found if each.part == part])
+    for part in dict.fromkeys(each.part for each in predicted):
+        errors = errors_of([each for each in predicted if each.part == part])
         print(f"{part}: half within {errors.median:.2f}x, worst {errors.worst:.2f}x")
     print(_values(constants))
 

@@ -99,19 +99,19 @@ def fit(rows: Sequence[Row], start: Constants = START) -> Constants:
 
 def leave_out(rows: Sequence[Row], fitted: Constants) -> list[Prediction]:
     """Each row's predictions by a fit to the rows of other sources and models."""
-    found: list[Prediction] = []
+    predicted: list[Prediction] = []
     for key in dict.fromkeys(row.key for row in rows):
         others = [row for row in rows if row.key != key]
         constants = fit(others, fitted)
         for row in rows:
             if row.key == key:
-                found += predictions(row, constants)
-    return found
+                predicted += predictions(row, constants)
+    return predicted
 
 
-def errors_of(found: Sequence[Prediction]) -> Errors:
+def errors_of(predicted: Sequence[Prediction]) -> Errors:
     """The errors of predictions."""
-    ratios = [prediction.ratio for prediction in found]
+    ratios = [prediction.ratio for prediction in predicted]
     factors = [max(ratio, 1 / ratio) for ratio in ratios]
     near = sum(factor <= NEAR for factor in factors)
     return Errors(
@@ -149,16 +149,16 @@ def fit_with_errors(rows: Sequence[Row]) -> tuple[StoredFit, FitErrors]:
         share=expected_share(rows),
     )
     return fitted, FitErrors(
-        parts={part: errors_of(found) for part, found in sorted(by_part.items())},
-        left_out={key: errors_of(found) for key, found in by_key.items()},
+        parts={part: errors_of(predicted) for part, predicted in sorted(by_part.items())},
+        left_out={key: errors_of(predicted) for key, predicted in by_key.items()},
     )
 
 
 def _grouped(
-    found: Sequence[Prediction], key: Callable[[Prediction], str]
+    predicted: Sequence[Prediction], key: Callable[[Prediction], str]
 ) -> dict[str, list[Prediction]]:
     groups: dict[str, list[Prediction]] = {}
-    for each in found:
+    for each in predicted:
         groups.setdefault(key(each), []).append(each)
     return groups
 

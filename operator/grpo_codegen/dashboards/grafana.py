@@ -43,7 +43,7 @@ def _page(dashboard: Dashboard) -> JSON:
         "time": {"from": dashboard.since, "to": "now"},
         "links": [links],
         "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
-        "annotations": {"list": [_annotation(one) for one in dashboard.annotations]},
+        "annotations": {"list": [_annotation(annotation) for annotation in dashboard.annotations]},
         "panels": _laid_out(dashboard.rows),
     }
 
@@ -239,11 +239,11 @@ def _overrides(panel: Panel) -> list[JSON]:
             "custom.fillOpacity": 15,
         },
     }
-    found = [
+    overrides = [
         _override(query.legend, looks[query.look]) for query in panel.queries if query.look in looks
     ]
     painted = {} if panel.label else panel.colors
-    return found + [
+    return overrides + [
         _override(legend, {"color": _fixed(color)}) for legend, color in painted.items()
     ]
 

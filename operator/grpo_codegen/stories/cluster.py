@@ -180,7 +180,7 @@ def reconcile_histograms(count: Timeline) -> World:
 LAG_COUNT = growing_counter(60.0)
 
 
-def lag_histogram(count: Timeline, late: Timeline) -> World:
+def lag_histogram(count: Timeline, slow_count: Timeline) -> World:
     """How late the event loop's timers were: of `count`, nearly all by less than 10 ms, and as many
     as `late` by more than a second."""
     usual = {"0.001": 0.7, "0.01": 0.97, "0.1": 1.0, "1.0": 1.0}
@@ -189,7 +189,7 @@ def lag_histogram(count: Timeline, late: Timeline) -> World:
         return lambda minute: round((count(minute) or 0.0) * share, 3)
 
     def all_of_them(minute: int) -> float:
-        return (count(minute) or 0.0) + (late(minute) or 0.0)
+        return (count(minute) or 0.0) + (slow_count(minute) or 0.0)
 
     bucket = f"{operator.LOOP_LAG.name}_bucket"
     lines = {series(bucket, {"le": bound}): in_time(share) for bound, share in usual.items()}

@@ -89,12 +89,12 @@ def cause_of(run: str) -> str:
 def first_found(steps: Steps) -> dict[str, int]:
     """By finding, the step at which it was first there."""
     diagnosis = Diagnosis()
-    found: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for row in filter(None, map(step_row, steps)):
         diagnosis.add(row)
         for finding in diagnosis.findings:
-            found.setdefault(finding.finding, row.step)
-    return found
+            first_steps.setdefault(finding.finding, row.step)
+    return first_steps
 
 
 def lost_share(steps: Steps, quality: Callable[[dict[str, Any]], float], at: int) -> float:
@@ -128,9 +128,9 @@ def table() -> list[str]:
         steps_found, shares = [], []
         names: set[str] = set()
         for run in (name for name in runs if cause_of(name) == cause):
-            found = first_found(runs[run])
-            first = min(found[name] for name in death.findings if name in found)
-            names |= {name for name in death.findings if found.get(name) == first}
+            first_steps = first_found(runs[run])
+            first = min(first_steps[name] for name in death.findings if name in first_steps)
+            names |= {name for name in death.findings if first_steps.get(name) == first}
             steps_found.append(first)
             shares.append(lost_share(runs[run], death.quality, first))
         length = max(len(runs[run]) for run in runs if cause_of(run) == cause)

@@ -91,12 +91,14 @@ def _line(step: Timeline, attempts: Mapping[int, int], attempt: int) -> Timeline
 def _exported(world: World) -> Exported:
     exported: Exported = {}
     for name, line in world.items():
-        found = _SERIES.fullmatch(name)
-        if found is None or found[1] not in _KEYS:
+        series_match = _SERIES.fullmatch(name)
+        if series_match is None or series_match[1] not in _KEYS:
             continue
-        key = _KEYS[found[1]] + (f"/{found[3]}" if found[3] else "")
-        is_total = found[1] == trainer.PHASE_SECONDS.name
-        exported.setdefault(int(found[2]), {})[key] = _last_increase(line) if is_total else line
+        key = _KEYS[series_match[1]] + (f"/{series_match[3]}" if series_match[3] else "")
+        is_total = series_match[1] == trainer.PHASE_SECONDS.name
+        exported.setdefault(int(series_match[2]), {})[key] = (
+            _last_increase(line) if is_total else line
+        )
     return {number: lines for number, lines in exported.items() if _STEP in lines}
 
 

@@ -26,14 +26,14 @@ def rank0(
     metric: Metric | str, attempt: int = 1, job: str = "run", namespace: str = "team", **labels: str
 ) -> str:
     """A series of a job's rank 0, by the metric or its key."""
-    found = _BY_KEY[metric] if isinstance(metric, str) else metric
+    family = _BY_KEY[metric] if isinstance(metric, str) else metric
     pod = {
         "namespace": namespace,
         "grpojob": job,
         "attempt": str(attempt),
         "pod": f"{job}-{attempt}-0",
     }
-    return series(found.name, {**pod, **labels})
+    return series(family.name, {**pod, **labels})
 
 
 def of_job(metric: Metric, job: str = "run", namespace: str = "team", **labels: str) -> str:

@@ -135,8 +135,10 @@ class JsonObject:
     def condition(self, kind: str) -> "JsonObject":
         """Return the condition of this type from the list `conditions`; an empty object if it is
         absent."""
-        found = (one for one in self.parts("conditions") if one.text("type") == kind)
-        return next(found, JsonObject(None, self, "conditions"))
+        conditions = (
+            condition for condition in self.parts("conditions") if condition.text("type") == kind
+        )
+        return next(conditions, JsonObject(None, self, "conditions"))
 
     def _path(self, name: str = "") -> str:
         """The path of this object, or of a field in it: `metadata.labels[example.com/key]`."""
@@ -158,10 +160,10 @@ def reported_time(part: JsonObject, name: str) -> Reported | None:
     """A timestamp of another's clock that is only counted with: None when it is absent or can't be
     read."""
     try:
-        found = part.time(name)
+        time = part.time(name)
     except Unreadable:
         return None
-    return None if found is None else Reported(found)
+    return None if time is None else Reported(time)
 
 
 def _shown(value: object) -> str:

@@ -198,7 +198,7 @@ class Capacity:
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
             taken = self._taken[node.name]
             if suitable.extra and is_short_of(node, taken, suitable.extra):
-                planner_nodes = tuple(replace(one, gpus_free=0) for one in planner_nodes)
+                planner_nodes = tuple(replace(node, gpus_free=0) for node in planner_nodes)
             yield from planner_nodes
 
     def _planner_nodes(self, node: NodeFacts, node_cards: tuple[Cards, ...]) -> tuple[Node, ...]:

@@ -177,8 +177,8 @@ def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
     Of several defaults the API server takes the newest, which is not known here: then no class
     counts as the default.
     """
-    by_name = {one.name: (one.name, one.provisioner) for one in classes}
-    defaults = [one for one in classes if one.is_default]
+    by_name = {job_class.name: (job_class.name, job_class.provisioner) for job_class in classes}
+    defaults = [job_class for job_class in classes if job_class.is_default]
     if len(defaults) == 1:
         by_name[""] = by_name[defaults[0].name]
     return by_name

@@ -58,7 +58,7 @@ def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "request
     """Requests of the whole pod, or its limits, given the training container's resources."""
     containers = [{"resources": trainer}]
     init_containers = [
-        init_container(one, image="") for one in spec.pod_template.spec.init_containers
+        init_container(container, image="") for container in spec.pod_template.spec.init_containers
     ]
     pod = JsonObject({"containers": containers, "initContainers": init_containers})
     return pod_requests(pod, kind)
@@ -139,8 +139,11 @@ def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
     """True if the node meets all of a term; an empty term selects no node."""
     # the only field that the API allows in matchFields
     fields = {"metadata.name": node.name}
-    answers = [_is_met(one, node.labels.get(one.key)) for one in term.match_expressions]
-    answers += [_is_met(one, fields.get(one.key)) for one in term.match_fields]
+    answers = [
+        _is_met(expression, node.labels.get(expression.key))
+        for expression in term.match_expressions
+    ]
+    answers += [_is_met(field, fields.get(field.key)) for field in term.match_fields]
     return bool(answers) and all(answers)
 
 

@@ -280,8 +280,8 @@ def not_admitted(observation: Observation, limits: Limits) -> Decision | None:
     """Ask for an attempt if none is active; after a release, only when the pause is over."""
     if observation.job.is_active:
         return None
-    if left := pausing(observation.job, observation.now, limits):
-        return Decision(Action.WAIT, look_again=left)
+    if seconds_left := pausing(observation.job, observation.now, limits):
+        return Decision(Action.WAIT, look_again=seconds_left)
     return Decision(Action.ADMIT)
 
 

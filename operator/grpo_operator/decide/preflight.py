@@ -270,7 +270,7 @@ class Preflight:
 
     def _judged(self, status: PreflightStatus, report: PreflightReport) -> Check:
         """The answer to a report."""
-        skipped = _listed((one.path, one.message) for one in report.skipped)
+        skipped = _listed((check.path, check.message) for check in report.skipped)
         if not report.problems:
             message = "no mistakes were found"
             if skipped:

@@ -214,12 +214,16 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     for flavor in flavors:
         sources = f"nodeSelector and ResourceFlavor {flavor.name}"
         selector = _joined(selector, flavor.node_labels, sources)
-        tolerations += [one for one in flavor.tolerations if one not in tolerations]
+        tolerations += [
+            toleration for toleration in flavor.tolerations if toleration not in tolerations
+        ]
     for update in assignment.updates:
         labels = _joined(labels, update.labels, "labels and an admission check")
         annotations = _joined(annotations, update.annotations, "annotations and an admission check")
         selector = _joined(selector, update.node_selector, "nodeSelector and an admission check")
-        tolerations += [one for one in update.tolerations if one not in tolerations]
+        tolerations += [
+            toleration for toleration in update.tolerations if toleration not in tolerations
+        ]
     labels = {**labels, LABEL_POD_SET: role}
     annotations = {**annotations, ANNOTATION_WORKLOAD: workload.name}
     if assignment.by_topology:

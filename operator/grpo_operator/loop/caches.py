@@ -124,8 +124,8 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
         return False
     # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the
     # attempt's own Job.
-    own = attempt_selector(job.uid, job.status.attempt)
-    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, own)):
+    selector = attempt_selector(job.uid, job.status.attempt)
+    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, selector)):
         for item in items:
             caches.pods.put(item)
     return True

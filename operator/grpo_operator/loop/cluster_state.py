@@ -300,10 +300,10 @@ def _visible(listers: Iterable[Lister[F]]) -> Iterator[F]:
 
 
 def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
-    found: dict[str, list[F]] = {}
+    by_namespace: dict[str, list[F]] = {}
     for namespace, fact in pairs:
-        found.setdefault(namespace, []).append(fact)
-    return {namespace: tuple(facts) for namespace, facts in found.items()}
+        by_namespace.setdefault(namespace, []).append(fact)
+    return {namespace: tuple(facts) for namespace, facts in by_namespace.items()}
 
 
 def _priority(item: Object) -> tuple[str, int, bool]:
@@ -324,18 +324,18 @@ def _account(item: Object) -> tuple[str, str]:
 
 def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
     """Pods that have GPUs or are ours, one by one; what all others take, summed up by node."""
-    kept: list[PodFacts] = []
+    matching: list[PodFacts] = []
     others: dict[str, Amounts] = {}
     for pod in pods:
         # Extended resources, such as GPUs, have a / in their name. Of pods without any the sum by
         # node is enough, and the operator must not keep every pod of a cluster.
         if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
-            kept.append(pod)
+            matching.append(pod)
             continue
         total = others.setdefault(pod.node, {})
         for resource, value in pod.takes.items():
             total[resource] = total.get(resource, 0.0) + value
-    return tuple(kept), others
+    return tuple(matching), others
 
 
 class ReservedGangs:
@@ -374,7 +374,7 @@ class ReservedGangs:
             for job in self._caches.grpojobs.quarantined_records.values()
             if not self._begun(job)
         )
-        return min((left for left in waiting if left > 0), default=None)
+        return min((seconds for seconds in waiting if seconds > 0), default=None)
 
     def _lives(self, job: GRPOJobRecord) -> bool:
         """True if the Job of the attempt is there and has not ended, or may still be created."""
@@ -388,11 +388,13 @@ class ReservedGangs:
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
         """The Job of the attempt, if there is one; not that of its engines, which lives on after it
         for a moment."""
-        own = (job.uid, job.status.attempt)
-        found = (
+        current_attempt = (job.uid, job.status.attempt)
+        children = (
             child for child in self._caches.jobs.owned_by(job.key) if not is_engines_job(child.name)
         )
-        return [child for child in found if (child.grpojob_uid, child.attempt) == own]
+        return [
+            child for child in children if (child.grpojob_uid, child.attempt) == current_attempt
+        ]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:
         """Seconds for which the attempt may still be started; 0 for one that has been, or isn't

@@ -40,7 +40,7 @@ class Preflights:
         key = job.key
         name = preflight_name(job.name)
         children = (child for child in self._caches.jobs.owned_by(key) if child.name == name)
-        child = next((one for one in children if one.grpojob_uid == job.uid), None)
+        child = next((child for child in children if child.grpojob_uid == job.uid), None)
         image = ""
         if should_check(job, self._pods.preflight) and job.spec:
             image = job.spec.image or self._pods.image

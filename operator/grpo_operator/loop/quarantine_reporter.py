@@ -99,10 +99,10 @@ def _told(item: Object, problem: str, now: str) -> list[Any] | None:
     conditions = list(known) if isinstance(known, list) else []
     message = unreadable_message(problem)
     others: list[Any] = []
-    for one in conditions:
-        if not isinstance(one, dict) or one.get("type") != ConditionType.READABLE:
-            others.append(one)
-        elif one.get("message") == message:
+    for condition in conditions:
+        if not isinstance(condition, dict) or condition.get("type") != ConditionType.READABLE:
+            others.append(condition)
+        elif condition.get("message") == message:
             return None
     readable = {
         "type": ConditionType.READABLE.value,

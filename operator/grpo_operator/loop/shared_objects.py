@@ -109,12 +109,12 @@ class SharedObjects:
         try:
             await self._cluster.create(CLAIMS, job.key.namespace, body)
         except AlreadyExists:
-            found = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
-            if found is None:
+            existing = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
+            if existing is None:
                 return NameConflict(
                     f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE
                 )
-            claim = claim_record(found)
+            claim = claim_record(existing)
             if problem := claim_problem(claim, job):
                 goes_by_itself = claim.deleting or claim.grpojob_uid
                 return NameConflict(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
@@ -221,17 +221,17 @@ class SharedObjects:
         """The object that is there: ours is repaired, a stranger's is reported."""
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
-        found = await self._get(kind.cache.resource, key)
-        known = kind.cache.read(found) if found else None
+        existing = await self._get(kind.cache.resource, key)
+        known = kind.cache.read(existing) if existing else None
         # An object on its way out can't be repaired, and its name is free only once it is gone.
-        if found is None or known is None or known.deleting:
+        if existing is None or known is None or known.deleting:
             return NameConflict(f"{kind.kind} {key.name} is being deleted", GOES_PAUSE)
         if not kind.is_ours(known):
             return NameConflict(kind.foreign(known), STAYS_PAUSE)
         patch = kind.repair(known)
         if patch:
             try:
-                found = await self._cluster.patch(
+                existing = await self._cluster.patch(
                     kind.cache.resource, key.namespace, key.name, patch
                 )
             except Denied as error:
@@ -241,7 +241,7 @@ class SharedObjects:
             log.info(
                 "namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch
             )
-        self._store(kind, key, found)
+        self._store(kind, key, existing)
         return None
 
     def _store(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
@@ -263,12 +263,12 @@ def _services(cache: Cache[ServiceRecord]) -> _Kind[ServiceRecord]:
 
 
 def _policies(cache: Cache[PolicyRecord], watchers: Sequence[Manifest]) -> _Kind[PolicyRecord]:
-    own = network_policy("", watchers)
+    wanted_policy = network_policy("", watchers)
     return _Kind(
         "NetworkPolicy",
         cache,
         lambda key: network_policy(key.namespace, watchers),
-        partial(is_our_policy, wanted=own),
+        partial(is_our_policy, wanted=wanted_policy),
         foreign_policy,
-        partial(policy_repair, wanted=own),
+        partial(policy_repair, wanted=wanted_policy),
     )

@@ -92,13 +92,13 @@ class Workloads:
         """Return the observation with the job's Workload."""
         job = observation.job
         key = _key(job)
-        found = self._cache.get(key)
+        workload = self._cache.get(key)
         problem = self._problem(key.namespace) if job.queue_name else ""
         if key in self._cache.quarantined_records:
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
-        if found and found.grpojob_uid != job.uid:
-            found = None
-        return replace(observation, workload=found, kueue_problem=problem)
+        if workload and workload.grpojob_uid != job.uid:
+            workload = None
+        return replace(observation, workload=workload, kueue_problem=problem)
 
     async def step(self, observation: Observation, decision: Decision) -> Decision:
         """Takes the next step; returns the decision, with what keeps a Workload from being made.
@@ -146,8 +146,8 @@ class Workloads:
             answer = await self._cluster.create(WORKLOADS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(WORKLOADS, *key)
-            found = self._cache.read(answer)
-            if found is None or found.grpojob_uid != job.uid:
+            workload = self._cache.read(answer)
+            if workload is None or workload.grpojob_uid != job.uid:
                 raise Refused(
                     Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's"
                 ) from None
@@ -157,13 +157,13 @@ class Workloads:
         """Takes the Workload that MultiKueue has made here, which nobody controls yet."""
         key = _key(job)
         answer = await self._cluster.get(WORKLOADS, *key)
-        found = self._cache.read(answer)
+        workload = self._cache.read(answer)
         # MultiKueue's Workload has no controller yet; one that has another is not for this job.
-        if found is None or found.grpojob_uid not in ("", job.uid):
+        if workload is None or workload.grpojob_uid not in ("", job.uid):
             raise Refused(
                 Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read"
             )
-        await self._patch(found, adoption_patch(job))
+        await self._patch(workload, adoption_patch(job))
 
     async def _tell(self, write: Write, observation: Observation, known: WorkloadRecord) -> None:
         """One write of the status; what others have in it stays."""
@@ -268,7 +268,7 @@ def _key(job: GRPOJobRecord) -> ObjectKey:
 
 def _flavor(name: str, item: Object) -> Flavor:
     spec = JsonObject(item).part("spec")
-    tolerations = tuple(dict(one.items()) for one in spec.parts("tolerations"))
+    tolerations = tuple(dict(toleration.items()) for toleration in spec.parts("tolerations"))
     return Flavor(name, spec.string_map("nodeLabels"), tolerations)
 
 

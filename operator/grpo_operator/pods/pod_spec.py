@@ -158,7 +158,7 @@ def pod_spec(
     container = _container(role, image, mounts, source)
     settings = spec.pod_template.spec
     user_volumes = [_given(volume) for volume in settings.volumes]
-    init_containers = [init_container(one, image) for one in settings.init_containers]
+    init_containers = [init_container(container, image) for container in settings.init_containers]
     # engines may share a node, and a single pod has no peer to keep away from
     keeps_apart = plan.nodes > 1 and not role.is_engines
     pod: Manifest = {

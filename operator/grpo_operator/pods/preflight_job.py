@@ -79,8 +79,8 @@ def preflight_job(
     pod_settings = spec.pod_template.spec
     # They prepare what is checked, without the GPUs that they may ask for.
     init_containers = [
-        one.model_copy(update={"resources": ResourceRequirements()})
-        for one in pod_settings.init_containers
+        container.model_copy(update={"resources": ResourceRequirements()})
+        for container in pod_settings.init_containers
     ]
     settings = pod_settings.model_copy(update={"init_containers": init_containers})
     template = spec.pod_template.model_copy(update={"spec": settings})

@@ -326,15 +326,15 @@ def _headers(text: str) -> dict[str, str]:
         ValueError: they are something else; the text is not repeated, for it may be a secret.
     """
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
-    found = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
-    names_are_tokens = all(re.fullmatch(_HEADER_NAME, name) for name in found)
-    values_are_printable = all(value.isprintable() for value in found.values())
+    headers = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
+    names_are_tokens = all(re.fullmatch(_HEADER_NAME, name) for name in headers)
+    values_are_printable = all(value.isprintable() for value in headers.values())
     all_have_values = all(separator for _, separator, _ in pairs)
     if not names_are_tokens or not values_are_printable or not all_have_values:
         raise ValueError(
             f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value"
         )
-    return found
+    return headers
 
 
 def _count(text: str) -> int:

@@ -181,7 +181,11 @@ def _running_init_container(whole: JsonObject) -> str:
     """The init container that the others wait for; a sidecar does not count: it runs as long as the
     pod."""
     containers = whole.part("spec").parts("initContainers")
-    sidecars = {one.text("name") for one in containers if one.text("restartPolicy") == "Always"}
+    sidecars = {
+        container.text("name")
+        for container in containers
+        if container.text("restartPolicy") == "Always"
+    }
     for container in whole.part("status").parts("initContainerStatuses"):
         name = container.text("name")
         if "running" in container.part("state") and name not in sidecars:

@@ -130,7 +130,7 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
     if status.text("phase") != "Failed":
         return None
     init_containers = status.parts("initContainerStatuses")
-    failed_init = next((one for one in init_containers if _exit_code(one)), None)
+    failed_init = next((container for container in init_containers if _exit_code(container)), None)
     if failed_init and not why:
         name = failed_init.text("name")
         exit_code = _exit_code(failed_init)

@@ -83,5 +83,5 @@ def _seconds_of_run(job: GRPOJobRecord, now: float) -> float:
     start = seconds(start_time) if start_time else None
     elapsed = max(0.0, now - start) if start else 0.0
     progress = job.status.progress
-    left = progress.eta_seconds if progress else None
-    return elapsed + (left or 0)
+    seconds_left = progress.eta_seconds if progress else None
+    return elapsed + (seconds_left or 0)

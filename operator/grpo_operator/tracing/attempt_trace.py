@@ -333,7 +333,7 @@ def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
 def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     """Return how an attempt ended that this status ends: the reason, whether it failed, and the
     message."""
-    end = next((one for one in reversed(new.ends) if one.attempt == attempt), None)
+    end = next((end for end in reversed(new.ends) if end.attempt == attempt), None)
     final = _final_condition(new)
     job_failed = final is not None and final.type == C.FAILED
     message = final.message if final else ""

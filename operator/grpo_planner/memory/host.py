@@ -100,10 +100,10 @@ def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     with_decay = sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets))
     without_decay = trained_vectors(shape, setup.lora_rank)
     for elements in (with_decay, without_decay):
-        own = -(-elements // setup.world)
-        master_and_gradient = 2 * size(4 * own)
-        narrow_weights = size(setup.weight_bytes * own)
-        moments = 8 * own
+        partition = -(-elements // setup.world)
+        master_and_gradient = 2 * size(4 * partition)
+        narrow_weights = size(setup.weight_bytes * partition)
+        moments = 8 * partition
         total += master_and_gradient + narrow_weights + moments
     if setup.is_accumulating:
         total += accumulated_gradients(shape, setup, size)
@@ -129,10 +129,10 @@ def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     The float32 gradients are pinned a sub-group at a time.
     """
     groups = sub_groups(shape, setup.world, setup.lora_rank, setup.lora_targets)
-    own = sum(groups)
-    master_and_moments = 12 * own
+    partition = sum(groups)
+    master_and_moments = 12 * partition
     wide_gradients = sum(size(4 * group) for group in groups)
-    narrow_gradients = size(setup.weight_bytes * own)
+    narrow_gradients = size(setup.weight_bytes * partition)
     return master_and_moments + wide_gradients + narrow_gradients
 
 

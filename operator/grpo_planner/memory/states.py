@@ -133,8 +133,8 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
     whole = shape.parameters * setup.weight_bytes
     if setup.reference == "Clone":
         return whole
-    kept = persistent_elements(shape, 0, limit=REFERENCE_PERSISTENCE)
-    gathered = kept * setup.weight_bytes if setup.zero == 3 else 0
+    persistent = persistent_elements(shape, 0, limit=REFERENCE_PERSISTENCE)
+    gathered = persistent * setup.weight_bytes if setup.zero == 3 else 0
     if setup.reference == "Sharded":
         return whole / setup.world + gathered
     return gathered if setup.reference == "Offload" else 0

@@ -91,10 +91,10 @@ def resolve_model(
     return replace(by_name, note="; ".join(notes))
 
 
-def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
+def _reported(model: ModelSpec, architecture: Architecture) -> ResolvedModel:
     """The shape of what an attempt loaded. These are the weights: a declared size that differs
     is reported as wrong."""
-    shape = from_architecture(found)
+    shape = from_architecture(architecture)
     loaded = shape.counted_parameters
     declared = _declared(model)
     note = ""
@@ -103,8 +103,8 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
             f"spec.model.parameters says {model.parameters}, but the model was found to have "
             f"{format_parameters(loaded)} ({loaded:,}) parameters, and the plan counts on these"
         )
-    kind = found.model_type or ""
-    positions = _positions(model.name, found)
+    kind = architecture.model_type or ""
+    positions = _positions(model.name, architecture)
     return ResolvedModel(shape, "Exact", "FormerAttempt", note, kind, positions)
 
 

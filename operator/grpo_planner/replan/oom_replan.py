@@ -144,7 +144,7 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
     if on_host and (run.plan.accelerator != "CPU" or not run.host_limit):
         return _with_explanation(run, run)
     leaner = [run.with_plan(**changes) for changes in leaner_splits(run)]
-    new_run = next((one for one in leaner if one.may_fit(room)), None)
+    new_run = next((option for option in leaner if option.may_fit(room)), None)
     if new_run is None and not last_resort and not on_host:
         return None
     if new_run is None and on_host:
@@ -162,9 +162,9 @@ def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
     """One saving after the other, for a container that was killed: that doesn't say in which
     phase."""
     at_once = run.setup.generation_batch
-    same_generation = [one for one in leaner if one.setup.generation_batch == at_once]
+    same_generation = [option for option in leaner if option.setup.generation_batch == at_once]
     micro_batch = run.plan.micro_batch
-    yield from (one for one in same_generation if one.plan.micro_batch == micro_batch)
+    yield from (option for option in same_generation if option.plan.micro_batch == micro_batch)
     yield from same_generation[-1:]
     yield from leaner[-1:]
 

@@ -101,8 +101,8 @@ def check(demand: Demand) -> None:
     field = "tensorParallel"
     gpus: int = wanted.tensor_parallel or 1
     if engine == "Servers":
-        own = wanted.servers or EngineServersSpec()
-        field, gpus = "servers.gpusPerReplica", own.gpus_per_replica
+        servers = wanted.servers or EngineServersSpec()
+        field, gpus = "servers.gpusPerReplica", servers.gpus_per_replica
     if engine in ("Colocated", "Servers") and not is_splittable(demand, gpus):
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
@@ -228,14 +228,14 @@ class Engines:
 
     def _servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """The engine in pods of its own, where there are GPUs for it beside the place."""
-        own, pool = self._own, self.server_pool(place)
-        if pool is None or not is_splittable(self._demand, own.gpus_per_replica):
+        servers, pool = self._own, self.server_pool(place)
+        if pool is None or not is_splittable(self._demand, servers.gpus_per_replica):
             return
         engine = engine_of(
             self._demand,
             "Servers",
-            own.gpus_per_replica,
-            replicas=own.replicas,
+            servers.gpus_per_replica,
+            replicas=servers.replicas,
             model_runner=self._model_runner,
         )
         if room := self._room(engine, precision, int(OWN_SHARE * pool.usable_bytes)):
@@ -244,13 +244,17 @@ class Engines:
     def server_pool(self, place: Place) -> Pool | None:
         """Where engines in pods of their own would be; None where there are not enough GPUs for
         them."""
-        own = self._own
-        pools = self._others if own.gpu_product else [place.pool]
+        servers = self._own
+        pools = self._others if servers.gpu_product else [place.pool]
         # An autoscaler makes the nodes that are asked for, so there is no number to compare with.
         if self._demand.spec.placement.provisioning == "CreatePods":
             return next(iter(pools), None)
         return next(
-            (pool for pool in pools if _slots(pool, place, own.gpus_per_replica) >= own.replicas),
+            (
+                pool
+                for pool in pools
+                if _slots(pool, place, servers.gpus_per_replica) >= servers.replicas
+            ),
             None,
         )
 
@@ -275,7 +279,7 @@ class Engines:
     def misfit(self, pools: Sequence[Pool]) -> str:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty
         where it has."""
-        wanted, own = self._demand.spec.generation, self._own
+        wanted, servers = self._demand.spec.generation, self._own
         gpus = wanted.tensor_parallel or 1
         most = max((pool.most_gpus_per_node for pool in pools), default=0)
         if wanted.engine == "Colocated" and gpus > most:
@@ -293,12 +297,10 @@ class Engines:
             )
         if wanted.engine == "Servers":
             return (
-                f"spec.generation.servers asks for {plural(own.replicas, 'engine')} with "
-                f"{plural(own.gpus_per_replica, 'GPU')} each beside the trainer's, of which one "
-                "takes "
-                f"{gib(self._least(own.gpus_per_replica))} of each GPU at least: lower "
-                "servers.replicas, raise "
-                "gpusPerReplica, or set engine to Colocated"
+                f"spec.generation.servers asks for {plural(servers.replicas, 'engine')} with "
+                f"{plural(servers.gpus_per_replica, 'GPU')} each beside the trainer's, of which "
+                f"one takes {gib(self._least(servers.gpus_per_replica))} of each GPU at least: "
+                "lower servers.replicas, raise gpusPerReplica, or set engine to Colocated"
             )
         return ""
 

@@ -68,6 +68,8 @@ class Extent:
     @property
     def stand_in(self) -> "Extent":
         """The same with the simplest method whose sampling takes as long."""
+        # Sampling depends on the method only by whether ZeRO-3 has to gather the weights for it. So
+        # all methods of a place share one bound of its sampling.
         zero: ZeroStage = 3 if self.method.zero == 3 else 0
         method = Method(zero=zero, strategy="None", reference="None")
         return Extent(self.place, method, self.precision, self.footprints, self.engines)
@@ -186,8 +188,7 @@ class Times:
         return site.least_step
 
     def _least_sampling_of(self, extent: Extent) -> float:
-        """The sampling of the same, which depends on the method only by whether weights are
-        gathered. An offloaded base makes none faster."""
+        """The sampling of the same. An offloaded base makes none faster."""
         key = (id(extent.place), extent.precision, extent.method.zero == 3)
         if key not in self._least_sampling:
             stand_in = extent.stand_in
@@ -225,14 +226,14 @@ class Times:
         )  # fmt: skip
         known = self._sampling.get(key)
         if known is None:
-            own = self.servers(place, setup.engine)
-            sampler = own.hardware if own else place.pool.hardware
+            server_pool = self.servers(place, setup.engine)
+            sampler = server_pool.hardware if server_pool else place.pool.hardware
             generation = self._generation(extent, setup, calls, sampler)
             hardware = place.pool.hardware
             time = sampling_time(
                 self._demand.shape, setup, hardware, place.nodes, calls, generation=generation
             )
-            known = time.as_measured(self._correction(place, setup.engine, own))
+            known = time.as_measured(self._correction(place, setup.engine, server_pool))
             self._sampling[key] = known
         return known
 
@@ -250,14 +251,15 @@ class Times:
         """What corrects the time of a whole step; None where nothing was measured on its GPUs."""
         training = self._demand.correction(place.pool.label, place.world, place.nodes)
         sampling = self._correction(place, engine, self.servers(place, engine))
+        # A step that is measured in one part only has no known spread as a whole.
         if training is None or sampling is None:
             return None
         return sampling.with_training(training)
 
     def _correction(
-        self, place: Place, engine: Engine | None, own: Pool | None
+        self, place: Place, engine: Engine | None, server_pool: Pool | None
     ) -> StepCorrection | None:
-        label = own.label if own else place.pool.label
+        label = server_pool.label if server_pool else place.pool.label
         sampler = sampler_of(engine)
         return self._demand.correction(label, place.world, place.nodes, sampler)
 

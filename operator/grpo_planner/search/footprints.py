@@ -110,12 +110,10 @@ class Variants:
 
     @cached_property
     def leanest(self) -> Footprint:
-        """The variant that takes least of a GPU.
-
-        The smallest micro-batch saves activations but leaves gradients waiting while the others are
-        accumulated. Where the largest is a process's whole share of a step, nothing waits, and that
-        may save more than it costs.
-        """
+        """The variant that takes least of a GPU."""
+        # The smallest micro-batch saves activations but keeps gradients while the others are
+        # accumulated. Where the largest is a process's whole share of a step, no gradient waits,
+        # which may save more than it costs.
         smallest, largest = self._footprint(self._knobs.leanest), self._knobs.micro_batch[0]
         if (
             smallest.setup.is_accumulating
@@ -126,10 +124,9 @@ class Variants:
         return smallest
 
     def may_train(self, usable: int) -> bool:
-        """True if training has room at some setting, whatever samples the completions.
-
-        Where parameters are not gathered to generate, training takes less, too.
-        """
+        """True if training has room at some setting, whatever samples the completions."""
+        # Memory is least at one end of the micro-batches: the smallest has the least activations,
+        # the largest may accumulate nothing.
         sizes = self._knobs.micro_batch
         recomputes = self._knobs.checkpointing[-1]
         ends = (sizes[-1], sizes[0])
@@ -163,6 +160,9 @@ class Variants:
         """Bytes of a GPU that training takes with everything else that saves memory."""
         key = (recomputes, micro_batch)
         if key not in self._training:
+            # An engine with GPUs of its own takes nothing here, and parameters that are not
+            # gathered to generate take less in training, too. So this bounds training beside any
+            # sampler.
             settings = (False, self._knobs.generation_batch[-1], recomputes, micro_batch)
             setup = self._setup(settings, NOWHERE)
             prediction = self._demand.correct_prediction(self._predictor.predict(setup))
@@ -189,8 +189,8 @@ class Variants:
         return self._host[processes]
 
     def may_fit(self, place: Place) -> bool:
-        """Whether the leanest variant fits into a place; host memory first, which needs no
-        prediction."""
+        """Whether the leanest variant fits into a place."""
+        # Host memory first, which needs no prediction of phases.
         return (
             self.host(place.per_node) <= place.host_memory
             and self.leanest.device <= place.pool.usable_bytes
@@ -199,10 +199,6 @@ class Variants:
     def fitting(self, usable: int) -> Iterator[Footprint]:
         """For each choice of gathering and checkpointing the pairs of micro-batch and generation
         batch that fit, of which neither can be larger: larger ones are faster.
-
-        What generates takes nothing of the update's memory, but for an engine that stays awake. So
-        without one every update fits beside the largest generation batch that fits. Smaller ones
-        leave more room on a GPU; a tighter `usable` asks for them.
         """
         for gather in self._knobs.gather:
             sizes = self._generation_batches(gather, usable)
@@ -244,6 +240,8 @@ class Variants:
         engine = self.engine
         if engine and engine.kind == "Colocated" and not (engine.sleeps or engine.share):
             return sizes
+        # What generates leaves before the update, but for an engine that stays awake. So without
+        # one every update fits beside the largest generation batch that fits.
         lean = self.leanest.setup
         first = self._first_fit(gather, sizes, lean.checkpointing, lean.micro_batch, usable)
         return sizes[first[0] :] if first else ()
@@ -344,14 +342,12 @@ def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
 
 
 def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:
-    """Completions of one process that are sampled at a time, from most to fewest.
-
-    Servers have room of their own: what they sample at a time takes nothing of the trainer's GPUs.
-    """
+    """Completions of one process that are sampled at a time, from most to fewest."""
     whole = batch.generation_share(spec, world)
     sizes = batch.generation_sizes(spec, world)
     if engine is None:
         return sizes
+    # Servers have room of their own: fewer at a time would save nothing on the trainer's GPUs.
     if engine.kind == "Servers":
         return (whole,)
     if not engine.most_sequences:
@@ -409,6 +405,8 @@ class Footprints:
         adapter only. `engined`: where an engine generates in its place, of which nothing is
         counted.
         """
+        # What the passes take doesn't shrink with more processes, and of a method it depends on
+        # whether an adapter is trained. So one prediction does for all sizes of all pools.
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = NOWHERE if engined else None

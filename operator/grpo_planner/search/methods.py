@@ -56,17 +56,19 @@ class Method:
 def methods(spec: GRPOJobSpec) -> list[Method]:
     """All methods that the spec's pins allow, simplest first; empty where the pins exclude one
     another."""
-    found = [] if spec.is_adapter_requested else _full_methods(spec)
+    allowed = [] if spec.is_adapter_requested else _full_methods(spec)
     if _adapter_allowed(spec):
         # Without a KL term nothing reads a reference.
         strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
         eight_bit = spec.training.optimizer == "AdamW8bit"
-        found.append(Method(lora=True, strategy=strategy, reference=strategy, eight_bit=eight_bit))
+        allowed.append(
+            Method(lora=True, strategy=strategy, reference=strategy, eight_bit=eight_bit)
+        )
         # ZeRO gives the optimizer one flat tensor, in which bitsandbytes can't tell the embeddings
         # that it has to keep in 32 bits.
         if not eight_bit:
-            found.append(Method(lora=True, zero=3, strategy=strategy, reference=strategy))
-    return found
+            allowed.append(Method(lora=True, zero=3, strategy=strategy, reference=strategy))
+    return allowed
 
 
 def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:

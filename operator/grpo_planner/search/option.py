@@ -81,7 +81,7 @@ class Option:
     """Time of one step."""
 
     def __post_init__(self) -> None:
-        """Adds up the time once, as sorting asks for it again and again."""
+        # Kept, since sorting asks for it again and again.
         object.__setattr__(self, "seconds", self.time.total)
 
     @property
@@ -143,6 +143,8 @@ class Option:
         """Among equals: fewer GPUs, no offload, lower stage, fewer nodes, less time, an engine, and
         anything that is stable."""
         place, method = self.place, self.footprint.method
+        # Rounded: parts that are added in another order differ in the last digit, and a plan must
+        # be the same on every machine.
         return (
             place.world, method.offload, method.reference == "Offload", method.zero, place.nodes,
             round(self.seconds, 6), place.pool.label, place.pool.resource, place.pool.selector,
@@ -155,6 +157,7 @@ def engine_preference(engine: Engine | None) -> tuple[int, ...]:
     room, without moving the base."""
     if engine is None:
         return 1, 0, 0, 0, 0
+    # An engine that sleeps leaves training its room, which an awake one keeps from it.
     is_awake = int(not engine.sleeps)
     return 0, engine.replicas, engine.tensor_parallel, is_awake, int(engine.offloads_base)
 
@@ -191,12 +194,9 @@ def score(
     """What an objective wants little of; grows with `seconds` and `risk`, so lower bounds of them
     bound it.
 
-    GPUs of engines count as the place's own, and their price with it. Fastest is the time alone.
-
-    Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls,
-    `N2 t2 / (N1 t1) <= t1 / t2`: the least `N t**2`, whose root is proportional to time. So of the
-    chosen plan no other is better in both time and GPU-seconds.
+    GPUs of engines count as the place's own, and their price with it.
     """
+    # Who asks for the fastest plan has accepted its risks.
     if objective == "Fastest":
         return 0, seconds
     gpus = place.world + beside.gpus
@@ -206,6 +206,9 @@ def score(
     if objective == "Cheapest":
         hourly = place.pool.price * place.world + beside.price
         return 0, hourly * counted_seconds
+    # Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls,
+    # N2 t2 / (N1 t1) <= t1 / t2. That is the least N t**2, whose root is proportional to time. So
+    # no other plan is better in both time and GPU-seconds.
     return 0, sqrt(gpus) * counted_seconds
 
 
@@ -217,6 +220,8 @@ def score_of(objective: Objective, option: Option) -> Score:
 def choose(options: Sequence[Option], objective: Objective) -> Option | None:
     """The best that fits: first by what is trained, then by the objective's score; None if nothing
     fits."""
+    # The tier goes first: no saving of time may buy an adapter where full training fits
+    # (spec.adapter.use IfNeeded).
     return min(
         (option for option in options if not option.shortage),
         key=lambda option: (option.tier, score_of(objective, option), option.preference),

@@ -108,6 +108,7 @@ class Search:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
             return least_seconds(seconds, correction) <= self.most_seconds
 
+        # Few jobs come near the limit, so the search without it, which prunes more, goes first.
         best = self.best()
         if best is None or is_in_time(best.seconds, best.correction):
             return best
@@ -131,30 +132,30 @@ class Search:
     def comparable_options(self, chosen: Option) -> list[Option]:
         """What the chosen option is shown beside: the best of every other method in its pool, and
         of every other pool, or what lacks least there."""
-        own, own_method = chosen.place.pool, chosen.footprint.method
-        groups = [(own, [method]) for method in self._methods if method != own_method]
-        groups += [(pool, self._methods) for pool in self._places if pool is not own]
-        found: list[Option] = []
+        own_pool, own_method = chosen.place.pool, chosen.footprint.method
+        groups = [(own_pool, [method]) for method in self._methods if method != own_method]
+        groups += [(pool, self._methods) for pool in self._places if pool is not own_pool]
+        options: list[Option] = []
         for pool, of_group in groups:
             best = self.best(self._places[pool], of_group)
             if best:
-                found.append(best)
+                options.append(best)
                 continue
             extents = (extent for method in of_group for extent in self._extents(pool, method))
-            found += map(self._miss, extents)
-        return found
+            options += map(self._miss, extents)
+        return options
 
     def extents(self, chosen: Option) -> list[Option]:
         """The chosen option and its method's best on every other extent of its pool, all of which
         a user wants to compare, also those that can't win."""
         method = chosen.footprint.method
-        found: list[Option] = [chosen]
+        options: list[Option] = [chosen]
         for extent in self._extents(chosen.place.pool, method):
             if extent.place == chosen.place:
                 continue
             best = self._best_of([extent], self._objective)
-            found.append(best or self._miss(extent))
-        return found
+            options.append(best or self._miss(extent))
+        return options
 
     def rivals(self, chosen: Option) -> list[Option]:
         """The chosen method in its place with other engines: of each kind, asleep and awake, with
@@ -162,13 +163,13 @@ class Search:
         footprint = chosen.footprint
         extents = self._extents(chosen.place.pool, footprint.method)
         extent = next(extent for extent in extents if extent.place == chosen.place)
-        own = _sort_of_engine(footprint.setup.engine)
+        own_sort = _sort_of_engine(footprint.setup.engine)
         by_sort: dict[object, list[Option]] = {}
         for variants in extent.variants:
             best_option = choose(self._options_with(extent, variants), self._objective)
             option = best_option or self._leanest(extent, variants)
             by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
-        by_sort.pop(own, None)
+        by_sort.pop(own_sort, None)
         best = (
             choose(options, self._objective) or min(options, key=lambda option: option.device_share)
             for options in by_sort.values()
@@ -202,6 +203,7 @@ class Search:
             by_world.setdefault(place.world, []).append(place)
         best = [self.best(places) for _, places in sorted(by_world.items())]
         fitting = [option for option in best if option]
+        # A curve over tiers would set the time of an adapter against that of full training.
         tier = min((option.tier for option in fitting), default=0)
         return [option for option in fitting if option.tier == tier]
 
@@ -282,6 +284,8 @@ class Search:
         best: Option | None = None
         while waiting:
             entry = heapq.heappop(waiting)
+            # The heap gives the least bound first, so nothing after this entry can be better. An
+            # equal bound goes on: an equal score may be preferred.
             if best and entry.bound > score_of(aim, best):
                 break
             if isinstance(entry.candidate, EnginedExtent):
@@ -349,6 +353,8 @@ class Search:
         footprints: dict[int, Footprint] = {}
         for share in SHARES:
             limit = int(share * usable)
+            # The fastest settings fit with this much room: others are slower and no roomier that
+            # counts.
             if variants.fastest.device <= limit:
                 footprints[id(variants.fastest)] = variants.fastest
                 break
@@ -370,6 +376,7 @@ class Search:
         precision = self._demand.precision(method, place.pool.hardware)
         if precision is None:
             return False
+        # One prediction for each method and precision leaves out whole products.
         engined = not self.engines.why_none
         floor = self._footprints.floor(method, precision, place.world, engined=engined)
         return floor <= place.pool.usable_bytes
@@ -393,6 +400,7 @@ class Search:
         key = (id(place), id(method))
         if key not in self._all:
             precision = self._demand.precision(method, place.pool.hardware)
+            # On one GPU ZeRO has no other rank to share with. It only costs, unless it offloads.
             has_use = place.world > 1 or not method.zero or method.offload
             extents: Iterable[Extent] = ()
             if precision and has_use and self.engines.candidates(place, precision):
@@ -404,11 +412,13 @@ class Search:
         self, place: Place, method: Method, precision: Precision
     ) -> Iterator[Extent]:
         """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
-        its host memory. More nodes help with nothing else."""
+        its host memory."""
         extent = Extent(place, method, precision, self._footprints, self.engines)
         variants = extent.without_engine
         has_engine = self.engines.candidates(place, precision)[0] is not None
         engine_bytes = ENGINE_PROCESS if has_engine else 0
+        # The same GPUs on more nodes have more host memory and slower links. So the first number of
+        # nodes with enough memory is the only one that may be better.
         wider: Place | None = place
         while wider:
             per_node, memory = wider.per_node, wider.host_memory
@@ -435,16 +445,14 @@ class Search:
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
-        limits.
-
-        Past WHOLE_NODES, only whole nodes, each number at least SPACING times the last: no one runs
-        on 28 of 32.
-        """
+        limits."""
         demand, last = self._demand, 0.0
         most = min(pool.gpus, demand.most_gpus or pool.gpus)
         for world in self._footprints.worlds:
             if world > most:
                 return
+            # Each place is searched with all methods. Past WHOLE_NODES neighbouring numbers differ
+            # by little, and a part of a node would keep its rest from other jobs.
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
             if (
                 world > WHOLE_NODES

@@ -78,12 +78,12 @@ class Batch(NamedTuple):
 @lru_cache(maxsize=4096)
 def batches(mean: float, limit: int, runaway: float, completions: int) -> tuple[Batch, ...]:
     """What is left of a batch of `completions`, stretch by stretch."""
-    found = []
+    stretches = []
     for stretch in thinning(mean, limit, runaway):
         probability = any_left(stretch.survivors, completions)
         sequences = completions * stretch.survivors / probability
-        found.append(Batch(stretch.tokens * probability, sequences, stretch.position))
-    return tuple(found)
+        stretches.append(Batch(stretch.tokens * probability, sequences, stretch.position))
+    return tuple(stretches)
 
 
 @lru_cache(maxsize=4096)

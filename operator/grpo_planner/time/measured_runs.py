@@ -261,8 +261,8 @@ class MeasuredRuns:
         generation = self._factor(near, "generation")
         factors: dict[Part, float] = {"training": training, "generation": generation}
         errors = [abs(log(error)) for row in near if (error := _error(row, factors))]
-        own = OWN_SPREAD if least <= NEAR else FAR_SPREAD
-        spread = min(MOST_FACTOR, max(own, exp(max(errors, default=0.0)) - 1))
+        least_spread = OWN_SPREAD if least <= NEAR else FAR_SPREAD
+        spread = min(MOST_FACTOR, max(least_spread, exp(max(errors, default=0.0)) - 1))
         runs = tuple(row.id for row in near)
         return StepCorrection(generation, training, round(spread, 2), runs)
 

@@ -148,9 +148,9 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     """
     seconds = 0.0
     if setup.offload:
-        own = trained_parameters(shape, setup) / setup.world
+        partition = trained_parameters(shape, setup) / setup.world
         moved = 2 * setup.weight_bytes * setup.accumulation
-        seconds += own * (moved / PCIE_GB_PER_S + 28 / HOST_ADAM_GB_PER_S) / GIGA
+        seconds += partition * (moved / PCIE_GB_PER_S + 28 / HOST_ADAM_GB_PER_S) / GIGA
     if setup.reference == "Offload":
         copies = setup.accumulation / setup.world if setup.zero == 3 else 1
         seconds += copies * shape.parameters * setup.weight_bytes / (PCIE_GB_PER_S * GIGA)

@@ -35,11 +35,15 @@ def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentRecord:
 
 def driver() -> str:
     """Version of the kernel's NVIDIA driver; empty without one."""
-    found = re.search(r"\d{3,}\.[\d.]+", DRIVER.read_text()) if DRIVER.exists() else None
-    return found[0] if found else ""
+    version = re.search(r"\d{3,}\.[\d.]+", DRIVER.read_text()) if DRIVER.exists() else None
+    return version[0] if version else ""
 
 
 def packages() -> dict[str, str]:
     """Versions of Python and of every package that it finds, by name."""
-    found = {one.name.lower(): one.version for one in metadata.distributions() if one.name}
-    return {"python": platform.python_version()} | dict(sorted(found.items()))
+    versions = {
+        distribution.name.lower(): distribution.version
+        for distribution in metadata.distributions()
+        if distribution.name
+    }
+    return {"python": platform.python_version()} | dict(sorted(versions.items()))

@@ -67,13 +67,13 @@ def share(parts: Sequence[Part], rank: int, world_size: int) -> list[Part]:
     A part belongs to the rank into whose equal range of all bytes its first byte falls. So no share
     differs from the mean by more than the largest part.
     """
-    total, before, own = sum(part.end - part.begin for part in parts), 0, []
+    total, before, own_parts = sum(part.end - part.begin for part in parts), 0, []
     for part in parts:
         # empty files at the end begin where all bytes end
         if min(before * world_size // max(total, 1), world_size - 1) == rank:
-            own.append(part)
+            own_parts.append(part)
         before += part.end - part.begin
-    return own
+    return own_parts
 
 
 def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
@@ -82,14 +82,14 @@ def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
     Raises:
         OSError: a file can't be read or made durable, or is shorter than the part says.
     """
-    found, durable = [], set()
+    hashes, durable = [], set()
     for part in parts:
         # A file has many parts, but one fsync makes all of them durable.
         if part.name not in durable:
             _make_durable(folder / part.name)
             durable.add(part.name)
-        found.append(_digest(folder, part))
-    return found
+        hashes.append(_digest(folder, part))
+    return hashes
 
 
 def read_part(folder: Path, part: Part) -> bytes:
@@ -100,10 +100,10 @@ def read_part(folder: Path, part: Part) -> bytes:
     """
     with (folder / part.name).open("rb") as file:
         file.seek(part.begin)
-        found = file.read(part.end - part.begin)
-    if len(found) < part.end - part.begin:
+        content = file.read(part.end - part.begin)
+    if len(content) < part.end - part.begin:
         raise OSError(errno.EIO, f"ends before byte {part.end}", str(folder / part.name))
-    return found
+    return content
 
 
 def _make_durable(path: Path) -> None:
@@ -114,21 +114,23 @@ def _make_durable(path: Path) -> None:
 
 
 def _digest(folder: Path, part: Part) -> str:
-    found, left = xxhash.xxh3_128(), part.end - part.begin
-    buffer = memoryview(bytearray(min(READ_BYTES, left)))
+    digest, bytes_left = xxhash.xxh3_128(), part.end - part.begin
+    buffer = memoryview(bytearray(min(READ_BYTES, bytes_left)))
     # Unbuffered and into one buffer: nothing is copied, and what is hashed is still in the
     # processor's cache.
     with (folder / part.name).open("rb", buffering=0) as file:
         file.seek(part.begin)
-        while left:
-            count = file.readinto(buffer[:left])
+        while bytes_left:
+            count = file.readinto(buffer[:bytes_left])
             if not count:
                 raise OSError(
-                    errno.EIO, f"ends {left} bytes before byte {part.end}", str(folder / part.name)
+                    errno.EIO,
+                    f"ends {bytes_left} bytes before byte {part.end}",
+                    str(folder / part.name),
                 )
-            found.update(buffer[:count])
-            left -= count
-    return found.hexdigest()
+            digest.update(buffer[:count])
+            bytes_left -= count
+    return digest.hexdigest()
 
 
 def sha256_sums(folder: Path, names: Iterable[str], read: Read = lambda _: None) -> dict[str, str]:
@@ -159,10 +161,10 @@ def records(
     sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES
 ) -> dict[str, FileRecord]:
     """A manifest's entries for files of these sizes and the hashes of all their parts, in order."""
-    left = iter(hashes)
+    remaining = iter(hashes)
     entries: dict[str, FileRecord] = {}
     for name, size in sizes.items():
-        own_hashes = [next(left) for _ in _cut_one(name, size, chunk)]
+        own_hashes = [next(remaining) for _ in _cut_one(name, size, chunk)]
         entries[name] = FileRecord(bytes=size, chunk_bytes=chunk, hashes=own_hashes)
     return entries
 

@@ -165,8 +165,8 @@ def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
     of it may fail."""
     service = reward.get("http") or {}
     http = {name: value for name, value in service.items() if name not in HTTPReward.REACHED_BY}
-    kept = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
-    return {**kept, "http": http or None}
+    fields = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
+    return {**fields, "http": http or None}
 
 
 MAY_DIFFER = ("training.maxSteps", "training.numTrainEpochs")
@@ -194,7 +194,9 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
         BadInput: with every field that differs, but for MAY_DIFFER.
     """
     if differences := [
-        one for one in _differences(manifest.identity, current) if not one.startswith(MAY_DIFFER)
+        difference
+        for difference in _differences(manifest.identity, current)
+        if not difference.startswith(MAY_DIFFER)
     ]:
         raise BadInput(
             (
@@ -209,18 +211,18 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
 def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
     """The part of an identity that must match: without the split, but with what the split may not
     change."""
-    kept = {
+    meaning = {
         path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT
     }
     micro, per_step, per_generation = (identity.get(f"plan.{name}") for name in SPLIT[:3])
     # A split may change only if each process still trains on as many completions per step and per
     # generation.
     if micro and per_step and per_generation:
-        kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
-        kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
+        meaning["plan.completions_per_step"] = str(int(micro) * int(per_step))
+        meaning["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
     if micro and _depends_on_micro_batch(identity):
-        kept["plan.micro_batch"] = micro
-    return kept
+        meaning["plan.micro_batch"] = micro
+    return meaning
 
 
 def _depends_on_micro_batch(identity: dict[str, str]) -> bool:

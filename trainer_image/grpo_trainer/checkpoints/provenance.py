@@ -99,10 +99,8 @@ def subjects(folder: Path) -> list[Subject]:
         OSError: a file can't be read.
     """
     known = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
-    found = {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
-    return [
-        Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(found.items())
-    ]
+    sums = {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
+    return [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(sums.items())]
 
 
 def _statement(run: Finished, about: list[Subject]) -> Statement:
@@ -184,9 +182,9 @@ def _made_of(run: Finished) -> Iterator[Dependency]:
 def _model(run: Finished, commit: str) -> Dependency:
     """The model that the run began with; its fingerprint names the weights also where there is no
     commit."""
-    found = from_hub("model", run.source.name, commit or run.source.revision)
+    dependency = from_hub("model", run.source.name, commit or run.source.revision)
     known = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
-    return found.model_copy(update={"annotations": known})
+    return dependency.model_copy(update={"annotations": known})
 
 
 def _dataset(dataset: DatasetSpec, commit: str) -> Dependency:
@@ -231,13 +229,16 @@ def _record(run: Finished) -> RunRecord:
 def _attempts(run: Finished) -> list[AttemptRecord]:
     """All attempts; of the earlier ones what their processes left on the volume, and what the
     operator saw."""
-    own, folder = run.plan.job.attempt, run.plan.checkpoint_directory
+    attempt, folder = run.plan.job.attempt, run.plan.checkpoint_directory
     reasons = {end.attempt: end.reason for end in run.plan.ends} if run.plan.ends else {}
     earlier = [
         AttemptRecord(attempt=number, ends=_ends(folder, number), reason=reasons.get(number, ""))
-        for number in range(1, own)
+        for number in range(1, attempt)
     ]
-    return [*earlier, AttemptRecord(attempt=own, resumed_from_step=run.progress.resumed_from_step)]
+    return [
+        *earlier,
+        AttemptRecord(attempt=attempt, resumed_from_step=run.progress.resumed_from_step),
+    ]
 
 
 def _ends(checkpoint_directory: str | None, attempt: int) -> list[End]:

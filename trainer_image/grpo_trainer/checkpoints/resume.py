@@ -64,19 +64,19 @@ def begin(
     if checkpoint is not None or source is None:
         return Beginning(checkpoint=checkpoint)
     source.bring_export()
-    found = rank0_task.run_on_rank0(lambda: _adapters_of(source.folder))
-    if not found:
+    adapters = rank0_task.run_on_rank0(lambda: _adapters_of(source.folder))
+    if not adapters:
         raise BadInput(
             f"spec.resumeFrom: {source.run_address} has no complete checkpoint and no exported "
             "adapter; name a run's folder, a checkpoint's or an exported adapter's"
         )
     if method != "LoRA":
         raise BadInput(
-            f"spec.resumeFrom: {found[0]} is an exported adapter, but this run trains all "
+            f"spec.resumeFrom: {adapters[0]} is an exported adapter, but this run trains all "
             "parameters (plan.method "
             f"{method}). Set adapter.use: Always, or merge it and name the model in spec.model"
         )
-    return Beginning(adapter=found[0])
+    return Beginning(adapter=adapters[0])
 
 
 def choose(
@@ -97,24 +97,24 @@ def choose(
             damaged.
     """
     # spec.resumeFrom is only where the run began: its own checkpoints have come further.
-    if target and (found := target.list_checkpoints()):
-        usable = _usable(found, outdated)
+    if target and (checkpoints := target.list_checkpoints()):
+        usable = _usable(checkpoints, outdated)
         newest = _newest(
             usable, lambda one: require_same_run(one, read_manifest(one), identity), target
         )
         # Withdrawn, so that no later attempt goes back to what this run diverged on.
-        if dropped := set(found) - set(usable):
+        if dropped := set(checkpoints) - set(usable):
             target.withdraw(dropped)
         return newest
-    if source is None or not (found := source.list_checkpoints()):
+    if source is None or not (checkpoints := source.list_checkpoints()):
         return None
-    usable = _usable(found, outdated)
+    usable = _usable(checkpoints, outdated)
     return _newest(
         usable, lambda one: require_continuable(one, read_manifest(one), identity), source
     )
 
 
-def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
+def _usable(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
     """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found
     damaged later.
 
@@ -123,16 +123,17 @@ def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
     """
 
     def usable() -> list[Path]:
-        return [one for one in found if not _is_outdated(one, outdated)]
+        return [checkpoint for checkpoint in checkpoints if not _is_outdated(checkpoint, outdated)]
 
-    left = rank0_task.run_on_rank0(usable)
-    if not left:
+    remaining = rank0_task.run_on_rank0(usable)
+    if not remaining:
+        names = ", ".join(map(str, checkpoints))
         raise Diverged(
-            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run diverged "
+            f"every checkpoint ({names}) was trained on what the run diverged "
             "on, so no checkpoint is left to go back to. Raise checkpoint.keep, or lower "
             "checkpoint.everySteps, in a new job"
         )
-    return left
+    return remaining
 
 
 def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
@@ -156,11 +157,13 @@ def _adapters_of(folder: Path) -> list[Path]:
     return []
 
 
-def _newest(found: list[Path], require: Callable[[Path], None], source: CheckpointSource) -> Path:
+def _newest(
+    checkpoints: list[Path], require: Callable[[Path], None], source: CheckpointSource
+) -> Path:
     """The first that is undamaged, which must be one to go on from; `source` brings its files to
     this node."""
     damaged = []
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         problems = _damage_anywhere(checkpoint, source)
         if not problems:
             require(checkpoint)
@@ -175,5 +178,5 @@ def _newest(found: list[Path], require: Callable[[Path], None], source: Checkpoi
 
 def _damage_anywhere(checkpoint: Path, source: CheckpointSource) -> list[str]:
     """Problems of a checkpoint's files, each rank bringing its share, each problem once."""
-    own = ranks.run_on_all(lambda: source.bring(checkpoint), DiskFailed)
-    return list(dict.fromkeys(problem for part in ranks.gather(own) for problem in part))
+    own_problems = ranks.run_on_all(lambda: source.bring(checkpoint), DiskFailed)
+    return list(dict.fromkeys(problem for part in ranks.gather(own_problems) for problem in part))

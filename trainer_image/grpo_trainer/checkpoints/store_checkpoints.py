@@ -101,9 +101,9 @@ class StoreSource(CheckpointSource):
     def list_checkpoints(self) -> list[Path]:
         """Put the manifests of all checkpoints that count on the disk of every node, and list
         those."""
-        found = rank0_task.run_on_rank0(self._manifests)
+        manifests = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
-            for made, manifest in found:
+            for made, manifest in manifests:
                 folder = checkpoint_folder(
                     self.folder / attempt_folder_name(made.attempt), made.step
                 )
@@ -117,14 +117,14 @@ class StoreSource(CheckpointSource):
     def _manifests(self) -> list[tuple[Committed, bytes]]:
         head = self.run.head()
         counted = head.checkpoints if head else []
-        found = [(made, self.run.manifest(made)) for made in counted]
-        kept = [(made, manifest) for made, manifest in found if manifest is not None]
-        if counted and not kept:
+        manifests = [(made, self.run.manifest(made)) for made in counted]
+        complete = [(made, manifest) for made, manifest in manifests if manifest is not None]
+        if counted and not complete:
             raise BadInput(
                 f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are "
                 "missing or changed; restore the bucket, or start a new job"
             )
-        return kept
+        return complete
 
     def bring(self, checkpoint: Path) -> list[str]:
         """Download this rank's share of what its node needs."""
@@ -135,20 +135,20 @@ class StoreSource(CheckpointSource):
             if is_read_by_ranks(name, self.node_ranks)
         }
         expected = dict(recorded_parts(files))
-        own = share(list(expected), self.local_rank, self.processes_per_node)
+        own_parts = share(list(expected), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store
 
         def bring(part: Part) -> str | None:
-            found = store.get(part_key(key, part, files[part.name].chunk_bytes))
-            if found is None:
+            stored = store.get(part_key(key, part, files[part.name].chunk_bytes))
+            if stored is None:
                 return f"{part.name} has no bytes {part.begin} to {part.end} on the store"
             # Before it is written: loaded files are not hashed again.
-            if xxh3_128_hexdigest(found[0]) != expected[part]:
+            if xxh3_128_hexdigest(stored[0]) != expected[part]:
                 return difference_message(part)
-            _write(checkpoint / part.name, part.begin, found[0])
+            _write(checkpoint / part.name, part.begin, stored[0])
             return None
 
-        return [problem for problem in _all(disk_errors()(bring), own) if problem]
+        return [problem for problem in _all(disk_errors()(bring), own_parts) if problem]
 
     def bring_export(self) -> None:
         """Put the finished model where it would be on a volume, on every node."""
@@ -211,13 +211,15 @@ class StoreTarget(StoreSource, CheckpointTarget):
             return list_files(checkpoint) if self.local_rank == 0 else {}
 
         listed = ranks.run_on_all(list_disk)
-        sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
-        parts = share(split_into_parts(own, PART_BYTES), self.local_rank, self.processes_per_node)
+        sizes, node_sizes = _merged(ranks.gather(listed), self.node_ranks[0])
+        parts = share(
+            split_into_parts(node_sizes, PART_BYTES), self.local_rank, self.processes_per_node
+        )
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
         sent = ranks.gather(
             ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts)))
         )
-        hashes = {part: digest for found in sent for part, digest in found.items()}
+        hashes = {part: digest for of_rank in sent for part, digest in of_rank.items()}
         return records(
             sizes, [hashes[part] for part in split_into_parts(sizes, PART_BYTES)], PART_BYTES
         )
@@ -240,12 +242,21 @@ class StoreTarget(StoreSource, CheckpointTarget):
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
         """Take them out of the run's head."""
-        named = {(number_in_name(one.parent), number_in_name(one)) for one in checkpoints}
+        named = {
+            (number_in_name(checkpoint.parent), number_in_name(checkpoint))
+            for checkpoint in checkpoints
+        }
 
         def move_head() -> None:
             head = self.run.head()
             published = head.checkpoints if head else ()
-            self.run.withdraw([one for one in published if (one.attempt, one.step) in named])
+            self.run.withdraw(
+                [
+                    checkpoint
+                    for checkpoint in published
+                    if (checkpoint.attempt, checkpoint.step) in named
+                ]
+            )
 
         rank0_task.run_on_rank0(move_head)
 

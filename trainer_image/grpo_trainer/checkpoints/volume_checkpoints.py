@@ -107,10 +107,12 @@ def require_owner(folder: Path, claimant: Owner) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
-    found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
+    checkpoints = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
     # An attempt that resumes takes steps again, so two attempts may have saved the same step.
     return sorted(
-        found, key=lambda path: (number_in_name(path), number_in_name(path.parent)), reverse=True
+        checkpoints,
+        key=lambda path: (number_in_name(path), number_in_name(path.parent)),
+        reverse=True,
     )
 
 
@@ -213,8 +215,8 @@ def _incomplete(folder: Path, newest: int) -> list[Path]:
     """The incomplete checkpoints of the attempts up to the `newest` one. A newer attempt may be
     writing its own now."""
     attempts = [path for path in folder.glob(ATTEMPTS) if number_in_name(path) <= newest]
-    found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
-    return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]
+    checkpoints = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
+    return [checkpoint for checkpoint in checkpoints if not (checkpoint / MANIFEST).exists()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +291,10 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
             return list_files(checkpoint) if ranks.rank() == 0 else {}
 
         sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
-        own = share(split_into_parts(sizes), ranks.rank(), ranks.world_size())
-        hashed = ranks.gather(ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own))))
+        own_parts = share(split_into_parts(sizes), ranks.rank(), ranks.world_size())
+        hashed = ranks.gather(
+            ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own_parts)))
+        )
         return records(sizes, [one for part in hashed for one in part])
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:

@@ -203,10 +203,10 @@ def make_prompts(
             too few are left.
     """
     prompts, place = build_prompts(rows, dataset), _prompt_place(rows, dataset)
-    kept, duplicates = _without_duplicates(prompts, dataset, place)
-    counts = encoder.token_counts(kept, place)
-    fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
-    dropped = len(kept) - len(fitting)
+    unique, duplicates = _without_duplicates(prompts, dataset, place)
+    counts = encoder.token_counts(unique, place)
+    fitting = [index for index in unique if _fits(counts[index], dataset, training, place(index))]
+    dropped = len(unique) - len(fitting)
     if rows.is_whole:
         _check_enough(len(fitting), dropped, training)
     trained_on = _with_prompts(rows.table, list(prompts.values())).select(fitting)
@@ -279,12 +279,13 @@ def _without_duplicates(
     first: dict[str, int] = {}
     fresh: dict[int, Prompt] = {}
     for index, prompt in prompts.items():
-        seen = first.setdefault(json.dumps(prompt), index)
-        if seen == index:
+        first_index = first.setdefault(json.dumps(prompt), index)
+        if first_index == index:
             fresh[index] = prompt
         elif dataset.on_duplicate_prompt == "Fail":
             raise BadInput(
-                f"{place(index)}: the same prompt as {place(seen)}; see dataset.onDuplicatePrompt"
+                f"{place(index)}: the same prompt as {place(first_index)}; see "
+                "dataset.onDuplicatePrompt"
             )
     return prompts if dataset.on_duplicate_prompt == "Keep" else fresh, len(prompts) - len(fresh)
 

@@ -37,22 +37,22 @@ def rewind_sampler(sampler: Any, epoch: int) -> None:
 
 def merge_spans(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
     """The same generations as disjoint spans in order."""
-    found: list[Generations] = []
+    merged: list[Generations] = []
     for one in sorted(skipped, key=lambda one: one.first):
-        if found and one.first <= found[-1].last + 1:
-            found[-1] = Generations(first=found[-1].first, last=max(found[-1].last, one.last))
+        if merged and one.first <= merged[-1].last + 1:
+            merged[-1] = Generations(first=merged[-1].first, last=max(merged[-1].last, one.last))
         else:
-            found.append(one)
-    return tuple(found)
+            merged.append(one)
+    return tuple(merged)
 
 
 def generation_number(position: int, skipped: Sequence[Generations]) -> int:
     """Number of the generation that a run trains on after `position` others; `skipped` is
     merged."""
-    for one in skipped:
-        if position < one.first:
+    for span in skipped:
+        if position < span.first:
             break
-        position += one.last - one.first + 1
+        position += span.last - span.first + 1
     return position
 
 

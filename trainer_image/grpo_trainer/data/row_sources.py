@@ -106,7 +106,7 @@ def read_files(files: DatasetFiles, root: Path, most_rows: int | None = None) ->
 
 def _resolve(paths: list[str], root: Path) -> list[Path]:
     """The files that the paths name, wildcards in alphabetical order."""
-    found: list[Path] = []
+    resolved: list[Path] = []
     for position, path in enumerate(paths):
         matches = sorted(root.glob(path)) if "*" in path else [root / path]
         matches = [match for match in matches if match.is_file()]
@@ -117,8 +117,8 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
                 f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has "
                 f"{there}"
             )
-        found += matches
-    return found
+        resolved += matches
+    return resolved
 
 
 def _read(path: Path, root: Path, declared: str, most_rows: int | None) -> FileTable:

@@ -135,21 +135,21 @@ def convert_export(
     else:
         model: Any = load_causal(source, plan.model.trust_remote_code)
         model.save_pretrained(folder)
-    asked = ConversionParameters(merge=merge, dtype=target)
-    _seal(folder, asked)
+    parameters = ConversionParameters(merge=merge, dtype=target)
+    _seal(folder, parameters)
     if (export / STATEMENT_FILE).exists():
-        write_conversion(plan.job, consumed, source, folder, parameters=asked, started=started)
+        write_conversion(plan.job, consumed, source, folder, parameters=parameters, started=started)
     return folder
 
 
-def _seal(folder: Path, asked: ConversionParameters) -> None:
+def _seal(folder: Path, parameters: ConversionParameters) -> None:
     """Write the hashes of a model that is complete, after its page has been made true of it."""
     sums = sha256_sums(folder, list_files(folder))
     card = folder / CARD
     if card.is_file():
         page = card.read_text(encoding="utf-8")
         card.write_text(
-            converted_card(page, weights_hash(sums), asked.description), encoding="utf-8"
+            converted_card(page, weights_hash(sums), parameters.description), encoding="utf-8"
         )
         sums |= sha256_sums(folder, [CARD])
     (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
@@ -162,13 +162,13 @@ def _unchanged(export: Path) -> dict[str, str]:
         BadInput: one is not.
     """
     recorded = read_sums(export)
-    found = sha256_sums(export, recorded or list_files(export))
-    changed = sorted(name for name, digest in recorded.items() if found[name] != digest)
+    sums = sha256_sums(export, recorded or list_files(export))
+    changed = sorted(name for name, digest in recorded.items() if sums[name] != digest)
     if changed:
         raise BadInput(
             f"{', '.join(changed)} of {export} is not what was exported: restore it there"
         )
-    return found
+    return sums
 
 
 def _copy(export: Path, names: Iterable[str], folder: Path, *, weights: bool) -> None:

@@ -83,8 +83,8 @@ class StoreSource:
 
     def sizes(self) -> dict[str, int]:
         """Size in bytes of every file by its path, sorted."""
-        found = self.store.object_sizes(self.key)
-        return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
+        sizes = self.store.object_sizes(self.key)
+        return {name.removeprefix(f"{self.key}/"): sizes[name] for name in sorted(sizes)}
 
     def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
         """A file's bytes from there to its end.
@@ -236,8 +236,8 @@ def serve(
     """
     state.mkdir(parents=True, exist_ok=True)
     record_request(state)
-    found = prepare_files(state, dtype, merge=merge, history=history, clock=clock)
-    publish_listing(state, found, make_listing(found))
+    files = prepare_files(state, dtype, merge=merge, history=history, clock=clock)
+    publish_listing(state, files, make_listing(files))
     record_request(state)
     while idle_seconds(state) < idle:
         clock.sleep(min(POLL_SECONDS, idle))
@@ -294,10 +294,10 @@ def make_listing(model: Source) -> Listing:
 
 
 def _sha256(chunks: Iterator[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for chunk in chunks:
-        found.update(chunk)
-    return found.hexdigest()
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def refuse(why: str) -> int:

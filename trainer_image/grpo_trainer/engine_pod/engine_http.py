@@ -129,56 +129,56 @@ class EngineServer:
     async def _learn(self, request: web.Request) -> web.Response:
         """By worker: for each tensor the slices of it that the worker holds, and why there is no
         proof, if so."""
-        asked = await _body(request, Learn)
-        self._shapes = asked.shapes
+        message = await _body(request, Learn)
+        self._shapes = message.shapes
         # Learning overwrites the weights that were there.
         self._served.record_failure()
         return web.json_response(
-            await self._sampler.call("weights_learn", asked.shapes, asked.dtype)
+            await self._sampler.call("weights_learn", message.shapes, message.dtype)
         )
 
     async def _sync(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Sync)
+        message = await _body(request, Sync)
         # What was never learnt can't be proven, so none of it is received.
-        unknown = [name for name in asked.names if name not in self._shapes]
+        unknown = [name for name in message.names if name not in self._shapes]
         if unknown:
             raise web.HTTPBadRequest(
                 text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}"
             )
         self._served.begin_sync()
         try:
-            tensors = [(name, self._shapes[name]) for name in asked.names]
-            await self._sampler.call("weights_receive", asked.meeting, asked.version, tensors)
+            tensors = [(name, self._shapes[name]) for name in message.names]
+            await self._sampler.call("weights_receive", message.meeting, message.version, tensors)
             # The prefix cache has keys and values that the earlier weights computed.
             await self._sampler.reset_prefix_cache()
         # Also where the trainer gave the request up: some tensors are new by then, others old.
         except BaseException:
             self._served.record_failure()
             raise
-        self._served.record_received(asked.version)
+        self._served.record_received(message.version)
         return _json(self.state())
 
     async def _prove(self, request: web.Request) -> web.Response:
         """By worker: for each tensor the hash of every slice."""
-        asked = await _body(request, Prove)
-        self._served.require_received(asked.version)
-        return web.json_response(await self._sampler.call("weights_prints", asked.seed))
+        message = await _body(request, Prove)
+        self._served.require_received(message.version)
+        return web.json_response(await self._sampler.call("weights_prints", message.seed))
 
     async def _confirm(self, request: web.Request) -> web.Response:
         self._served.confirm((await _body(request, Confirm)).version)
         return _json(self.state())
 
     async def _generate(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Generate)
-        admitted = self._served.admit(asked.version, asked.incarnation)
+        message = await _body(request, Generate)
+        admitted = self._served.admit(message.version, message.incarnation)
         try:
-            completions = await self._sampler.sample(asked)
+            completions = await self._sampler.sample(message)
         except (ValueError, TypeError) as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.require_no_sync_since(admitted)
         answer = Generated(
-            version=asked.version, incarnation=self._served.incarnation, completions=completions
+            version=message.version, incarnation=self._served.incarnation, completions=completions
         )
         return _json(answer)
 

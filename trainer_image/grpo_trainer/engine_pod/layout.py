@@ -68,10 +68,10 @@ def learn_layout(
         with watch:
             refusal = _refusal(load, name, source)
         writes[name] = watch.writes
-        found = watch.problems or refusal
-        if not found and not watch.writes:
-            found = ["the engine has no place for it"]
-        problems += [f"{name}: {problem}" for problem in found]
+        tensor_problems = watch.problems or refusal
+        if not tensor_problems and not watch.writes:
+            tensor_problems = ["the engine has no place for it"]
+        problems += [f"{name}: {problem}" for problem in tensor_problems]
     problems += _uncovered(model, owners, writes)
     return Layout(writes, problems)
 

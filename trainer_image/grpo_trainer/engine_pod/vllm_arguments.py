@@ -221,7 +221,7 @@ def vllm_arguments(
     """
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
-    own = plan.generation.engine_arguments
+    spec_arguments = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
     dtype = engine_dtype(plan.execution)
     # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
@@ -248,7 +248,7 @@ def vllm_arguments(
         "seed": 0,
         "worker_extension_cls": EXTENSION,
     }
-    chosen = own.model_dump(exclude_none=True, by_alias=False) if own else {}
+    chosen = spec_arguments.model_dump(exclude_none=True, by_alias=False) if spec_arguments else {}
     # Model runner V1 is there for engines that failed otherwise, so the job's own choice gives way.
     eager = {"enforce_eager": True} if engine.model_runner == "V1" else {}
     return arguments | chosen | eager

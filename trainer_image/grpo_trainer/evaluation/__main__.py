@@ -75,13 +75,13 @@ def evaluate(plan: TrainingPlan, options: argparse.Namespace) -> Outcome:
     from .held_out import evaluate_held_out
 
     recorder.enter_stage("Evaluating")
-    found = evaluate_held_out(
+    score = evaluate_held_out(
         plan, folder, options.completions, options.seed, recorder.record_event
     )
-    estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
-    log.info("evaluated", extra=as_json(found, estimate))
-    outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))
-    return truncate_to_fit(outcome, score_message(found, estimate))
+    estimate = reported_reward(job, plan.training.prompts_per_step, score.spread) if job else None
+    log.info("evaluated", extra=as_json(score, estimate))
+    outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(score))
+    return truncate_to_fit(outcome, score_message(score, estimate))
 
 
 def score_metrics(score: Score) -> dict[str, float]:

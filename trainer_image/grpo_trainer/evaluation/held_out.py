@@ -64,7 +64,7 @@ def score_completions(
     Raises:
         RewardError: a reward failed.
     """
-    found: dict[str, Scores] = {name: [] for name in rewards.names}
+    scores_by_name: dict[str, Scores] = {name: [] for name in rewards.names}
     named = list(zip(rewards.names, rewards.functions, rewards.processing_classes, strict=True))
     for start in range(0, len(prompts), size):
         part = slice(start, start + size)
@@ -76,21 +76,21 @@ def score_completions(
         arguments["completion_ids"] = [ids for _, ids in completions[part]]
         for name, function, tokenizer in named:
             by_model = isinstance(function, nn.Module)
-            found[name] += (
+            scores_by_name[name] += (
                 _by_model(function, tokenizer, arguments, template_kwargs or {})
                 if by_model
                 else _by_function(function, arguments)
             )
-    return found
+    return scores_by_name
 
 
 def _by_function(function: Any, arguments: Mapping[str, Any]) -> Scores:
-    found = function(**arguments)
-    return list(asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found)
+    answer = function(**arguments)
+    return list(asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer)
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
+async def _awaited(answer: Any) -> Any:
+    return await answer
 
 
 def _by_model(
@@ -145,12 +145,12 @@ def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     """Mean of each reward over the completions that it scored, by its name. Omits rewards that
     scored none."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name, row in scores.items():
         known = [one for one in row if one is not None]
         if known:
-            found[name] = fmean(known)
-    return found
+            means[name] = fmean(known)
+    return means
 
 
 def load_exported_model(
@@ -186,11 +186,11 @@ def sample_completions(
         require_decoder(encoder.tokenizer)
     config = _generation_settings(encoder.tokenizer, training, generation)
     set_seed(seed)
-    found: list[tuple[Completion, list[int]]] = []
+    completions: list[tuple[Completion, list[int]]] = []
     for start in range(0, len(prompts), batch):
-        found += _complete(model, encoder, list(prompts[start : start + batch]), config, stop)
+        completions += _complete(model, encoder, list(prompts[start : start + batch]), config, stop)
         on_batch()
-    return found
+    return completions
 
 
 def _generation_settings(
@@ -238,9 +238,12 @@ def _complete(
     if criterion:
         rows = criterion.remove_padding(rows)
     for prompt, row in zip(prompts, rows, strict=True):
-        own = _until_end(row, config.eos_token_id)
-        text = str(encoder.tokenizer.decode(own, skip_special_tokens=True))
-        yield (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]), own
+        completion_ids = _until_end(row, config.eos_token_id)
+        text = str(encoder.tokenizer.decode(completion_ids, skip_special_tokens=True))
+        yield (
+            (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]),
+            completion_ids,
+        )
 
 
 def _until_end(tokens: list[int], end: int | None) -> list[int]:

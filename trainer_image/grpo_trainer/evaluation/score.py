@@ -114,15 +114,15 @@ def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
 
 def score_message(score: Score, job: Estimate | None) -> str:
     """All of it in words."""
-    own = score.reward
+    reward = score.reward
     text = (
-        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {score.rows} rows, "
+        f"held-out reward {reward.mean:.3f} ± {reward.margin:.3f} (95 %, {score.rows} rows, "
         f"{score.completions} completions each)"
     )
     if job is None:
         return f"{text}; the job reported none"
-    word = "within" if is_within_noise(own, job) else "outside"
+    word = "within" if is_within_noise(reward, job) else "outside"
     return (
         f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of "
-        f"±{noise_of_difference(own, job):.3f}"
+        f"±{noise_of_difference(reward, job):.3f}"
     )

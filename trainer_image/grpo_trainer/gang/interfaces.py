@@ -45,23 +45,24 @@ def choose_interface(
         RendezvousTimeout: the user names an interface that this pod has not, or that has no
             address.
     """
-    found = interfaces(socket.AF_INET6 if ":" in routed_address else socket.AF_INET)
+    addresses = interfaces(socket.AF_INET6 if ":" in routed_address else socket.AF_INET)
     variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
     wish = environment.get(variable, "")
     if wish:
-        name = next((name for name in found if is_in_interface_list(wish, name)), "")
+        name = next((name for name in addresses if is_in_interface_list(wish, name)), "")
         if not name:
+            names = ", ".join(sorted(addresses))
             raise RendezvousTimeout(
-                f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}"
+                f"{variable} is {wish!r}, but this pod's interfaces are {names}"
             )
     else:
-        name = next((name for name, address in found.items() if address == routed_address), "")
+        name = next((name for name, address in addresses.items() if address == routed_address), "")
     if name:
         environment.setdefault(
             NCCL_INTERFACE, f"={name}"
         )  # the sign stands for "exactly", not "beginning with"
         environment.setdefault(GLOO_INTERFACE, name)
-    return found.get(name, routed_address), name
+    return addresses.get(name, routed_address), name
 
 
 def interfaces_message(environment: Mapping[str, str]) -> str:
@@ -77,14 +78,14 @@ def interfaces_message(environment: Mapping[str, str]) -> str:
 
 def interfaces(family: socket.AddressFamily) -> dict[str, str]:
     """The first address of each interface that has one, by name."""
-    found: dict[str, str] = {}
+    address_by_name: dict[str, str] = {}
     for name, addresses in psutil.net_if_addrs().items():
-        of_family = [one.address for one in addresses if one.family == family]
+        of_family = [address.address for address in addresses if address.family == family]
         if of_family:
             # A link-local IPv6 address ends with its zone, as in fe80::1%eth0, which is no part of
             # the address.
-            found[name] = of_family[0].partition("%")[0]
-    return found
+            address_by_name[name] = of_family[0].partition("%")[0]
+    return address_by_name
 
 
 def is_in_interface_list(wish: str, name: str) -> bool:

@@ -175,8 +175,8 @@ def _judge(store: Store, nodes: int, deadline: float) -> str:
     answers = {
         node: _awaited(store, _network_key("failure", node), deadline) for node in range(nodes)
     }
-    found = [json.loads(answer) for answer in answers.values() if answer]
-    problems = [problem for problem in found if problem]
+    parsed = [json.loads(answer) for answer in answers.values() if answer]
+    problems = [problem for problem in parsed if problem]
     if problems:
         more = (
             f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
@@ -444,10 +444,10 @@ def _await_main(rendezvous: Rendezvous, guard: GuardSpec, deadline: float) -> No
 
 
 def _store(rendezvous: Rendezvous, deadline: float, *, serves: bool) -> Store:
-    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     address, port = rendezvous.address, rendezvous.port
     with _as_timeout(f"the store at {address}:{port} can't be opened"):
-        return TCPStore(address, port, None, serves, timeout=left, wait_for_workers=False)
+        return TCPStore(address, port, None, serves, timeout=timeout, wait_for_workers=False)
 
 
 def _await_all(store: Store, place: Placement, deadline: float) -> None:

@@ -113,7 +113,7 @@ class ColocatedGeneration(EngineGeneration):
         from vllm import SamplingParams
 
         assert self.proven_version is not None
-        wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
+        wanted, own_slice = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         with self._vllm() as vllm:
@@ -121,7 +121,7 @@ class ColocatedGeneration(EngineGeneration):
         self._has_sampled = True
         return [
             Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
-            for answer in answers[own]
+            for answer in answers[own_slice]
         ]
 
     def sample_canary(self, prompts: list[list[int]]) -> list[tuple[list[int], Sample]]:
@@ -232,8 +232,8 @@ def _neighbours(size: int) -> dist.ProcessGroup | None:
     if size == 1:
         return None
     groups = [list(range(first, first + size)) for first in range(0, ranks.world_size(), size)]
-    own: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
-    return own
+    own_group: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return own_group
 
 
 def _shared(

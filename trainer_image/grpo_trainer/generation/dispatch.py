@@ -129,7 +129,7 @@ class CompletionDispatch:
         self._stall = stall_seconds
         self._division = PromptAssignment(
             range(len(requests)),
-            prompts_per_engine(max_sequences, max(len(one.seeds) for one in requests)),
+            prompts_per_engine(max_sequences, max(len(request.seeds) for request in requests)),
         )
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
@@ -214,7 +214,7 @@ class CompletionDispatch:
         for index, number in self._division.assign(live):
             engine, piece = self._engines[index], self._pieces[number]
             assert engine.view.incarnation is not None  # it serves
-            asked = Generate(
+            message = Generate(
                 version=version,
                 incarnation=engine.view.incarnation,
                 prompt=piece.prompt,
@@ -222,7 +222,7 @@ class CompletionDispatch:
                 sampling=self._sampling,
             )
             self._begun[index] = asyncio.get_running_loop().time()
-            self._tasks[asyncio.create_task(engine.client.generate(asked))] = (index, number)
+            self._tasks[asyncio.create_task(engine.client.generate(message))] = (index, number)
 
     def _take(self, task: "asyncio.Task[Generated]") -> None:
         """One request has come to its end."""
@@ -248,10 +248,11 @@ class CompletionDispatch:
         self._division.record_answer(index, number)
         self._begun[index] = asyncio.get_running_loop().time()
         self._samples[number] = [
-            Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions
+            Sample(completion.tokens, completion.logprobs, answer.version)
+            for completion in answer.completions
         ]
         self._tokens[index] = self._tokens.get(index, 0) + sum(
-            len(one.tokens) for one in answer.completions
+            len(completion.tokens) for completion in answer.completions
         )
 
     def _lose_stalled(self) -> None:

@@ -206,17 +206,17 @@ class Fleet:
 
     def metrics(self, version: int | None) -> Mapping[str, float]:
         """The metrics of every engine; `version` is the newest."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for engine in self.engines:
             view, state, index = engine.view, engine.state, engine.view.index
-            found[f"{ENGINE_UP.key}/{index}"] = float(view.is_serving(version))
-            found[f"{ENGINE_LOSSES.key}/{index}"] = float(view.losses)
+            values[f"{ENGINE_UP.key}/{index}"] = float(view.is_serving(version))
+            values[f"{ENGINE_LOSSES.key}/{index}"] = float(view.losses)
             if view.version is not None:
-                found[f"{ENGINE_VERSION.key}/{index}"] = float(view.version)
+                values[f"{ENGINE_VERSION.key}/{index}"] = float(view.version)
             if state is not None:
-                found[f"{ENGINE_WAITING.key}/{index}"] = float(state.waiting)
-                found[f"{ENGINE_CACHE.key}/{index}"] = state.cache_used
-        return found
+                values[f"{ENGINE_WAITING.key}/{index}"] = float(state.waiting)
+                values[f"{ENGINE_CACHE.key}/{index}"] = state.cache_used
+        return values
 
     async def _open(self, addresses: EngineAddresses, attempt: str) -> None:
         # Every prompt is a request that stays open: aiohttp's limit of 100 connections would hold

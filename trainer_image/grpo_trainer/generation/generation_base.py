@@ -291,7 +291,7 @@ class EngineGeneration(ABC):
             # All ranks agree, since the sync that would follow is a collective.
             if not ranks.any_rank(
                 bool(self.changed_weights())
-                or any(one.version != self.proven_version for one in samples)
+                or any(sample.version != self.proven_version for sample in samples)
             ):
                 break
             self.failures += 1
@@ -306,7 +306,7 @@ class EngineGeneration(ABC):
         tokens = [sample.tokens for sample in samples]
         # TRL expects a list of alternatives per token. The engine gives only the token that it
         # sampled.
-        logprobs = [[[one] for one in sample.logprobs] for sample in samples]
+        logprobs = [[[logprob] for logprob in sample.logprobs] for sample in samples]
         self.versions = [sample.version for sample in samples]
         return prompts, tokens, logprobs, None
 
@@ -318,7 +318,7 @@ class EngineGeneration(ABC):
         Raises:
             EngineMismatch: a log-probability of any rank is not finite.
         """
-        wrong = sum(not math.isfinite(one) for sample in samples for one in sample.logprobs)
+        wrong = sum(not math.isfinite(logprob) for sample in samples for logprob in sample.logprobs)
         wrong_of_all = sum(ranks.gather(wrong))
         if wrong_of_all:
             raise EngineMismatch(

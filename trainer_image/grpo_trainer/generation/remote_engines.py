@@ -236,9 +236,9 @@ class EnginesMain:
         return self._lanes[incarnation]
 
     def _learn(self, lane: Lane) -> None:
-        asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
-        workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
-        if problems := [problem for _, found in workers for problem in found]:
+        message = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
+        workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
+        if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
             raise unprovable_error(problems, self._setup.plan.generation)
         lane.workers = [sources for sources, _ in workers]
 
@@ -351,9 +351,9 @@ class ServersGeneration(EngineGeneration):
         if ranks.world_size() == 1:
             return parts[0]
         # Rank 0 alone has the completions.
-        own: list[Any] = [None]
-        dist.scatter_object_list(own, parts or None, src=0)
-        mine: list[Sample] = own[0]
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, parts or None, src=0)
+        mine: list[Sample] = received[0]
         return mine
 
     def _led(self, work: Callable[[EnginesMain], Any]) -> Any:

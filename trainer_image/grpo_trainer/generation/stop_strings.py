@@ -147,7 +147,7 @@ def mark_stopped(
         end = max(0, len(tokens) - most)
         matcher = StopStringMatcher(stop, tokenizer, tokens[max(0, end - CONTEXT) : end])
         # Not any(): a stop string in the middle would have ended the completion there.
-        found = [matcher.is_complete(token) for token in tokens[end:]]
-        is_stopped = bool(found) and found[-1]
+        is_complete = [matcher.is_complete(token) for token in tokens[end:]]
+        is_stopped = bool(is_complete) and is_complete[-1]
         marked.append(StoppedCompletion(tokens, end_token) if is_stopped else tokens)
     return marked

@@ -162,10 +162,10 @@ class SyncPass:
         """Ask every lane's engine to come."""
         for lane, meeting in zip(self.lanes, meetings, strict=True):
             lane.engine.is_syncing = True
-            asked = Sync(version=self.version, meeting=asdict(meeting), names=names)
+            message = Sync(version=self.version, meeting=asdict(meeting), names=names)
             # beyond the lane's own time, which is the one that counts while tensors are on their
             # way
-            request = self._fleet.start(lane.engine.client.sync(asked, None))
+            request = self._fleet.start(lane.engine.client.sync(message, None))
             lane.begin(meeting, request)
             if all(lane.workers != workers for workers, _ in self._expected):
                 self._expected.append((lane.workers, [{} for _ in lane.workers]))

@@ -153,10 +153,11 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
 
 
 def _facts(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
-    plan, found = trained.plan, trained.revisions
-    yield f"- base: {_named(plan.model.name, found.get('model'))}"
-    yield f"- dataset: {_named(plan.dataset.name or 'files', found.get('dataset'))}"
-    yield f"- fingerprint of the rows (sha256): {_code(found.get(DATASET_FINGERPRINT, 'unknown'))}"
+    plan, revisions = trained.plan, trained.revisions
+    yield f"- base: {_named(plan.model.name, revisions.get('model'))}"
+    yield f"- dataset: {_named(plan.dataset.name or 'files', revisions.get('dataset'))}"
+    fingerprint = revisions.get(DATASET_FINGERPRINT, "unknown")
+    yield f"- fingerprint of the rows (sha256): {_code(fingerprint)}"
     yield f"- rewards: {', '.join(map(_code, reward_names(plan.rewards)))}"
     yield f"{HASH} {_code(hash_of_weights)}"
 

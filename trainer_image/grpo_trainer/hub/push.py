@@ -292,19 +292,21 @@ def _pushed(target: Target, files: Files, message: str) -> str:
     """One try: the commit that has the files, which may be there already."""
     api, head = target.api(), _prepared(target).sha
     there = _tree(target, head)
-    left = [CommitOperationDelete(name) for name in _outdated(files, there)]
-    if head and not left and not files.differing_names(there):
+    deletions = [CommitOperationDelete(name) for name in _outdated(files, there)]
+    if head and not deletions and not files.differing_names(there):
         return head
     additions = files.additions()
     with _next_time_better():
-        weights = [one for one in additions if one.path_in_repo.endswith(".safetensors")]
+        weights = [
+            addition for addition in additions if addition.path_in_repo.endswith(".safetensors")
+        ]
         for first in range(0, len(weights), FILES_AT_A_TIME):
             api.preupload_lfs_files(
                 target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME]
             )
         made = api.create_commit(
             target.spec.repository,
-            [*left, *additions],
+            [*deletions, *additions],
             commit_message=message,
             parent_commit=head or None,
         )
@@ -348,8 +350,8 @@ def _tree(target: Target, commit: str | None) -> dict[str, RepoFile]:
     """The files of a commit by their paths; none before the first."""
     if commit is None:
         return {}
-    found = target.api().list_repo_tree(target.spec.repository, recursive=True, revision=commit)
-    return {file.path: file for file in found if isinstance(file, RepoFile)}
+    entries = target.api().list_repo_tree(target.spec.repository, recursive=True, revision=commit)
+    return {file.path: file for file in entries if isinstance(file, RepoFile)}
 
 
 def _outdated(files: Files, there: Mapping[str, RepoFile]) -> list[str]:

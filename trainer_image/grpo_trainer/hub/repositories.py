@@ -85,14 +85,14 @@ class Lease:
             OSError: the folder can't be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        seen, since, died = "", self._clock.now(), False
+        last_text, since, died = "", self._clock.now(), False
         while not self._created():
             text = _lease_text(self.path)
-            if text != seen:
-                seen, since = text, self._clock.now()
+            if text != last_text:
+                last_text, since = text, self._clock.now()
                 on_sign_of_life()
             elif self._clock.now() - since >= STALE_SECONDS:
-                self._end(seen)
+                self._end(last_text)
                 died = True
                 continue
             self._clock.sleep(POLL_SECONDS)
@@ -127,7 +127,7 @@ class Lease:
     def _content(self) -> str:
         return f"{self._owner} {self._beats}\n"
 
-    def _end(self, seen: str) -> None:
+    def _end(self, expected_text: str) -> None:
         """Put a dead holder's lease away. Of several that try only one gets the file; a new
         holder's is put back."""
         grave = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
@@ -135,7 +135,7 @@ class Lease:
             self.path.rename(grave)
         except FileNotFoundError:
             return
-        if _lease_text(grave) != seen and not self.path.exists():
+        if _lease_text(grave) != expected_text and not self.path.exists():
             grave.rename(self.path)
         grave.unlink(missing_ok=True)
 
@@ -218,12 +218,12 @@ class Hub:
             BadInput: there is no such repository or revision, or no right to it.
             HubUnavailable: the hub can't be asked.
         """
-        found = self.recorded_commits.get(repository.path, "")
-        if not found:
-            found = rank0_task.run_on_rank0(lambda: _resolved(repository, self))
-        if found:
-            self.commits[repository.path] = found
-        return found
+        commit = self.recorded_commits.get(repository.path, "")
+        if not commit:
+            commit = rank0_task.run_on_rank0(lambda: _resolved(repository, self))
+        if commit:
+            self.commits[repository.path] = commit
+        return commit
 
     def snapshot(self, repository: Repository, choose: Callable[[Fetch], Path]) -> tuple[Path, str]:
         """Folder and commit; `choose` fetches what is needed, in one process per node. A
@@ -388,11 +388,11 @@ def run_under_lease(
 def _sweep(storage: Path) -> None:
     """Remove what a killed downloader left: files that it began, and locks that not every file
     system lets go of."""
-    for left in (
+    for file in (
         *storage.glob("blobs/*.incomplete"),
         *storage.parent.glob(f".locks/{storage.name}/*.lock"),
     ):
-        left.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
 def _refused(repository: Repository, action: Callable[[], T]) -> T:

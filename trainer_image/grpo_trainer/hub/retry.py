@@ -72,12 +72,12 @@ class Arrivals:
 
     def report_change(self) -> None:
         """Measure the bytes that have arrived and report a change."""
-        found = self.measure()
-        if found != self._last:
-            self._last = found
-            self._tell(found)
-        if found > self._most:
-            self._most, self._grew_at = found, self._clock.now()
+        measured = self.measure()
+        if measured != self._last:
+            self._last = measured
+            self._tell(measured)
+        if measured > self._most:
+            self._most, self._grew_at = measured, self._clock.now()
             self.report_wait("")
 
     def report_again(self) -> None:
@@ -87,9 +87,9 @@ class Arrivals:
     def wait(self, seconds: float) -> None:
         """A pause between two tries, in which others hear that somebody is there."""
         end = self._clock.now() + seconds
-        while (left := end - self._clock.now()) > 0:
+        while (seconds_left := end - self._clock.now()) > 0:
             self.report_again()
-            self._clock.sleep(min(left, POLL_SECONDS))
+            self._clock.sleep(min(seconds_left, POLL_SECONDS))
 
     @property
     def silent_seconds(self) -> float:
@@ -104,8 +104,8 @@ def bytes_in(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                found = Path(parent, name).lstat()
-                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+                entry = Path(parent, name).lstat()
+                total += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
     return total
 
 
@@ -173,13 +173,13 @@ def passing_error(error: BaseException) -> TryLater | None:
     # The hub's client, which only a run that asks the hub needs.
     import httpx2
 
-    for one in _chain(error):
-        if isinstance(one, TryLater):
-            return one
-        if isinstance(one, OfflineModeIsEnabled | HfHubHTTPError):
+    for cause in _chain(error):
+        if isinstance(cause, TryLater):
+            return cause
+        if isinstance(cause, OfflineModeIsEnabled | HfHubHTTPError):
             return None
-        if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
-            return TryLater(_words(one))
+        if isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError):
+            return TryLater(_words(cause))
     # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the
     # rest RuntimeError
     if type(error).__module__.startswith("hf_xet"):
@@ -203,7 +203,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
-    of_system = [one.errno for one in _chain(error) if isinstance(one, OSError)]
+    of_system = [cause.errno for cause in _chain(error) if isinstance(cause, OSError)]
     full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
     if full or "No space left on device" in str(error):
         folder = next(

@@ -145,8 +145,8 @@ def sentence(text: str) -> str:
     if len(line) <= MAX_SENTENCE:
         return line
     # The beginning says what is wrong and the end what to write.
-    kept = (MAX_SENTENCE - len(_CUT)) // 2
-    return f"{line[:kept]}{_CUT}{line[-kept:]}"
+    half = (MAX_SENTENCE - len(_CUT)) // 2
+    return f"{line[:half]}{_CUT}{line[-half:]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,16 +64,16 @@ class Heartbeat:
             self._share(self._store)
 
     def _share(self, store: Counters) -> None:
-        own = self._recorder.own_events
+        own_events = self._recorder.own_events
         try:
-            others = store.add(COUNTER, own - self._told) - own
+            others = store.add(COUNTER, own_events - self._told) - own_events
         except (
             RuntimeError
         ) as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
             log.warning(f"the progress of other ranks can't be received any more: {error}")
             self._store = None
             return
-        self._told = own
+        self._told = own_events
         if others > self._others:
             self._recorder.record_peer_events(others - self._others)
         self._others = others

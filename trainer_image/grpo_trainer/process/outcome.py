@@ -174,11 +174,11 @@ class ProcessEnd:
 def kept_outcomes(attempt: Path) -> list[Outcome]:
     """The Outcomes that processes of an attempt wrote into its folder. Unreadable ones are left
     out."""
-    found = []
+    outcomes = []
     for path in sorted(attempt.glob(_OUTCOME.format("*"))):
         with suppress(OSError, ValueError):
-            found.append(Outcome.model_validate_json(path.read_bytes()))
-    return found
+            outcomes.append(Outcome.model_validate_json(path.read_bytes()))
+    return outcomes
 
 
 def last_success(folder: Path) -> Outcome | None:

@@ -30,8 +30,8 @@ class Preemption:
             seconds_since_sigterm: seconds since the first rank got SIGTERM.
             step_seconds: mean duration of a step.
         """
-        left = self.grace_seconds - GRACE_MARGIN_SECONDS - seconds_since_sigterm
+        seconds_left = self.grace_seconds - GRACE_MARGIN_SECONDS - seconds_since_sigterm
         saving = SAVE_STEPS * step_seconds if self.save_seconds is None else self.save_seconds
-        if self.can_save and left >= saving:
+        if self.can_save and seconds_left >= saving:
             return "save"
         return "stop"

@@ -217,7 +217,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     """What is known of each process's end, in the order in which they ended."""
     said = {worker.rank: worker.outcome() for worker in workers}
     standstills = [one.standstill for one in said.values() if one]
-    silences = [one.silent_seconds for one in standstills if one]
+    silences = [standstill.silent_seconds for standstill in standstills if standstill]
     ends = []
     for worker in workers:
         outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)
@@ -227,8 +227,8 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
                 silences and stacks
             ):  # amid a hang, a process that can't even say so has stood still at least as long
                 outcome = add_standstill(outcome, max(silences), stacks)
-        kept = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
-        ends.append(End(outcome, kept, stacks))
+        is_own_outcome = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
+        ends.append(End(outcome, is_own_outcome, stacks))
     return ends
 
 

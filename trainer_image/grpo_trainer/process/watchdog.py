@@ -84,12 +84,12 @@ def add_standstill(outcome: Outcome, silent_seconds: float, stacks: str) -> Outc
     frames = main_frames(stacks)
     inner = next((at for at, frame in enumerate(frames) if frame.startswith(OWN_CODE)), len(frames))
     waiting = any(frame.startswith(WAITING_CODE) for frame in frames[:inner])
-    found = Standstill(
+    standstill = Standstill(
         silent_seconds=max(0.0, silent_seconds),
         waiting=waiting,
         frames=select_frames(frames, MAX_FRAMES),
     )
-    return with_standstill(outcome, found)
+    return with_standstill(outcome, standstill)
 
 
 def blame_engine(outcome: Outcome, stage: str) -> Outcome:
@@ -123,11 +123,11 @@ def main_frames(stacks: str) -> list[str]:
             start = at + 1
     frames: list[str] = []
     for line in lines[start:]:
-        found = _FRAME.match(line)
-        if found is None:
+        frame = _FRAME.match(line)
+        if frame is None:
             break
         frames.append(
-            f"{_SITE.sub('', found['path'])}:{found['line']} in {found['function']}"[
+            f"{_SITE.sub('', frame['path'])}:{frame['line']} in {frame['function']}"[
                 :FRAME_CHARACTERS
             ]
         )

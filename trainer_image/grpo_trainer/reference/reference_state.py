@@ -126,10 +126,10 @@ def _fill(name: str, parameter: nn.Parameter, tensor: torch.Tensor, saved: str, 
                 "another shape"
             )
         share.tensor.copy_(tensor)
-        found = fingerprint(share.tensor)
-    if found != saved:
+        actual = fingerprint(share.tensor)
+    if actual != saved:
         raise WeightsDiffer(
-            f"reference parameter {name} from {path} has fingerprint {found}, saved was {saved}"
+            f"reference parameter {name} from {path} has fingerprint {actual}, saved was {saved}"
         )
     release(parameter)
 

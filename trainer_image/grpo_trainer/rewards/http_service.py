@@ -115,10 +115,10 @@ class HTTPFunction:
             tasks = [
                 asyncio.create_task(self._chunk(session, gate, chunk, step)) for chunk in chunks
             ]
-            done, late = await asyncio.wait(tasks, timeout=self._spec.batch_timeout_seconds)
-            for task in late:
+            done, unfinished = await asyncio.wait(tasks, timeout=self._spec.batch_timeout_seconds)
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
         self._on_wait("")
         scores: Scores = []
         missing = too_late = 0
@@ -128,20 +128,22 @@ class HTTPFunction:
             scores += part or [None] * size
             if part is None:
                 missing += size
-            if task in late:
+            if task in unfinished:
                 too_late += size
         self._count(missing, too_late)
         return scores
 
-    def _count(self, missing: int, late: int) -> None:
+    def _count(self, missing: int, timeouts: int) -> None:
         """Count the completions without a score, of which those that are late could still have got
         one."""
-        if missing > late:
-            self._counters.count_failures(missing - late, f"{self._shown}: {self._last_try}")
-        if late:
+        if missing > timeouts:
+            self._counters.count_failures(missing - timeouts, f"{self._shown}: {self._last_try}")
+        if timeouts:
             limit = f"batchTimeoutSeconds = {self._spec.batch_timeout_seconds}"
             last = f"; the last try: {self._last_try}" if self._last_try else ""
-            self._counters.count_timeouts(late, f"{self._shown}: no answer within {limit}{last}")
+            self._counters.count_timeouts(
+                timeouts, f"{self._shown}: no answer within {limit}{last}"
+            )
 
     async def _chunk(
         self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, chunk: Body, step: int
@@ -247,12 +249,12 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
     A date is compared with the answer's own Date: nobody knows how far off the service's clock is.
     """
-    asked = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", asked):
-        return min(float(asked), _LONGEST_ASKED)
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", value):
+        return min(float(value), _LONGEST_ASKED)
     try:
         seconds = (
-            parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
+            parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))
         ).total_seconds()
     except (
         ValueError,

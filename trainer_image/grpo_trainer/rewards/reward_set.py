@@ -75,20 +75,21 @@ class FailureLimits:
         if scored.completions > self._sums[-1].completions:
             self._sums.append(scored)
         before, generations = self._sums[0], len(self._sums) - 1
-        asked = scored.completions - before.completions
+        requested = scored.completions - before.completions
         # As many completions as JUDGED_GENERATIONS generations ask for; after the last step, as
         # many as there were.
         is_final = is_last or not generations
-        judged = asked if is_final else asked / generations * JUDGED_GENERATIONS
+        judged = requested if is_final else requested / generations * JUDGED_GENERATIONS
         for name, limit in self.shares.items():
             missing = scored.missing[name] - before.missing.get(name, 0.0)
             if judged and missing / judged > limit:
-                of = "" if judged == asked else f" of {JUDGED_GENERATIONS} generations"
+                of = "" if judged == requested else f" of {JUDGED_GENERATIONS} generations"
                 share = f"{missing / judged:.1%}{of}, more than its maxFailureShare, {limit:.1%}"
                 self._end(
                     name,
                     step,
-                    f"{missing:.0f} of the {asked:.0f} completions of {generations} generations",
+                    f"{missing:.0f} of the {requested:.0f} completions of {generations} "
+                    "generations",
                     share,
                 )
 
@@ -96,13 +97,13 @@ class FailureLimits:
         """Share of the judged generations' completions that got no reward, by reward; as of the
         last `judge`."""
         first, last = self._sums[0], self._sums[-1]
-        asked = last.completions - first.completions
-        if not asked:
+        requested = last.completions - first.completions
+        if not requested:
             return {}
         missing = {
             name: count - first.missing.get(name, 0.0) for name, count in last.missing.items()
         }
-        return {name: count / asked for name, count in missing.items()}
+        return {name: count / requested for name, count in missing.items()}
 
     def _end(self, name: str, step: int, lost: str, share: str) -> None:
         """Raise the error, in the words of a rank that met a failure. A collective."""

@@ -70,7 +70,7 @@ def vllm_logging(folder: Path) -> dict[str, str]:
     """Variables with which vLLM's processes, too, log as this one does; writes a file that they
     read into the folder."""
     formatters = [handler.formatter for handler in logging.root.handlers]
-    ours = [one for one in formatters if isinstance(one, JsonFormatter)]
+    ours = [formatter for formatter in formatters if isinstance(formatter, JsonFormatter)]
     if not ours:
         return {}
     formatter = ours[0]

@@ -113,8 +113,8 @@ def require_conditions(store: "Store", folder: str) -> None:
         store.put_if_unchanged(key, b"first", None)
         if store.put_if_unchanged(key, b"second", None):
             raise _useless(store, "If-None-Match: *", "twice for one object")
-        found = store.get(key)
-        stale = found[1] if found else None
+        stored = store.get(key)
+        stale = stored[1] if stored else None
         store.put_if_unchanged(key, b"third", stale)
         if store.put_if_unchanged(key, b"fourth", stale):
             raise _useless(store, "If-Match", "with the ETag of an earlier version")
@@ -151,15 +151,15 @@ class StoredRun:
             BadInput: the object is not a head.
             StoreFailed: as Store.get.
         """
-        found = self.store.get(HEAD)
-        return _parsed_head(self.store, found[0]) if found else None
+        stored = self.store.get(HEAD)
+        return _parsed_head(self.store, stored[0]) if stored else None
 
     def manifest(self, made: Committed) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
-        found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
-        if found is None:
+        stored = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
+        if stored is None:
             return None
-        content, _ = found
+        content, _ = stored
         is_committed = hashlib.sha256(content).hexdigest() == made.manifest
         return content if is_committed else None
 
@@ -233,7 +233,11 @@ class RunStore(StoredRun):
             # The `keep` that were committed last: the step says less, for a run goes back behind a
             # checkpoint that is damaged.
             place = (made.attempt, made.step)
-            others = [one for one in now.checkpoints if (one.attempt, one.step) != place]
+            others = [
+                checkpoint
+                for checkpoint in now.checkpoints
+                if (checkpoint.attempt, checkpoint.step) != place
+            ]
             return now.model_copy(update={"checkpoints": [*others, made][-self.keep :]})
 
         try:
@@ -251,7 +255,9 @@ class RunStore(StoredRun):
         """
 
         def without_dropped(now: Head) -> Head:
-            checkpoints = [one for one in now.checkpoints if one not in dropped]
+            checkpoints = [
+                checkpoint for checkpoint in now.checkpoints if checkpoint not in dropped
+            ]
             return now.model_copy(update={"checkpoints": checkpoints})
 
         self._tidy(self._move_head(without_dropped))
@@ -311,11 +317,13 @@ class RunStore(StoredRun):
         Nothing that counts no more ever counts again, so an old attempt that does this late deletes
         nothing of worth.
         """
-        kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
-        kept |= {export_key(now.export)} if now.export else set()
+        current = {
+            checkpoint_key(checkpoint.attempt, checkpoint.step) for checkpoint in now.checkpoints
+        }
+        current |= {export_key(now.export)} if now.export else set()
         keys = self.store.object_sizes()
-        kept |= set(_history_keys(keys).values())
-        self.store.delete([key for key in keys if self._is_left(key, kept)])
+        current |= set(_history_keys(keys).values())
+        self.store.delete([key for key in keys if self._is_left(key, current)])
 
     def _tidy(self, now: Head | None = None) -> None:
         """Sweep once something counts, or is in vain: neither must depend on what is left being
@@ -326,21 +334,21 @@ class RunStore(StoredRun):
         except StoreFailed as error:
             log.warning(f"what counts no more stays until the next checkpoint: {error}")
 
-    def _is_left(self, key: str, kept: set[str]) -> bool:
+    def _is_left(self, key: str, current: set[str]) -> bool:
         of = _ATTEMPT.match(key)
         # A newer attempt's files are its own: it may be writing them now.
         if of is None or int(of[1]) > self.attempt:
             return False
         folder = "/".join(key.split("/")[:2])
-        return folder not in kept
+        return folder not in current
 
     def _move_head(self, changed: HeadChange, first: Head | None = None) -> Head:
         """Write the changed head, if this attempt still has the run, until a write of ours
         succeeds; what stands then. `first`: the head to write if the store has none."""
         written: set[str] = set()
         for _ in range(HEAD_TRIES):
-            found = self.store.get(HEAD)
-            head = _parsed_head(self.store, found[0]) if found else None
+            stored = self.store.get(HEAD)
+            head = _parsed_head(self.store, stored[0]) if stored else None
             if head and head.nonce in written:
                 return head
             if head is None and first is None:
@@ -352,7 +360,7 @@ class RunStore(StoredRun):
                 self._require_newest(head)
             new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
             written.add(new.nonce)
-            version = found[1] if found else None
+            version = stored[1] if stored else None
             if self.store.put_if_unchanged(HEAD, new.model_dump_json().encode(), version):
                 return new
         raise StoreFailed(

@@ -86,8 +86,8 @@ class Store:
 
         def get() -> tuple[bytes, Version] | None:
             try:
-                found = obstore.get(self._backend, key)
-                return bytes(found.bytes()), _version(found.meta)
+                response = obstore.get(self._backend, key)
+                return bytes(response.bytes()), _version(response.meta)
             except FileNotFoundError:
                 return None
 
@@ -197,9 +197,9 @@ class Store:
 
     def _wait(self, seconds: float, problem: str) -> None:
         end = self._clock.now() + seconds
-        while (left := end - self._clock.now()) > 0:
+        while (seconds_left := end - self._clock.now()) > 0:
             self._tell(problem)
-            self._clock.sleep(min(left, POLL_SECONDS))
+            self._clock.sleep(min(seconds_left, POLL_SECONDS))
 
     def _require_passing(self, what: str, error: Exception) -> None:
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)

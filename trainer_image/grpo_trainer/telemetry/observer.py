@@ -161,9 +161,14 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             version = WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
             step, steps = state.global_step, state.max_steps
-            own = {RANK_SECONDS: logs.get(RANK_SECONDS)}
+            rank_seconds = {RANK_SECONDS: logs.get(RANK_SECONDS)}
             log_numbers(
-                f"step {step} of {steps}", step=step, totalSteps=steps, **values, **sampled, **own
+                f"step {step} of {steps}",
+                step=step,
+                totalSteps=steps,
+                **values,
+                **sampled,
+                **rank_seconds,
             )
             row = self._row(step, logs)
             row[FINDINGS] = self._judge(row)

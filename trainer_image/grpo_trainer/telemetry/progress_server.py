@@ -104,13 +104,15 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
         catalogue.REFERENCE_EVERY: reference_every,
         catalogue.USABLE_MEMORY: usable_memory,
     }
-    found: dict[Metric, Values] = {
+    values_by_metric: dict[Metric, Values] = {
         metric: {(): value} for metric, value in single.items() if value is not None
     }
     if memory:
         phases = memory.phases.model_dump(by_alias=False)
-        found[catalogue.PREDICTED_MEMORY] = {(name,): float(size) for name, size in phases.items()}
-    return found
+        values_by_metric[catalogue.PREDICTED_MEMORY] = {
+            (name,): float(size) for name, size in phases.items()
+        }
+    return values_by_metric
 
 
 def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -183,10 +185,15 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
 
 def _progress(recorder: Recorder, query: str) -> Progress:
     """The progress, with the times of as many steps as the query asks for."""
-    asked = parse_qs(query).get(TRACE_QUERY, [""])[-1]
-    if not (asked.isascii() and asked.isdecimal() and 0 < len(asked) < 10 and int(asked)):
+    traced_steps = parse_qs(query).get(TRACE_QUERY, [""])[-1]
+    if not (
+        traced_steps.isascii()
+        and traced_steps.isdecimal()
+        and 0 < len(traced_steps) < 10
+        and int(traced_steps)
+    ):
         return recorder.progress
-    return recorder.progress.model_copy(update={"steps": recorder.step_times(int(asked))})
+    return recorder.progress.model_copy(update={"steps": recorder.step_times(int(traced_steps))})
 
 
 def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:

@@ -206,9 +206,9 @@ def rank_seconds(rows: torch.Tensor) -> list[float]:
 
 def exchange_rows(row: list[float]) -> torch.Tensor:
     """Every rank's row, shape (world, len(row)), float64, on the CPU. A collective."""
-    own = torch.tensor(row, dtype=torch.float64)
+    own_row = torch.tensor(row, dtype=torch.float64)
     if not dist.is_initialized():
-        return own.unsqueeze(0)
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, own)
+        return own_row.unsqueeze(0)
+    rows = [torch.empty_like(own_row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own_row)
     return torch.stack(rows)

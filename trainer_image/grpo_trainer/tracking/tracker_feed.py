@@ -236,10 +236,10 @@ class TrackerFeed:
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 16))
         while self._seconds_left() > 0:
             wanted = pause if self._end is None else FIRST_PAUSE
-            left = wanted - (self._clock.now() - began)
-            if left <= 0:
+            seconds_left = wanted - (self._clock.now() - began)
+            if seconds_left <= 0:
                 return
-            self._clock.sleep(min(_SLICE, left))
+            self._clock.sleep(min(_SLICE, seconds_left))
 
     def _finish(self) -> None:
         if self._run is None or self._end is None:

@@ -22,16 +22,16 @@ _MAX_ANSWER = 2**16
 
 def child_environment(environment: Mapping[str, str], tracker: TrackerName) -> dict[str, str]:
     """What a tracker's process inherits: all but the secrets of others and the GPUs."""
-    kept = {
+    inherited = {
         name: value
         for name, value in environment.items()
         if name != "HF_TOKEN" and not name.startswith(ENV_PREFIX)
     }
     for name in (tracking_token_env(tracker), TRACKERS_ENV):
         if name in environment:
-            kept[name] = environment[name]
+            inherited[name] = environment[name]
     # One thread: the cores belong to training.
-    return kept | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return inherited | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 class TrackerProcess:

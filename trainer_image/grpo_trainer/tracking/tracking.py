@@ -95,7 +95,7 @@ class Tracking:
         deadline = self._clock.now() + seconds
         for feed in self._feeds:
             feed.end(end_of(result), seconds)
-        while self._clock.now() < deadline and any(one.is_alive() for one in self._threads):
+        while self._clock.now() < deadline and any(thread.is_alive() for thread in self._threads):
             self._clock.sleep(_SLICE)
         for feed in self._feeds:
             feed.abandon()

@@ -205,10 +205,14 @@ class FindingGuard(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """
         if not self._stop_on or "loss" not in (logs or {}):
             return
-        findings = [one for one in self._read_findings() if one.finding in self._stop_on]
+        findings = [
+            finding for finding in self._read_findings() if finding.finding in self._stop_on
+        ]
         if not ranks.any_rank(bool(findings)):
             return
-        messages = [f"guard.stopOn: {one.finding} since step {one.since}" for one in findings]
+        messages = [
+            f"guard.stopOn: {finding.finding} since step {finding.since}" for finding in findings
+        ]
         message = f"{messages[0]}. {findings[0].advice}" if findings else ""
         raise StoppedOnFinding(next(filter(None, ranks.gather(message))))
 

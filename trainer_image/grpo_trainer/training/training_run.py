@@ -56,18 +56,18 @@ def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | Non
     if classify_error(error)[0] is not Result.OUT_OF_MEMORY:
         return None
     phase, peak = clock.record_shortage()
-    found = {"phase": phase, "requested_bytes": requested_bytes(str(error))}
+    facts = {"phase": phase, "requested_bytes": requested_bytes(str(error))}
     if isinstance(error, torch.OutOfMemoryError):
-        found |= {"memory": "Device", "allocated_bytes": peak}
+        facts |= {"memory": "Device", "allocated_bytes": peak}
     else:
-        found |= {"memory": "Host", "allocated_bytes": resident_bytes()}
-    return MemoryShortage.model_validate(found)
+        facts |= {"memory": "Host", "allocated_bytes": resident_bytes()}
+    return MemoryShortage.model_validate(facts)
 
 
 def requested_bytes(text: str) -> int:
     """Bytes that torch's message says were asked for; 0 where it doesn't."""
-    found = _ASKED.search(text)
-    return min(MAX_COUNT, round(float(found[1]) * _UNITS[found[2]])) if found else 0
+    request = _ASKED.search(text)
+    return min(MAX_COUNT, round(float(request[1]) * _UNITS[request[2]])) if request else 0
 
 
 def run(
@@ -135,15 +135,15 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
         run.beginning.adapter,
         run.trainer.skipped,
     )
-    own = None
+    own_checkpoint = None
     if checkpoint and run.is_own(checkpoint):
-        own = describe_checkpoint(checkpoint, run.address(checkpoint))
+        own_checkpoint = describe_checkpoint(checkpoint, run.address(checkpoint))
     recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
         recorder.record_resume(
-            step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own
+            step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own_checkpoint
         )
-        left_out = [(one.first, one.last) for one in skipped]
+        left_out = [(span.first, span.last) for span in skipped]
         log_numbers(
             f"attempt {attempt} begins after step {step}",
             resumedFromStep=step,
@@ -173,10 +173,10 @@ def _explained(error: Diverged, run: Run) -> Diverged:
 
 def _last_good(run: Run) -> str:
     """The checkpoint that a run which has diverged can go back to, as a sentence."""
-    found = run.seal.last or run.beginning.checkpoint
+    checkpoint = run.seal.last or run.beginning.checkpoint
     return (
-        f"The last good checkpoint is {run.address(found)}"
-        if found
+        f"The last good checkpoint is {run.address(checkpoint)}"
+        if checkpoint
         else "No checkpoint was saved before"
     )
 
@@ -257,18 +257,24 @@ def _place(
     """
     url = target.send_export(folder) if target else None
     local_copy = str(folder) if target else ""
-    kept = url or local_copy
-    address = _pushed(base, folder, hub, kept, recorder, clock=clock) if hub else ""
+    durable_copy = url or local_copy
+    address = _pushed(base, folder, hub, durable_copy, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = describe_export(folder, url)
         recorder.export = (
             export.model_copy(update={"to": "Hub", "path": address}) if hub else export
         )
-    return "the model is in " + " and in ".join(filter(None, (address, kept)))
+    return "the model is in " + " and in ".join(filter(None, (address, durable_copy)))
 
 
 def _pushed(
-    base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock
+    base: str,
+    folder: Path,
+    hub: HubExportSpec,
+    durable_copy: str,
+    recorder: Recorder,
+    *,
+    clock: Clock,
 ) -> str:
     """Push an exported model; its address on the hub. A collective.
 
@@ -287,13 +293,15 @@ def _pushed(
                 hub,
                 message,
                 has_gone_out,
-                is_only_copy=not kept,
+                is_only_copy=not durable_copy,
                 clock=clock,
                 on_wait=partial(recorder.record_wait, "Hub"),
             )
         )
     except (BadInput, HubUnavailable) as error:
-        raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
+        raise type(error)(
+            f"{error}; the model is in {durable_copy}" if durable_copy else str(error)
+        ) from error
     return f"hf://{hub.repository}@{commit}"
 
 

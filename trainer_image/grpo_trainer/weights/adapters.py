@@ -65,20 +65,20 @@ def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.
         key = adapter_key(name)
         if key:
             wanted[key] = parameters.shape(parameter)
-    saved, found = _config(folder), _adapter_shapes(folder, source)
+    saved, shapes = _config(folder), _adapter_shapes(folder, source)
     differences = _base_differences(saved, source) + _config_differences(
         saved, model.peft_config[TRAINED_ADAPTER]
     )
-    differences += _module_differences(found, wanted)
+    differences += _module_differences(shapes, wanted)
     # a wrong rank is in every shape: named once is enough
-    if problems := differences or _tensor_differences(found, wanted):
+    if problems := differences or _tensor_differences(shapes, wanted):
         raise BadInput(
             f"spec.resumeFrom: the adapter in {folder} can't be the start of this job: "
             f"{'; '.join(problems)}. "
             "Set these fields of the spec as they were there, or remove spec.resumeFrom"
         )
     tensors = load_peft_weights(str(folder), device="cpu")
-    return {key: tensors[key] for key in found}
+    return {key: tensors[key] for key in shapes}
 
 
 def _config(folder: Path) -> PeftConfig:
@@ -135,10 +135,10 @@ def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
 
 
 def _module_differences(
-    found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
 ) -> list[str]:
     """Which kinds of modules have an adapter, as PEFT resolved the names to modules."""
-    theirs, ours = _kinds(found), _kinds(wanted)
+    theirs, ours = _kinds(shapes), _kinds(wanted)
     return [_difference("adapter.targetModules", theirs, ours)] if theirs != ours else []
 
 
@@ -149,15 +149,15 @@ def _kinds(keys: dict[str, tuple[int, ...]]) -> list[str]:
 
 
 def _tensor_differences(
-    found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
 ) -> list[str]:
     """The first tensor that differs, and how many do."""
-    keys = sorted(found.keys() | wanted.keys())
-    wrong = [key for key in keys if found.get(key) != wanted.get(key)]
+    keys = sorted(shapes.keys() | wanted.keys())
+    wrong = [key for key in keys if shapes.get(key) != wanted.get(key)]
     if not wrong:
         return []
     key = wrong[0]
-    first = _difference(key, found.get(key, "absent"), wanted.get(key, "absent"))
+    first = _difference(key, shapes.get(key, "absent"), wanted.get(key, "absent"))
     return [f"{len(wrong)} tensors of {ADAPTER}, the first is {first}"]
 
 

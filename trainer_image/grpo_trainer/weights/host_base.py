@@ -22,9 +22,11 @@ class HostBase:
 
     def __init__(self, model: nn.Module) -> None:
         """Copy them from where they are, which is where they come back to."""
-        self._parameters = [one for one in model.parameters() if not one.requires_grad]
+        self._parameters = [
+            parameter for parameter in model.parameters() if not parameter.requires_grad
+        ]
         self.device = self._parameters[0].device
-        sizes = [-(-one.nbytes // ALIGNMENT) * ALIGNMENT for one in self._parameters]
+        sizes = [-(-parameter.nbytes // ALIGNMENT) * ALIGNMENT for parameter in self._parameters]
         starts = accumulate(sizes, initial=0)
         self._memory = _pinned_memory(sum(sizes), self.device)
         self._copies = [

@@ -79,18 +79,18 @@ def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, s
     for position, name in enumerate(names):
         # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last
         # parts.
-        found = [
+        modules = [
             module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")
         ]
-        if not found:
+        if not modules:
             yield position, f"no module is called {name!r}"
-        elif any(module is model.get_output_embeddings() for module in found):
+        elif any(module is model.get_output_embeddings() for module in modules):
             yield position, f"{name!r} is the head, whose adapter would never be trained"
-        elif not all(isinstance(module, _ADAPTABLE) for module in found):
+        elif not all(isinstance(module, _ADAPTABLE) for module in modules):
             yield (
                 position,
                 (
-                    f"{name!r} is a {type(found[0]).__name__}, which has parts but no weights of "
+                    f"{name!r} is a {type(modules[0]).__name__}, which has parts but no weights of "
                     "its own to adapt"
                 ),
             )

@@ -111,14 +111,14 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
         Diverged: on every rank, naming the ranks and the first parameter or state that isn't
             finite.
     """
-    own = first_not_finite(model, optimizer)
-    if not ranks.any_rank(bool(own)):
+    own_not_finite = first_not_finite(model, optimizer)
+    if not ranks.any_rank(bool(own_not_finite)):
         return
-    found = ranks.gather(own)
-    wrong = [number for number, name in enumerate(found) if name]
+    not_finite = ranks.gather(own_not_finite)
+    wrong = [number for number, name in enumerate(not_finite) if name]
     raise Diverged(
-        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither "
-        "a checkpoint nor a model is written. Lower training.learningRate",
+        f"{ranks.rank_names(wrong)}: {not_finite[wrong[0]]} is not finite after step {step}, so "
+        "neither a checkpoint nor a model is written. Lower training.learningRate",
         step,
     )
 

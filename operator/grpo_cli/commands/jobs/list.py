@@ -29,14 +29,14 @@ def run(options: Namespace) -> int:
     """Prints the jobs, ordered by namespace and name."""
     flags = ["--all-namespaces"] if options.all_namespaces else []
     flags += [f"--selector={options.selector}"] if options.selector else []
-    found = kubectl.get_json(options, kubectl.RESOURCE, *flags)
+    jobs = kubectl.get_json(options, kubectl.RESOURCE, *flags)
     if options.output == "json":
-        print(json.dumps(found, indent=2))
+        print(json.dumps(jobs, indent=2))
         return 0
     if options.output == "yaml":
-        print(yaml.safe_dump(found, sort_keys=False), end="")
+        print(yaml.safe_dump(jobs, sort_keys=False), end="")
         return 0
-    rows = [_row(item, with_namespace=options.all_namespaces) for item in found["items"]]
+    rows = [_row(item, with_namespace=options.all_namespaces) for item in jobs["items"]]
     if not rows:
         print("no GRPOJobs found")
         return 0

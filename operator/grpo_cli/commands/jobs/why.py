@@ -50,8 +50,8 @@ def explanation(name: str, job: GRPOJob) -> Iterator[str]:
 
 def telling_conditions(job: GRPOJob) -> list[Condition]:
     """The conditions that give `status.reason`, or, where all is well, the newest one."""
-    conditions = [one for one in job.status.conditions if one.message]
-    named = [one for one in conditions if one.reason == job.status.reason]
+    conditions = [condition for condition in job.status.conditions if condition.message]
+    named = [condition for condition in conditions if condition.reason == job.status.reason]
     if named:
         return named
     newest = max(conditions, key=lambda one: one.last_transition_time, default=None)

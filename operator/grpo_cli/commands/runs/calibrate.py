@@ -97,9 +97,9 @@ def _local_rows(folder: Path) -> Iterator[MeasuredRow]:
 def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]:
     """The rows of the finished jobs of a cluster."""
     cluster = options.context or kubectl.run_kubectl(options, "config", "current-context").strip()
-    for found in _jobs(options, names):
+    for item in _jobs(options, names):
         try:
-            metadata, job = kubectl.read_job(found)
+            metadata, job = kubectl.read_job(item)
         except KubectlError:
             # Of another version of the operator, whose numbers are of another time model.
             continue

@@ -84,9 +84,9 @@ def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
 
 def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
     """All rows; the columns that most people look for first, then those that appear."""
-    found = dict.fromkeys(key for row in rows for key in row)
-    usual = [key for key in USUAL_COLUMNS if key in found]
-    others = [key for key in found if key not in (STEP, *usual)]
+    all_columns = dict.fromkeys(key for row in rows for key in row)
+    usual = [key for key in USUAL_COLUMNS if key in all_columns]
+    others = [key for key in all_columns if key not in (STEP, *usual)]
     columns = [STEP, *(keys or [*usual, *others])]
     table = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()

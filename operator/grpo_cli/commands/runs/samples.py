@@ -61,13 +61,13 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
     Raises:
         NotYet: there are no samples.
     """
-    found = [line for line in lines if step is None or as_step(line) <= step]
-    if not found:
+    earlier = [line for line in lines if step is None or as_step(line) <= step]
+    if not earlier:
         sampled = ", ".join(str(as_step(line)) for line in lines[:10])
         raise NotYet(
             f"{run_name} has no samples of step {step}; sampled steps: {sampled or 'none'}"
         )
-    return found[-1]
+    return earlier[-1]
 
 
 def as_step(line: Row) -> int:
