@@ -64,7 +64,7 @@ def compare(folder: Path, steps: int) -> int:
     """Print a row for each case; return the exit code."""
     file = folder / "calibration.yaml"
     worst = 1.0
-    print(f"{'job':22} {'ranks':>5} {'predicted s':>11} {'measured s':>10} {'step s':>7} {'x':>5}")
+    print("| job | ranks | predicted s | measured s | step s | x |\n|---|---|---|---|---|---|")
     for case in cases(folder):
         runs = LocalRuns(
             folder / case.job.metadata["name"], volumes={"files": folder, "quickstart": folder},
@@ -132,7 +132,6 @@ def show(runs: LocalRuns, case: Case, plan: ExecutionPlan) -> float:
     step_times = sorted(row["step_time"] for row in rows)
     step = step_times[len(step_times) // 2]
     ratio = predicted / measured
-    print(
-        f"{name:22} {case.processes:5} {predicted:11.2f} {measured:10.2f} {step:7.2f} {ratio:5.2f}"
-    )
+    numbers = f"{predicted:.2f} | {measured:.2f} | {step:.2f} | {ratio:.2f}"
+    print(f"| {name} | {case.processes} | {numbers} |")
     return ratio

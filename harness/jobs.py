@@ -106,6 +106,15 @@ class Jobs:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
 
+    def wait_pod_ready(self, name: str) -> None:
+        """Waits until a pod is ready; `kubectl wait` would count a busy machine's seconds, too."""
+        patience = Patience(TIMEOUT)
+        pod: Object = {}
+        while not is_true(pod, "Ready"):
+            assert not patience.is_over, f"{name} is not ready: {json.dumps(pod.get('status'))}"
+            time.sleep(POLL_SECONDS)
+            pod = json.loads(self.kubectl("get", "pod", name, "--output", "json"))
+
     def wait_ended(self, name: str) -> int:
         """How many pods the job has once none runs and none is being deleted: then `kubectl logs
         job/…` finds logs.

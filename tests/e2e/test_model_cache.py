@@ -133,7 +133,7 @@ def hub_pod(jobs: Jobs, trainer_image: Image) -> Iterator[str]:
         "-",
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
     )
-    jobs.kubectl("wait", "--for=condition=Ready", "pod/hub", "--timeout", "120s")
+    jobs.wait_pod_ready("hub")
     yield f"http://hub.{jobs.namespace}.svc:8000"
     jobs.kubectl("delete", "configmap/hub", "service/hub", "pod/hub", "--ignore-not-found", "--now")
 

@@ -56,7 +56,7 @@ def objects(
         "-",
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": made}),
     )
-    jobs.kubectl("wait", "--for=condition=Ready", "pod/store", "--timeout", "120s")
+    jobs.wait_pod_ready("store")
     yield folder / "data" / BUCKET
     jobs.kubectl(
         "delete", "secret/store", "service/store", "pod/store", "--ignore-not-found", "--now"
@@ -135,7 +135,8 @@ def test_nothing_is_left_on_the_store_but_what_counts(objects: Path, done: Objec
     head = Head.model_validate_json((run / HEAD).read_text())
     assert head.outcome is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, STEPS)]
-    counted = {f"attempt-2/checkpoint-{STEPS}", "attempt-2/export", HEAD}
+    history = {"attempt-2/metrics.jsonl", "attempt-2/samples.jsonl"}
+    counted = {f"attempt-2/checkpoint-{STEPS}", "attempt-2/export", HEAD} | history
     left = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     assert {"/".join(name.split("/")[:2]) for name in left} == counted
 

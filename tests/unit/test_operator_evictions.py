@@ -174,7 +174,8 @@ def test_a_request_of_the_spec_is_tried_twice_and_then_the_end_says_what_to_set(
     message = low_on("memory", {"trainer": 66 << 30})
     second = judged(evicted_gang(message, attempt=2, spec=spec, learned=learned))
     assert (second.action, second.reason) == (Action.FAIL, "OutOfMemory")
-    assert second.message.startswith("out of memory after the same plan twice: the kubelet evicted")
+    assert second.message.startswith("out of memory after the same plan twice, the last Full DDP")
+    assert ": the kubelet evicted" in second.message
     assert "set spec.resources.limits.memory and requests to it" in second.message
 
 

@@ -15,8 +15,10 @@ from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.text.quantity import MAX_COUNT
 from grpo_planner.replan.measured_step import learned_with_step
 from grpo_planner.replan.oom_replan import (
+    last_shortfall_message,
     learned_with_architecture,
     learned_with_shortage,
+    remedy_message,
     shortage_message,
 )
 from grpo_planner.replan.past_run import Run
@@ -71,8 +73,10 @@ def record_shortage(observation: Observation, outcome: Outcome, decision: Decisi
     elif has_repeated_plan(run):
         tried = "the same plan twice"
     if tried:
-        shortage = shortage_message(run)
-        message = f"out of memory after {tried}: {outcome.message}. The job {shortage}"
+        # The remedy takes the place of what the outcome advises after its cause.
+        cause, _, _ = outcome.message.partition("; ")
+        last = last_shortfall_message(run)
+        message = f"out of memory after {tried}, {last}: {cause}. {remedy_message(run)}"
         return replace(
             decision,
             action=Action.FAIL,

@@ -363,19 +363,20 @@ def split_name(plan: ExecutionPlan) -> str:
 def shortage_message(run: Run) -> str:
     """Return sentences on the plans that ran out of memory and on the hardware that would be
     enough."""
-    shortfalls = run.learned.shortfalls
-    plans = plural(len(shortfalls), "plan")
-    details = "; ".join(map(_shortfall_message, shortfalls))
-    return f"ran out of memory with {plans} ({details}). {_would_do(run)}"
+    plans = plural(len(run.learned.shortfalls), "plan")
+    return f"ran out of memory with {plans}, {last_shortfall_message(run)}. {remedy_message(run)}"
 
 
-def _shortfall_message(shortfall: Shortfall) -> str:
+def last_shortfall_message(run: Run) -> str:
+    """The last plan that ran out of memory, which was the leanest; status.learned.shortfalls has
+    the others, and a message has no room for them."""
+    shortfall = run.learned.shortfalls[-1]
     usable = f" of {gib(shortfall.usable_bytes)}" if shortfall.usable_bytes else ""
     needed = f"needed {gib(shortfall.needed_bytes)} or more at {shortfall.where}{usable}"
-    return f"attempt {shortfall.attempt}: {shortfall.tried}, {needed}"
+    return f"the last {shortfall.tried}, {needed}"
 
 
-def _would_do(run: Run) -> str:
+def remedy_message(run: Run) -> str:
     """The hardware that would do for the leanest split, by what was learned."""
     splits = list(leaner_splits(run))
     leanest = run.with_plan(**splits[-1]) if splits else run
