@@ -46,7 +46,8 @@ def test_a_job_waits_for_another_and_begins_with_its_checkpoints(
     found = template(bench, "next-1")
     plan = json.loads(found["metadata"]["annotations"]["grpo.dev/plan"])
     assert plan["resumeFrom"] == f"/resume/run-{uid}"
-    assert plan["execution"] == bench.status("run")["plan"]
+    # kubectl shows no 0 GPUs for a job on CPUs.
+    assert plan["execution"] == {"gpus": 0, **bench.status("run")["plan"]}
     assert {"name": "resume", "persistentVolumeClaim": {"claimName": "shared"}} in found["spec"][
         "volumes"
     ]

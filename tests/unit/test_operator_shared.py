@@ -81,6 +81,26 @@ async def test_one_that_was_changed_since_is_mended() -> None:
     assert server.requests == ["create", "create", "get", "patch"]
 
 
+class Overtaken(Server):
+    """An API server whose event of a stranger's change comes before the answer to our patch."""
+
+    async def patch(self, _: Any, __: str, ___: str, ____: Any) -> dict[str, Any]:
+        answer = await super().patch(_, __, ___, ____)
+        if self.requests.count("patch") == 1:
+            meta = {**answer["metadata"], "resourceVersion": "9"}
+            self.kept = {**stored(), "metadata": meta}
+            self._version = 9
+            self.caches.network_policies.put(self.kept)
+        return answer
+
+
+async def test_a_change_that_overtakes_our_answer_is_mended_too() -> None:
+    server = Overtaken(stored())
+    for _ in range(3):
+        await server.shared.ensure_policy("team")
+    assert server.requests == ["create", "get", "patch", "create", "get", "patch"]
+
+
 async def test_a_strangers_is_left_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(stored(labels={}))
     for _ in range(3):

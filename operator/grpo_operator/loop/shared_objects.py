@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from grpo_kube.cache import Cache
+from grpo_kube.cache import Cache, version_of
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
@@ -245,9 +245,10 @@ class SharedObjects:
         return None
 
     def _store(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
-        record = kind.cache.put(answer)
-        if record:
-            self._correct_versions[kind.kind, key] = record.version
+        kind.cache.put(answer)
+        # Of the answer alone: the cache may have had the event of somebody's later change already,
+        # which would pass for correct until the next LIST.
+        _, self._correct_versions[kind.kind, key] = version_of(answer)
 
     async def _get(self, resource: Resource, key: ObjectKey) -> Object | None:
         try:
