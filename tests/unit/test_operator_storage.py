@@ -97,7 +97,7 @@ def a_claim(*modes: str, phase: str = "Pending", **spec: Any) -> dict[str, Any]:
 def test_a_claim_that_somebody_made_is_named_with_what_to_set() -> None:
     assert unbindable_claim(a_claim(), provisioners(AWS)) == (
         "PersistentVolumeClaim data is ReadWriteMany, but StorageClass gp3 has volumes for one "
-        "node at a time (Amazon EBS). Make it anew, of a class such as Amazon EFS or FSx for "
+        "node at a time (Amazon EBS). Create it again, of a class such as Amazon EFS or FSx for "
         "Lustre (this cluster has efs-sc), or as ReadWriteOnce for a gang on one node"
     )
 

@@ -239,6 +239,6 @@ def unbindable_claim(item: object, classes: Mapping[str, tuple[str, str]]) -> st
     claim = whole.part("metadata").text("name")
     return (
         f"PersistentVolumeClaim {claim} is ReadWriteMany, but StorageClass {name} has volumes for "
-        f"one node at a time ({disk.product}). Make it anew, of a class such as {disk.shared}"
+        f"one node at a time ({disk.product}). Create it again, of a class such as {disk.shared}"
         f"{_shared_classes(classes)}, or as ReadWriteOnce for a gang on one node"
     )

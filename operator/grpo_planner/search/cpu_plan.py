@@ -158,7 +158,7 @@ def cpu_engine(demand: Demand) -> Engine | None:
 
 
 def cpu_pod_bytes(demand: Demand, setup: Setup, processes: int) -> int:
-    """Memory of a pod with so many processes."""
+    """Memory of a pod with `processes` processes."""
     return demand.tracker_bytes + processes * cpu_process_bytes(demand, setup)
 
 

@@ -29,7 +29,7 @@ from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .manifest import Manifest
 
 LATE_SECONDS, LATE_FACTOR = 120.0, 4.0
-"""A checkpoint is late after both: so many seconds, and so many times what the last one took."""
+"""A checkpoint is late after both: seconds, and multiples of what the last one took."""
 FIRST_LATE_SECONDS = 900.0
 """The same of an attempt's first: nobody knows how fast its volume is."""
 

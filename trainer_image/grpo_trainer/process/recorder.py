@@ -368,7 +368,7 @@ class Recorder:
             self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
 
     def record_expected_bytes(self, num_bytes: int) -> None:
-        """What is fetched next will be so many bytes; 0 where nobody knows. No event."""
+        """Record the size of what is fetched next, in bytes; 0 if it is not known. No event."""
         with self._lock:
             expected = min(num_bytes, MAX_COUNT)
             self._progress = self._progress.model_copy(update={"expected_bytes": expected})
