@@ -178,11 +178,15 @@ def test_after_three_new_plans_the_job_fails_with_what_was_tried_and_what_would_
     assert "micro-batch" in before
     assert "at backward of 78.9 GiB: CUDA out of memory. The same number of GPUs" in after
     assert "usable each would do" in after
-    assert len(decision.message) <= 300
     status = build(seen, decision)
     assert status.learned is not None
     assert len(status.learned.shortfalls) == MAX_REPLANS + 1
-    assert of_type(status, "Failed")[1] == "OutOfMemory"
+    failed = next(each for each in status.conditions if each.type == "Failed")
+    assert failed.reason == "OutOfMemory"
+    # What a condition has no room for is the cause: status.outcome has it.
+    assert failed.message.startswith(before)
+    assert failed.message.endswith(after.partition(". ")[2])
+    assert len(failed.message) <= 300
 
 
 def test_a_retry_counts_anew_and_keeps_what_was_learned() -> None:
