@@ -181,12 +181,12 @@ def test_after_three_new_plans_the_job_fails_with_what_was_tried_and_what_would_
     status = build(seen, decision)
     assert status.learned is not None
     assert len(status.learned.shortfalls) == MAX_REPLANS + 1
-    failed = next(each for each in status.conditions if each.type == "Failed")
-    assert failed.reason == "OutOfMemory"
+    _, reason, message = of_type(status, "Failed")
+    assert reason == "OutOfMemory"
     # What a condition has no room for is the cause: status.outcome has it.
-    assert failed.message.startswith(before)
-    assert failed.message.endswith(after.partition(". ")[2])
-    assert len(failed.message) <= 300
+    assert message.startswith(before)
+    assert message.endswith(after.partition(". ")[2])
+    assert len(message) <= 300
 
 
 def test_a_retry_counts_anew_and_keeps_what_was_learned() -> None:
