@@ -4,7 +4,10 @@ The pauses are the product's, on a clock that they alone move. huggingface_hub n
 retries never begin.
 """
 
+import ast
+import inspect
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -271,3 +274,12 @@ def test_a_token_of_the_store_that_has_run_out_passes() -> None:
         is None
     )
     assert retry.passing_error(PermissionError(13, "Permission denied")) is None
+
+
+def test_a_pod_can_be_the_hub_with_nothing_but_python() -> None:
+    module = ast.parse(Path(inspect.getfile(HubServer)).read_text())
+    names = {
+        alias.name for node in module.body if isinstance(node, ast.Import) for alias in node.names
+    }
+    names |= {node.module or "" for node in module.body if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
