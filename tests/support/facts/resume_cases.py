@@ -57,6 +57,10 @@ REWARDS = [
 ]
 
 
+ADDED_BY_RANK_0 = ("findings", "checkpoint_step")
+"""Keys of a row that the run's own logs of other ranks lack."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A run, and where it is cut."""
@@ -230,7 +234,13 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
 def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
     """The rows of the run's history, by step, but for times."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {entry["step"]: without_clocks(entry) for entry in steps}
+    rows = {entry["step"]: without_clocks(entry) for entry in steps}
+    # Every rank of a resumed run begins with rank 0's rows, which have what only rank 0 adds.
+    if ranks.rank():
+        for row in rows.values():
+            for key in ADDED_BY_RANK_0:
+                row.pop(key, None)
+    return rows
 
 
 def hashed(model: nn.Module) -> str:
