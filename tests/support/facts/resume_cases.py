@@ -196,7 +196,10 @@ def train(
 def sampled(folder: Path) -> dict[int, Any]:
     """The groups of the run's samples, by step. A collective."""
     ranks.gather(None)
-    return {line["step"]: line["groups"] for line in of_run(folder)[1]}
+    groups = {line["step"]: line["groups"] for line in of_run(folder)[1]}
+    # The next story clears the folder.
+    ranks.gather(None)
+    return groups
 
 
 def generated(trainer: GRPOTrainer) -> dict[str, Any]:
