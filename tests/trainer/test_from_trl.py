@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 import pytest
@@ -35,14 +34,10 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt, training_plan
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
-from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.rewards.reward_set import build_rewards
-from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.training import build_run
 from grpo_trainer.training.trl_config import config_arguments
-from tests.support.facts.resume_cases import logged
+from tests.support.facts.resume_cases import log_of_plan, logged
 from tests.support.ranks import demo_model, runs
 from tests.trainer.engine_runs import engine_run
 
@@ -125,12 +120,7 @@ def plan_of(spec: GRPOJobSpec) -> TrainingPlan:
 def log_of_job(plan: TrainingPlan) -> dict[int, dict[str, Any]]:
     """What our trainer logs, by step."""
     runs.reset()
-    recorder = Recorder(1, Placement(0, 0, 1, 1), time())
-    watchdog = Watchdog(plan.guard, plan.execution, 30, recorder, lambda *_: None)
-    run = build_run.build(plan, recorder, watchdog, StepObserver())
-    run.trainer.train()
-    run.rewards.close()
-    return logged(run.trainer)
+    return log_of_plan(plan)
 
 
 @pytest.mark.parametrize("script", EQUAL)

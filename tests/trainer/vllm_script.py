@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 import torch
@@ -24,14 +23,10 @@ from vllm import LLM, SamplingParams
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.engine_pod.vllm_arguments import completion_seed
-from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.rewards.reward_set import build_rewards
-from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.training import build_run
 from harness.controlplane import free_port
-from tests.support.facts.resume_cases import logged
+from tests.support.facts.resume_cases import log_of_plan, logged
 from tests.trainer.engine_runs import FACTS
 
 SEED = 42
@@ -71,13 +66,7 @@ def log_of_job(path: Path) -> dict[int, dict[str, Any]]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     root = path.parent / "rewards"
     build_run.build_rewards = partial(build_rewards, root=root)  # type: ignore[attr-defined]
-    plan = TrainingPlan.model_validate_json(path.read_text())
-    recorder = Recorder(1, Placement(0, 0, 1, 1), time())
-    watchdog = Watchdog(plan.guard, plan.execution, 30, recorder, lambda *_: None)
-    run = build_run.build(plan, recorder, watchdog, StepObserver())
-    run.trainer.train()
-    run.rewards.close()
-    return logged(run.trainer)
+    return log_of_plan(TrainingPlan.model_validate_json(path.read_text()))
 
 
 if __name__ == "__main__":

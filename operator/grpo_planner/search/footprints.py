@@ -398,11 +398,7 @@ class Footprints:
         self, method: Method, precision: Precision, world: int, *, engined: bool = False
     ) -> int:
         """Bytes that each of `world` GPUs must have at the least for a method: the policy's own,
-        and what passes take.
-
-        A bound that costs one prediction in all rules out most methods on small GPUs: what passes
-        take doesn't shrink with more processes, and of a method they depend on whether it trains an
-        adapter only. `engined`: where an engine generates in its place, of which nothing is
+        and what passes take. `engined`: an engine generates in its place, of which nothing is
         counted.
         """
         # What the passes take doesn't shrink with more processes, and of a method it depends on

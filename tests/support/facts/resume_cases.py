@@ -234,6 +234,16 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
     return logged(trainer)
 
 
+def log_of_plan(plan: TrainingPlan) -> dict[int, dict[str, Any]]:
+    """Train a plan to its end in this process; return the rows of its history, by step."""
+    recorder = Recorder(1, Placement(0, 0, 1, 1), time())
+    watchdog = Watchdog(plan.guard, plan.execution, 30, recorder, lambda *_: None)
+    run = build(plan, recorder, watchdog, StepObserver())
+    run.trainer.train()
+    run.rewards.close()
+    return logged(run.trainer)
+
+
 def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
     """The rows of the run's history, by step, but for times."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
