@@ -236,37 +236,62 @@ def gate_stages() -> tuple[Stage, list[Stage]]:
     return pytest_stage("trainer tests", training, GATE, 2), beside
 
 
-def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
-    """Run each stage to its end, whatever became of the one before."""
+def long_stages() -> tuple[list[Stage], list[list[Stage]]]:
+    """Return the stages of `make test-all`: those that keep the cores busy, and beside them a row
+    of those with an API server and a row of those with kubelets, which mostly wait."""
+    computing = [lint()]
+    api_server = []
+    end_to_end = []
+    for part in PARTS:
+        stage = covered_stage(part)
+        folder = part.patterns[0].partition("/")[0]
+        if folder == "e2e":
+            end_to_end.append(stage)
+        elif folder == "integration":
+            api_server.append(stage)
+        else:
+            computing.append(stage)
+    return computing, [api_server, end_to_end]
+
+
+def run_in_turn(stages: Sequence[Stage], output: IO[bytes] | None = None) -> list[Result]:
+    """Run each stage to its end, whatever became of the one before. Their output goes to the
+    terminal or into the file."""
     results = []
     for stage in stages:
-        print(f"== {stage.name}")
-        results.append(stage.start().wait())
+        if output is None:
+            print(f"== {stage.name}")
+        else:
+            output.write(f"== {stage.name}\n".encode())
+        results.append(stage.start(output).wait())
     return results
 
 
-def run_beside(background: Sequence[Stage], foreground: Stage) -> list[Result]:
-    """Run a stage while those of the background run, and print their output after its own."""
+def run_beside(background: Sequence[Sequence[Stage]], foreground: Sequence[Stage]) -> list[Result]:
+    """Run the stages of the foreground in turn, and beside them those of each row of the
+    background in turn. The background's output is printed after the foreground's."""
     with contextlib.ExitStack() as files:
-        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in background]
-        running = [stage.start(output) for stage, output in zip(background, outputs, strict=True)]
-        # A thread waits for each, so that its seconds end when it ends. After an interrupt they
-        # wait, too: the stages have got it from the terminal, and remove their clusters.
-        with ThreadPoolExecutor(max_workers=len(running)) as waiting:
-            endings = [waiting.submit(stage.wait) for stage in running]
-            results = run_in_turn([foreground])
-        background_results = [ending.result() for ending in endings]
-        for stage, output in zip(background, outputs, strict=True):
-            print(f"== {stage.name}", flush=True)
+        outputs = [files.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in background]
+        # A thread waits for each row, so that its seconds end when it ends. After an interrupt
+        # they wait, too: the stages have got it from the terminal, and remove their clusters.
+        with ThreadPoolExecutor(max_workers=len(background)) as waiting:
+            rows = [
+                waiting.submit(run_in_turn, row, output)
+                for row, output in zip(background, outputs, strict=True)
+            ]
+            results = run_in_turn(foreground)
+        for row, output in zip(rows, outputs, strict=True):
+            results += row.result()
+            sys.stdout.flush()
             output.seek(0)
             sys.stdout.buffer.write(output.read())
-    return [*results, *background_results]
+    return results
 
 
 def check() -> list[Result]:
     """Run lint beside the pure tests."""
     unit = next(part for part in PARTS if part.name == "unit")
-    return run_beside([lint()], pytest_stage("pure tests", files_of(unit), PURE, 2))
+    return run_beside([[lint()]], [pytest_stage("pure tests", files_of(unit), PURE, 2)])
 
 
 def test(only: str) -> list[Result]:
@@ -274,7 +299,7 @@ def test(only: str) -> list[Result]:
     if only:
         return run_in_turn([_single(only)])
     computing, beside = gate_stages()
-    return run_beside(beside, computing)
+    return run_beside([[stage] for stage in beside], [computing])
 
 
 def test_all(only: str) -> list[Result]:
@@ -286,7 +311,8 @@ def test_all(only: str) -> list[Result]:
         return run_in_turn([lint() if only == LINT_PART else covered_stage(_part(only))])
     for file in COVERAGE_DATA.iterdir():
         file.unlink()
-    results = run_in_turn([lint(), *map(covered_stage, PARTS)])
+    computing, beside = long_stages()
+    results = run_beside(beside, computing)
     return [*results, *run_in_turn(coverage_stages())]
 
 

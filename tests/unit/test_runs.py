@@ -2,6 +2,7 @@
 
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_a_file_outside_the_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_the_gate_and_the_long_run_have_every_file_once() -> None:
     computing, beside = runs.gate_stages()
     gate = [path for stage in (computing, *beside) for path in files(stage)]
-    long = [path for part in runs.PARTS for path in files(runs.covered_stage(part))]
+    first, rows = runs.long_stages()
+    long = [path for stage in (*first, *chain(*rows)) for path in files(stage)]
     assert sorted(gate) == sorted(long) == all_test_files()
 
 
@@ -89,19 +91,29 @@ def test_the_output_of_background_stages_comes_after_the_foregrounds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     background = [
-        runs.Stage("lint", ("sh", "-c", "echo a finding; false")),
-        runs.Stage("end-to-end tests", ("sh", "-c", "echo all trained")),
+        [
+            runs.Stage("lint", ("sh", "-c", "echo a finding; false")),
+            runs.Stage("pure tests", ("sh", "-c", "echo all right")),
+        ],
+        [runs.Stage("end-to-end tests", ("sh", "-c", "echo all trained"))],
     ]
     results = runs.run_beside(
-        background, runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed"))
+        background, [runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed"))]
     )
     endings = [(result.name, result.passed) for result in results]
-    assert endings == [("tests", True), ("lint", False), ("end-to-end tests", True)]
+    assert endings == [
+        ("tests", True),
+        ("lint", False),
+        ("pure tests", True),
+        ("end-to-end tests", True),
+    ]
     expected = [
         "== tests",
         "all passed",
         "== lint",
         "a finding",
+        "== pure tests",
+        "all right",
         "== end-to-end tests",
         "all trained",
     ]
