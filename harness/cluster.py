@@ -168,6 +168,11 @@ class Cluster(Access):
         Never."""
         nodes.load(self.directory, self.tools, *images)
 
+    def load_missing(self, name: str, archive: Path) -> None:
+        """Import an image on the nodes that have none of its name, which changes with its
+        content."""
+        nodes.load_missing(self.directory, self.tools, name, archive)
+
     @property
     def host(self) -> str:
         """This machine's address in the nodes' network."""

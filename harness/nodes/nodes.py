@@ -8,6 +8,7 @@ process ends all of it.
 
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -118,6 +119,16 @@ def _offer(client: ApiClient, path: str, capacity: dict[str, str]) -> None:
 
 def load(directory: Path, tools: Toolchain, *images: Path) -> None:
     """Import image archives on all nodes at once."""
+    _on_all_nodes(directory, [partial(_import, tools, image) for image in images])
+
+
+def load_missing(directory: Path, tools: Toolchain, name: str, archive: Path) -> None:
+    """Import an image on the nodes that have none of its name, which changes with its content."""
+    _on_all_nodes(directory, [partial(_import_missing, tools, name, archive)])
+
+
+def _on_all_nodes(directory: Path, actions: Sequence[Callable[[Path], None]]) -> None:
+    """Do all the actions at once, each with the socket of each node's containerd."""
     sockets = [
         folder / "containerd.sock" for folder in sorted((directory / "nodes").glob("node-*"))
     ]
@@ -125,24 +136,27 @@ def load(directory: Path, tools: Toolchain, *images: Path) -> None:
         raise ClusterError(
             f"{directory.name} has no nodes to load images on: start it with --nodes"
         )
-    imports = [partial(_import, tools, socket, image) for socket in sockets for image in images]
-    with ThreadPoolExecutor(len(imports)) as pool:
-        for done in [pool.submit(each) for each in imports]:
-            done.result()
+    with ThreadPoolExecutor(len(sockets) * len(actions)) as pool:
+        started = [pool.submit(action, address) for address in sockets for action in actions]
+        for action in started:
+            action.result()
 
 
-def _import(tools: Toolchain, address: Path, image: Path) -> None:
-    ctr = (
-        tools.program("ctr"),
-        "--connect-timeout",
-        "30s",
-        "--address",
-        address,
-        "--namespace",
-        "k8s.io",
-    )
+def _import_missing(tools: Toolchain, name: str, archive: Path, address: Path) -> None:
+    names = run(*_ctr(tools, address), "images", "ls", "--quiet").split()
+    if name not in names:
+        _import(tools, archive, address)
+
+
+def _import(tools: Toolchain, archive: Path, address: Path) -> None:
+    run(*_ctr(tools, address), "images", "import", archive)
+
+
+def _ctr(tools: Toolchain, address: Path) -> tuple[str | Path, ...]:
+    """Return containerd's client for a node, once that takes connections."""
     until(f"containerd at {address}", lambda: _listens(address))
-    run(*ctr, "images", "import", image)
+    ctr = tools.program("ctr")
+    return (ctr, "--connect-timeout", "30s", "--address", address, "--namespace", "k8s.io")
 
 
 def _listens(address: Path) -> bool:

@@ -24,7 +24,13 @@ from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
 from grpo_api.report.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
+from grpo_api.text.contract import (
+    INDEX_ENV,
+    PLAN_ENV,
+    RETURN_FREED_MEMORY,
+    TERMINATION_LOG_ENV,
+    THREADS_ENV,
+)
 from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
 from grpo_trainer.process.outcome import keep_outcome, make_outcome
@@ -234,6 +240,38 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert importlib.util.find_spec("deepspeed") is None
     del sys.modules["deepspeed"]
     assert importlib.util.find_spec("deepspeed") is not None
+
+
+PAGE_FAULTS = """
+import os, resource, sys
+from grpo_trainer.process.process_setup import keep_freed_memory
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        bytearray(2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+page_faults()
+before, changed = page_faults(), keep_freed_memory(os.environ)
+page_faults()
+print(before, page_faults(), changed)
+"""
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("changed", [{}, {"MALLOC_TRIM_THRESHOLD_": "65536"}])
+def test_training_on_cpus_keeps_freed_memory_unless_the_job_has_settings_of_its_own(
+    changed: dict[str, str],
+) -> None:
+    environment = os.environ | RETURN_FREED_MEMORY | changed
+    command = [sys.executable, "-c", PAGE_FAULTS]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    before, after, is_changed = shown.stdout.split()
+    pages = 50 * 2**20 // os.sysconf("SC_PAGESIZE")
+    assert int(before) >= pages // 2, "each block is mapped and returned"
+    assert is_changed == str(not changed)
+    assert (int(after) < pages // 50) is not bool(changed)
 
 
 def test_watchdog_ends_a_run_without_steps() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.contract import RETURN_FREED_MEMORY
 from grpo_operator.pods.pod_spec import pod_spec
 from grpo_operator.pods.roles import roles
 from grpo_planner.memory.device import FRAGMENTATION
@@ -33,9 +34,8 @@ def test_processes_on_gpus_get_the_allocator_that_their_memory_was_predicted_for
 
 
 def test_freed_memory_goes_back_to_the_system_from_the_first_process_on() -> None:
-    thresholds = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    assert thresholds.items() <= environment().items()
-    assert thresholds.items() <= environment(PLAN).items()
+    assert RETURN_FREED_MEMORY.items() <= environment().items()
+    assert RETURN_FREED_MEMORY.items() <= environment(PLAN).items()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ vocabulary)."""
 def answer(question: str, result: int) -> str:
     """Return the answer as GSM8K writes one: a sentence, and a last line of `#### <number>`."""
     first, sign, second = tuple(question)
-    return f"{first} {SIGNS[sign]} {second} is {result}: the answer is {result}.\n#### {result}"
+    return f"{first} {SIGNS[sign]} {second} is {result}.\n#### {result}"
 
 
 def write_problems(path: Path, count: int, seed: int) -> None:
@@ -192,9 +192,9 @@ def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) ->
     results[:, digits] = (1 - right_share) / len(digits)
     results[torch.arange(BATCH), digits[[result for _, result in problems]]] += right_share
     targets = torch.nn.functional.one_hot(tokens[:, 1:], len(tokenizer)).float()
-    # The colon follows the first result; the model copies the other two from it.
-    colon = tokenizer.convert_tokens_to_ids(":")
-    row, column = (tokens[:, 2:] == colon).nonzero(as_tuple=True)
+    # The full stop follows the first result; the model copies the second one from it.
+    full_stop = tokenizer.convert_tokens_to_ids(".")
+    row, column = (tokens[:, 2:] == full_stop).nonzero(as_tuple=True)
     targets[row, column] = results
     return inputs, targets * _in_answer(tokenizer, inputs).unsqueeze(-1)
 

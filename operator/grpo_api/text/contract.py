@@ -97,6 +97,10 @@ def has_hidden_segments(variable: str, settings: str) -> bool:
     return has_segments and not is_visible
 
 
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded
+start keeps more than the whole model in host memory."""
+
 TERMINATION_LOG = "/dev/termination-log"
 """Where the kubelet reads the Outcome of an ended container."""
 

@@ -36,6 +36,7 @@ from grpo_api.text.contract import (
     PLAN_PATH,
     PROGRESS_PORT,
     RESUME_STORE_ENV,
+    RETURN_FREED_MEMORY,
     SCRATCH,
     THREADS_ENV,
     reward_token_env,
@@ -120,9 +121,6 @@ def pull_secret(text: str) -> str:
     return text
 
 
-RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded
-start keeps more than the whole model in host memory."""
 HUB_SECONDS = "30"
 """Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
 HOST_DNS = "ClusterFirstWithHostNet"

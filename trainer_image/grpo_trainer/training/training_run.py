@@ -7,6 +7,7 @@ numbers. torch tells the size only in its text: `Tried to allocate 2.00 GiB` of 
 (c10/core/impl/alloc_cpu.cpp).
 """
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..checkpoints.volume_checkpoints import describe_checkpoint, read_manifest,
 from ..gang import rank0_task, rendezvous
 from ..hub.model_card import HERE, TrainedModel, write_card
 from ..hub.push import push_folder, require_target
+from ..process.process_setup import keep_freed_memory
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..runtime.clock import SYSTEM_CLOCK
@@ -113,6 +115,8 @@ def _run(
     built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
     _announce_start(plan.job.attempt, recorder, built)
     checkpoint = built.beginning.checkpoint
+    if plan.execution.accelerator == "CPU":
+        keep_freed_memory(os.environ)
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         # what the last step made is exported, whether a checkpoint has it or not
