@@ -54,6 +54,7 @@ async def run(
 
     `filled` is called once the caches are full; `wall` gives unix seconds.
     """
+    asyncio.get_running_loop().set_exception_handler(handlers.log_loop_error)
     configuration = await transport.load(chosen.kubeconfig)
     caches = Caches()
     queue = WorkQueue()
@@ -179,7 +180,8 @@ def main() -> int:
         log.critical("%s", error)
         return 2
     except LeadershipLost as error:
-        log.error("ended, and a follower from now on: %s", error)  # noqa: TRY400  nothing failed here
+        # no traceback: another operator leads, and nothing failed here
+        log.error("leadership lost, ends and starts again as a follower: %s", error)  # noqa: TRY400
         return 1
     return 0
 

@@ -124,6 +124,20 @@ async def watch(
             return
 
 
+def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an error that the event loop reports, as asyncio does, but without kopf's cut watch.
+
+    When kopf is cancelled between two events it leaves the generator of its watch open. asyncio
+    closes it after everything else has ended, and CPython raises a RuntimeError out of its
+    `finally`. Nothing is lost by that, and its traceback would hide why the process has ended.
+    """
+    generator = context.get("asyncgen")
+    if generator is not None and generator.__name__ == "infinite_watch":
+        log.debug("kopf's watch of GRPOJobs was cut off by the end of this process")
+        return
+    loop.default_exception_handler(context)
+
+
 def listen(ending: asyncio.Event) -> None:
     """Let SIGTERM and SIGINT set the event, in place of kopf's own handlers.
 

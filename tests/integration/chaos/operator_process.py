@@ -185,15 +185,12 @@ class OperatorProcess:
             except ValueError:
                 yield line
                 continue
-            told = fields.get("message", "")
+            message = fields.get("message", "")
             again = fields.get("logger", "").startswith("kopf.") and (
-                "will retry" in told or "will re-auth" in told
+                "will retry" in message or "will re-auth" in message
             )
-            # kopf's watch, cut off by the end of a process that has lost its Lease
-            cut = fields.get("logger") == "asyncio" and "infinite_watch" in told
-            if ("traceback" in fields and not cut) or (
-                fields.get("level") in ("error", "critical") and not (again or cut)
-            ):
+            is_error = fields.get("level") in ("error", "critical")
+            if "traceback" in fields or (is_error and not again):
                 yield line
 
 
