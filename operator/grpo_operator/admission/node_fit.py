@@ -5,7 +5,7 @@ are checked here, before a node counts, and regardless of what is free on it. Th
 once for all jobs that ask the same of nodes. Pure.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,20 @@ def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
 
 
 def _is_met(requirement: NodeSelectorRequirement, value: str | None) -> bool:
-    compare = _OPERATORS[requirement.operator]
-    return compare(value, requirement.values)
+    values = requirement.values
+    match requirement.operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return _compared(value, values, above=True)
+        case "Lt":
+            return _compared(value, values, above=False)
 
 
 def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
@@ -160,15 +172,6 @@ def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
     bound = int(bounds[0])
     return number > bound if above else number < bound
 
-
-_OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
-    "In": lambda value, values: value in values,
-    "NotIn": lambda value, values: value not in values,
-    "Exists": lambda value, _: value is not None,
-    "DoesNotExist": lambda value, _: value is None,
-    "Gt": lambda value, values: _compared(value, values, above=True),
-    "Lt": lambda value, values: _compared(value, values, above=False),
-}
 
 NodeGPUs = tuple[NodeFacts, tuple[Cards, ...]]
 """A node and the GPUs on it that can be used."""

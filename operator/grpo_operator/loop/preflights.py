@@ -14,7 +14,7 @@ from ..decide.sightings import FirstSeen
 from ..pods.pod_spec import PodDefaults
 from ..pods.preflight_job import preflight_digest, preflight_job
 from ..records.names import preflight_name
-from ..records.records import GRPOJobRecord
+from ..records.records import GRPOJobRecord, PodRecord
 from .caches import Caches
 from .shared_objects import SharedObjects
 
@@ -48,22 +48,24 @@ class Preflights:
         if child is None and not is_needed:
             self.forget(key)
             return None
-        pods = tuple(
-            pod
-            for pod in self._caches.pods.owned_by(key)
-            if child and pod.controller_uid == child.uid
-        )
+        pods: list[PodRecord] = []
+        if child:
+            owned = self._caches.pods.owned_by(key)
+            pods = [pod for pod in owned if pod.controller_uid == child.uid]
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
         sighting = self._first_seen.update(key, 0, child, pods, at, expected=False)
+        oldest_first = sorted(pods, key=lambda pod: pod.version)
+        child_since = sighting.child or at
+        over_since = sighting.over or at
         return Preflight(
             job=job,
             is_needed=is_needed,
             digest=digest,
             child=child,
-            pods=tuple(sorted(pods, key=lambda pod: pod.version)),
+            pods=tuple(oldest_first),
             now=now,
-            waited=at - (sighting.child or at),
-            ended_for=at - (sighting.over or at),
+            waited=at - child_since,
+            ended_for=at - over_since,
         )
 
     def forget(self, key: ObjectKey) -> None:

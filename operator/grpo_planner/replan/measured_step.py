@@ -58,11 +58,10 @@ class StepSeconds(NamedTuple):
         """The medians of a run's logged steps; zeros where they have no such numbers."""
         steps = [_logged_step(row) for row in standing_rows([dict(row) for row in rows])]
         steps = steps[WARM_UP:] or steps
-        return cls(
-            _median([step.completion for step in steps]),
-            _median([step.generation for step in steps]),
-            _median([step.training for step in steps]),
-        )
+        completions = [step.completion for step in steps]
+        generations = [step.generation for step in steps]
+        trainings = [step.training for step in steps]
+        return cls(_median(completions), _median(generations), _median(trainings))
 
     @classmethod
     def of_step(cls, step: MeasuredStep) -> Self:

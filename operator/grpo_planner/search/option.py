@@ -249,11 +249,9 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
         pool, method = option.place.pool, option.footprint.method
         alike.setdefault((pool.label, pool.resource, method.name), []).append(option)
     shown = {id(min(extents, key=_closeness)) for extents in alike.values()}
-    return [
-        option
-        for option in options
-        if id(option) in shown or (chosen and has_same_method(option, chosen))
-    ]
+    if chosen:
+        shown |= {id(option) for option in options if has_same_method(option, chosen)}
+    return [option for option in options if id(option) in shown]
 
 
 def has_same_method(option: Option, other: Option) -> bool:

@@ -170,11 +170,11 @@ class Search:
             option = best_option or self._leanest(extent, variants)
             by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
         by_sort.pop(own_sort, None)
-        best = (
-            choose(options, self._objective) or min(options, key=lambda option: option.device_share)
-            for options in by_sort.values()
-        )
-        return list(best)
+        best: list[Option] = []
+        for options in by_sort.values():
+            leanest = min(options, key=lambda option: option.device_share)
+            best.append(choose(options, self._objective) or leanest)
+        return best
 
     def sooner(self, chosen: Option) -> Option | None:
         """On the same GPUs, what takes at most 1/FAR of the time, on more of them or with other
@@ -230,12 +230,11 @@ class Search:
                 candidates = self._roomy_extents(everywhere, of_tier)
             else:
                 sites = (self._site(place, of_tier) for place in everywhere)
-                candidates = (
-                    site
-                    for site in sites
-                    if site.methods
-                    and (not is_in_time or is_in_time(self._times.least_products(site), None))
-                )
+                roomy = (site for site in sites if site.methods)
+                candidates = roomy
+                if is_in_time:
+                    least = self._times.least_products
+                    candidates = (site for site in roomy if is_in_time(least(site), None))
             if best := self._best_of(candidates, objective or self._objective, is_in_time):
                 return best
         return None

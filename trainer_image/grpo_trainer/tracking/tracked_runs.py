@@ -248,18 +248,19 @@ _OPEN = {
 
 def completion_rows(step: int, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each completion, with the columns of TRL's table; a chat is its JSON."""
-    shown = [(group["prompt"], sample) for group in groups for sample in group["completions"]]
-    rewards = sorted({name for _, sample in shown for name in sample["rewards"]})
-    return [
-        {
-            "step": step,
-            "prompt": prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
-            "completion": sample["completion"],
-            **{name: sample["rewards"].get(name) for name in rewards},
-            "advantage": sample["advantage"],
-        }
-        for prompt, sample in shown
-    ]
+    samples = [sample for group in groups for sample in group["completions"]]
+    rewards = sorted({name for sample in samples for name in sample["rewards"]})
+    rows = []
+    for group in groups:
+        prompt = group["prompt"]
+        if not isinstance(prompt, str):
+            prompt = json.dumps(prompt, ensure_ascii=False)
+        for sample in group["completions"]:
+            row = {"step": step, "prompt": prompt, "completion": sample["completion"]}
+            row |= {name: sample["rewards"].get(name) for name in rewards}
+            row["advantage"] = sample["advantage"]
+            rows.append(row)
+    return rows
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

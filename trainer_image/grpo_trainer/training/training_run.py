@@ -134,25 +134,24 @@ def _run(
 
 def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
-    checkpoint, adapter, skipped = (
-        run.beginning.checkpoint,
-        run.beginning.adapter,
-        run.trainer.skipped,
-    )
-    own_checkpoint = None
-    if checkpoint and run.is_own(checkpoint):
-        own_checkpoint = describe_checkpoint(checkpoint, run.address(checkpoint))
-    recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
+    checkpoint = run.beginning.checkpoint
+    adapter = run.beginning.adapter
+    step, address, own_checkpoint = 0, None, None
+    if checkpoint:
+        step = number_in_name(checkpoint)
+        address = run.address(checkpoint)
+        if run.is_own(checkpoint):
+            own_checkpoint = describe_checkpoint(checkpoint, address)
+    recorder.checkpoint_step = step
     if recorder.place.is_main:
-        recorder.record_resume(
-            step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own_checkpoint
-        )
-        left_out = [(span.first, span.last) for span in skipped]
+        saved_at = sealed_at(checkpoint) if checkpoint else 0.0
+        recorder.record_resume(step, saved_at, _began_at(run), own_checkpoint)
+        left_out = [(span.first, span.last) for span in run.trainer.skipped]
         log_numbers(
             f"attempt {attempt} begins after step {step}",
             resumedFromStep=step,
-            checkpoint=run.address(checkpoint) if checkpoint else None,
-            adapter=None if adapter is None else str(adapter),
+            checkpoint=address,
+            adapter=str(adapter) if adapter else None,
             skipped=left_out or None,
         )
 
