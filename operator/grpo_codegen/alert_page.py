@@ -9,7 +9,7 @@ import re
 
 from .alerts import ALERTS
 from .alerts.alert import Alert
-from .dashboards.verdicts import ALERT_COLORS, FINDING_COLORS, PHASE_COLORS
+from .dashboards.first_row import ALERT_COLORS, FINDING_COLORS, PHASE_COLORS
 from .stories import STORIES
 from .stories.story import Story
 

@@ -29,7 +29,7 @@ from grpo_kube.work_queue import WorkQueue
 
 from .loop.caches import Caches
 from .process import handlers, metrics_server, settings
-from .process.fence import tell_fence
+from .process.fence import record_leader
 from .process.job_metrics import JobMetrics, Sample, failure_samples
 from .process.metrics_server import Metrics, application, serve_pages
 from .process.wiring import Operator, until_one_ends
@@ -156,7 +156,7 @@ async def _standing(
         yield None
         return
     patience = election.terms.deadline / 2
-    fence = tell_fence if chosen.fenced else None
+    fence = record_leader if chosen.fenced else None
     async with _client(configuration, metrics, tries=1, seconds=patience) as client:
         elector = Elector(client, election, leading, wall, fence)
         try:

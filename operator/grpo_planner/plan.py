@@ -13,6 +13,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
+from .explain.engine_message import sampling_message
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
 from .explain.no_capacity import (
     MOST_RENTED,
@@ -34,7 +35,6 @@ from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.curve import Size, curve, deciding_rule
 from .search.demand import Demand, build_demand, refuse_long_sequences
-from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods

@@ -33,11 +33,10 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, Silence, observe
 from grpo_operator.decide.policies import decide
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.kueue.pod_sets import Flavor, place_job
-from grpo_operator.kueue.steps import Write, step
 from grpo_operator.kueue.workload_manifest import (
     Priority,
     adoption_patch,
@@ -48,6 +47,7 @@ from grpo_operator.kueue.workload_manifest import (
     status_without_admission,
     workload,
 )
+from grpo_operator.kueue.workload_steps import Write, next_step
 from grpo_operator.pods.manifests import (
     Attempt,
     attempt_of,
@@ -61,7 +61,7 @@ from grpo_operator.process.job_metrics import JobMetrics
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.records.workloads import workload_record
 from grpo_operator.report.events import event, telling_change
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from grpo_operator.tracing.spans import export_request
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
@@ -201,7 +201,7 @@ def looked_at(
         }
     if decision.action is Action.DELETE:
         return found
-    new = build(seen, decision)
+    new = build_status(seen, decision)
     found["writes"] = _patch(seen, to_json(new))
     change = telling_change(seen.job.status.conditions, new.conditions)
     if change:
@@ -280,7 +280,7 @@ def write_to_workload(
     decision = decide(seen, LIMITS)
     if decision.action is Action.ADMIT:
         decision = _answered(seen, decision, snapshot=snapshot)
-    due = None if decision.action is Action.COMMIT else step(seen, decision, PODS)
+    due = None if decision.action is Action.COMMIT else next_step(seen, decision, PODS)
     return (
         {**found, "writes to its Workload": {due.write.value: _body(due.write, seen, item)}}
         if due

@@ -22,7 +22,7 @@ from grpo_kube.leader_election import Elector
 from grpo_kube.objects.errors import ClusterError, NotLeading
 from grpo_kube.objects.resources import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
 from grpo_operator.process import settings
-from grpo_operator.process.fence import tell_fence
+from grpo_operator.process.fence import record_leader
 from grpo_operator.process.settings import Settings
 from grpo_operator.records.names import GRPOJOBS, LABEL_MANAGED_BY, MANAGER
 from harness.programs.processes import until
@@ -103,7 +103,7 @@ async def main(chosen: Settings) -> None:
     configuration = await transport.load(chosen.kubeconfig)
     async with HttpCluster(configuration, tries=1) as plain:
         elector = Elector(
-            plain, chosen.election, leading, time.time, tell_fence if chosen.fenced else None
+            plain, chosen.election, leading, time.time, record_leader if chosen.fenced else None
         )
         standing = asyncio.create_task(elector.run())
         async with HttpCluster(configuration, gate=elector.answer_within, tries=1) as gated:

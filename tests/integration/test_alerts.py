@@ -20,8 +20,8 @@ from grpo_api.findings.diagnosis import RULES
 from grpo_codegen.alert_page import first_row_color
 from grpo_codegen.alerts import ALERTS
 from grpo_codegen.dashboards import DASHBOARDS
+from grpo_codegen.dashboards.first_row import ALERT_COLORS, FINDING_COLORS
 from grpo_codegen.dashboards.promql import NONE
-from grpo_codegen.dashboards.verdicts import ALERT_COLORS, FINDING_COLORS
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.run_findings import findings_at
 from grpo_codegen.stories.story import Story

@@ -15,9 +15,9 @@ from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds, timestamp
 from grpo_operator.decide.decisions import Decision, Limits
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, Pull, Silence, observe
 from grpo_operator.decide.policies import decide
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
@@ -31,7 +31,7 @@ from grpo_operator.records.names import (
 )
 from grpo_operator.records.parsing import grpojob_record, job_record, pod_record
 from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 
 NOW = seconds("2026-11-21T12:00:00Z") or 0.0
 KEY = ObjectKey("team-a", "run")
@@ -327,7 +327,7 @@ def make_pull(ago: float = 1, attempt: int = 1, still: float = 1, **more: Any) -
 
 def after(seen: Observation, decision: Decision) -> GRPOJobStatus:
     """The status that the decision leads to."""
-    return build(seen, decision)
+    return build_status(seen, decision)
 
 
 def stored(job: GRPOJobRecord, status: GRPOJobStatus) -> GRPOJobRecord:

@@ -25,7 +25,7 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
 from grpo_operator.pods.roles import Role
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, PODS, make_job, make_seen
 from tests.unit.queue_world import ASKED, gang, job, packs
@@ -264,7 +264,7 @@ class World:
             self.queue.release_denied(one)
             return
         status = make_job(
-            {}, to_json(build(make_seen(one), answer)), generation=one.generation
+            {}, to_json(build_status(make_seen(one), answer)), generation=one.generation
         ).status
         typed = replace(one.content, status=status)
         self.write(

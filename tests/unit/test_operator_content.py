@@ -20,13 +20,13 @@ from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection, iden
 from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Backoff
 from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import observe
 from grpo_operator.decide.policies import decide
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.records.parsing import grpojob_record, job_record, pod_record, service_record
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.dirty_objects import (
     EXTREMES,
@@ -105,7 +105,7 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
             at=Observed(NOW),
             first_seen=FirstSeen(),
         )
-        to_json(build(seen, decide(seen, LIMITS)))
+        to_json(build_status(seen, decide(seen, LIMITS)))
 
 
 class Stream:

@@ -24,7 +24,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.events import event, telling_change
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from grpo_planner.plan import plan_job
 from grpo_planner.replan.engine_fallback import MOST_COSTLY, fallback_plan, gpu_seconds
 from grpo_planner.replan.past_run import Run
@@ -152,7 +152,7 @@ def committed(seen: Observation) -> GRPOJobStatus:
     assert decision.action is Action.ADMIT, decision
     chosen = planned(seen, decision).chosen
     assert chosen is not None
-    return build(seen, replace(decision, action=Action.COMMIT, plan=chosen))
+    return build_status(seen, replace(decision, action=Action.COMMIT, plan=chosen))
 
 
 def expected_rung(story: Story, result: str, cause: Cause) -> str:
@@ -363,7 +363,7 @@ def one_node() -> Snapshot:
 def test_a_gang_that_queues_meanwhile_remembers_its_rung() -> None:
     seen = ended(Story(), "EngineFailed")
     decision = replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=None)
-    waiting = make_job(Story().spec, to_json(build(seen, decision)))
+    waiting = make_job(Story().spec, to_json(build_status(seen, decision)))
     answer = reuse_plan(waiting, THERE)
     assert answer is not None
     assert answer.chosen is not None
@@ -397,12 +397,12 @@ def test_a_retry_counts_anew_and_tells_when_the_first_choice_is_back() -> None:
         condition("EngineFallback", reason="ModelRunnerV1"),
     ]
     job = make_job({**story.spec, "retry": 1}, status)
-    after = build(make_seen(job), judged(make_seen(job)))
+    after = build_status(make_seen(job), judged(make_seen(job)))
     assert after.learned is not None
     assert after.learned.engine_failures == []
     retried = make_job({**story.spec, "retry": 1}, to_json(after))
     chosen = Decision(Action.COMMIT, plan=first_plan("Auto", "cheap"))
-    begun = build(make_seen(retried), chosen)
+    begun = build_status(make_seen(retried), chosen)
     assert of_type(begun, "EngineFallback")[:2] == ("False", "AsExpected")
 
 

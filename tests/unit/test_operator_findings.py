@@ -15,7 +15,7 @@ from grpo_api.spec.model import Architecture
 from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.resume_plan import learning
 from grpo_operator.decide.observation import Observation
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from grpo_planner.plan import plan_job
 from tests.generated import cases
 from tests.unit.operator_world import (
@@ -50,9 +50,9 @@ def told(found: Architecture | None, step: int = 0, **status: Any) -> Observatio
 
 def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() -> None:
     seen = told(LOADED)
-    status = build(seen, judged(seen))
+    status = build_status(seen, judged(seen))
     assert status.learned == Learned(architecture=LOADED)
-    assert build(told(None), judged(told(None))).learned is None
+    assert build_status(told(None), judged(told(None))).learned is None
     assert seen.job.status.plan is not None
     assert seen.job.status.plan.shape_source == "Size"
     there = answered(make_job(GUESSED, to_json(status)), THERE)
@@ -67,7 +67,7 @@ def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() 
 
 def test_a_run_that_has_made_a_step_stays_as_it_is_whatever_it_loaded() -> None:
     seen = told(LOADED, step=12)
-    status = build(seen, judged(seen))
+    status = build_status(seen, judged(seen))
     assert status.learned is not None
     kept = answered(make_job(GUESSED, to_json(status)), THERE)
     assert kept.chosen == seen.job.status.plan
@@ -99,9 +99,9 @@ def test_what_an_all_reduce_measured_is_kept_for_gangs_of_several_gpus() -> None
     assert alone.job.status.plan is not None
     assert alone.job.status.plan.gpus == 1
     pull = make_pull(metrics={ALLREDUCE.key: 1.25e9})
-    assert build(replace(alone, pull=pull), judged(alone)).learned is None
+    assert build_status(replace(alone, pull=pull), judged(alone)).learned is None
     seen = replace(make_seen(make_job(GUESSED, active_status(1, plan)), make_child()), pull=pull)
-    status = build(seen, judged(seen))
+    status = build_status(seen, judged(seen))
     assert status.learned is not None
     assert status.learned.links == MeasuredLinks(
         gpu_product=H100, nodes=2, bytes_per_second=1_250_000_000
@@ -121,7 +121,7 @@ def test_whatever_an_attempt_says_that_it_found_holds_nothing_up(
     job = make_job(GUESSED, active_status(1, several, learned=learned(1)))
     metrics = {} if measured is None else {ALLREDUCE.key: measured}
     seen = replace(seen, job=job, pull=make_pull(architecture=found, metrics=metrics))
-    status = GRPOJobStatus.model_validate(to_json(build(seen, judged(seen))))
+    status = GRPOJobStatus.model_validate(to_json(build_status(seen, judged(seen))))
     assert status.learned is not None
     assert status.learned.architecture == found
     assert all(known.needed_bytes for known in status.learned.memory.values())

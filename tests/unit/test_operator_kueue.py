@@ -12,7 +12,7 @@ from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.kueue.pod_sets import planned_for
-from grpo_operator.kueue.steps import Write, gate_by_workload, step
+from grpo_operator.kueue.workload_steps import Write, gate_by_workload, next_step
 from tests.generated import cases
 from tests.unit.kueue_world import (
     ASSIGNED,
@@ -46,7 +46,7 @@ OTHER_PLAN = PLAN.model_copy(update={"nodes": 3})
 
 def written(seen: Observation, decision: Decision | None = None) -> Write | None:
     """The write that is due."""
-    due = step(seen, decision or judged(seen), PODS)
+    due = next_step(seen, decision or judged(seen), PODS)
     return due.write if due else None
 
 

@@ -16,6 +16,7 @@ from grpo_api.plan.learned import LearnedPrompts
 from grpo_api.report.preflight import MAX_PROBLEMS, PreflightReport
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.decide.preflight import (
@@ -25,8 +26,7 @@ from grpo_operator.decide.preflight import (
     problems_message,
     should_check,
 )
-from grpo_operator.decide.sightings import FirstSeen
-from grpo_operator.kueue.steps import step
+from grpo_operator.kueue.workload_steps import next_step
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.preflights import Preflights
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -35,7 +35,7 @@ from grpo_operator.records.names import ANNOTATION_DIGEST, COMPONENT_PREFLIGHT
 from grpo_operator.records.parsing import job_record, pod_record
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.events import telling_change
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -209,7 +209,7 @@ def test_whatever_meets_a_job_starts_only_when_it_passed_or_may_go_on_without(
     if check.reason == "PreflightFailed":
         assert has_job
         assert pods == "failed"
-    status = build(seen(preflight.job, preflight), Decision(Action.QUEUE, check.reason, "x"))
+    status = build_status(seen(preflight.job, preflight), Decision(Action.QUEUE, check.reason, "x"))
     assert of_type(status, "Checked")[:2] == (str(check.has_passed), check.reason)
     # what is written is read again as the same
     again = gpu_job(to_json(status), preflight=mode)
@@ -339,7 +339,7 @@ def test_a_job_is_deleted_once_its_report_is_in_the_status_or_the_user_pauses() 
     job = gpu_job()
     there = look(job, child(job), reported())
     assert not there.is_over
-    kept = gpu_job(to_json(build(seen(job, there), Decision(Action.QUEUE, "Checking"))))
+    kept = gpu_job(to_json(build_status(seen(job, there), Decision(Action.QUEUE, "Checking"))))
     assert look(kept, child(job), reported()).is_over
     assert look(gpu_job(suspend=True), child(job)).is_over
     assert look(replace(job, deleting=True), child(job)).is_over, "a finalizer may hold the job"
@@ -361,7 +361,7 @@ def test_a_mistake_fails_the_job_without_an_attempt_and_a_retry_checks_again() -
     observation = seen(job, look(job, child(job), reported(problems=[WRONG, STORE])))
     decision = decide(observation, LIMITS)
     assert (decision.action, decision.reason) == (Action.FAIL, "BadInput")
-    status = build(observation, decision)
+    status = build_status(observation, decision)
     assert (status.phase, status.attempt, status.ends) == ("Failed", 0, [])
     assert status.usage is None or not status.usage.attempts
     assert of_type(status, "Failed")[2] == (
@@ -371,7 +371,7 @@ def test_a_mistake_fails_the_job_without_an_attempt_and_a_retry_checks_again() -
     assert status.outcome
     assert status.outcome.result == "BadInput"
     failed = gpu_job({**to_json(status), "retry": 0}, retry=1)
-    retried = build(seen(failed, None), decide(make_seen(failed), LIMITS))
+    retried = build_status(seen(failed, None), decide(make_seen(failed), LIMITS))
     assert retried.preflight is None
 
 
@@ -404,7 +404,7 @@ def test_what_the_files_say_of_model_and_prompts_goes_to_the_planner() -> None:
     job = gpu_job(image="mine:1")
     lengths = {"rows": 2000, "mean": 81.6, "p95": 240, "dropped": 3}
     there = look(job, child(job), reported(architecture=shape, hasVllm=False, prompts=lengths))
-    learned = build(seen(job, there), Decision(Action.QUEUE, "Checking")).learned
+    learned = build_status(seen(job, there), Decision(Action.QUEUE, "Checking")).learned
     assert learned
     assert learned.architecture
     assert learned.architecture.layers == 24
@@ -416,25 +416,25 @@ def test_the_first_attempt_trains_the_commits_that_were_checked() -> None:
     job = gpu_job()
     commits = {"model": "a" * 40, "dataset": "b" * 40}
     checked = look(job, child(job), reported(revisions=commits))
-    queued = build(seen(job, checked), Decision(Action.QUEUE, "WaitingForGPUs"))
+    queued = build_status(seen(job, checked), Decision(Action.QUEUE, "WaitingForGPUs"))
     assert queued.revisions is None  # until then the spec may name another revision
     waiting_job = gpu_job(to_json(queued))
     commit = Decision(Action.COMMIT, "Admitted", plan=GPU_PLAN)
-    committed = build(seen(waiting_job, look(waiting_job)), commit)
+    committed = build_status(seen(waiting_job, look(waiting_job)), commit)
     assert committed.revisions == commits
     later = gpu_job(to_json(queued) | {"revisions": {"model": "c" * 40}})
-    again = build(seen(later, look(later)), commit)
+    again = build_status(seen(later, look(later)), commit)
     assert again.revisions == {**commits, "model": "c" * 40}, "an attempt's own come first"
     changed = gpu_job(to_json(queued), model={"name": "another/model"})
-    assert build(seen(changed, look(changed)), commit).revisions is None
+    assert build_status(seen(changed, look(changed)), commit).revisions is None
     unchecked = gpu_job(to_json(queued), preflight="Off")
-    assert build(seen(unchecked, look(unchecked)), commit).revisions is None
+    assert build_status(seen(unchecked, look(unchecked)), commit).revisions is None
 
 
 def stated(job: GRPOJobRecord, check: Preflight, decision: Decision) -> GRPOJobRecord:
     """The job with what its status says of the check."""
     spec = {"preflight": "Auto"}
-    return gpu_job(to_json(build(seen(job, check), decision)), **spec)
+    return gpu_job(to_json(build_status(seen(job, check), decision)), **spec)
 
 
 def test_a_preflight_that_begins_is_no_event_and_one_that_waits_is() -> None:
@@ -442,7 +442,7 @@ def test_a_preflight_that_begins_is_no_event_and_one_that_waits_is() -> None:
     for pods, reason in (("running", None), ("hub", "WaitingForHub")):
         there = look(job, child(job), *PODS[pods])
         decision = Decision(Action.QUEUE, there.check.reason, "x")
-        change = telling_change([], build(seen(job, there), decision).conditions)
+        change = telling_change([], build_status(seen(job, there), decision).conditions)
         assert (change and change.reason) == reason
 
 
@@ -474,8 +474,8 @@ def test_kueue_is_asked_for_nothing_before_the_check() -> None:
     job = gpu_job(**spec)
     queued = Decision(Action.QUEUE, "Checking", "x", plan=GPU_PLAN)
     running = seen(job, look(job, child(job)))
-    assert step(running, queued, ON) is None
+    assert next_step(running, queued, ON) is None
     passed = look(job, child(job), reported())
-    checked = gpu_job(to_json(build(seen(job, passed), queued)), **spec)
+    checked = gpu_job(to_json(build_status(seen(job, passed), queued)), **spec)
     after = seen(checked, look(checked))
-    assert step(after, queued, ON) is not None
+    assert next_step(after, queued, ON) is not None

@@ -17,7 +17,7 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
@@ -82,7 +82,7 @@ def committed(seen: Observation) -> GRPOJobStatus:
     answer = reuse_plan(learning(seen.job, decision.learned), THERE)
     assert answer is not None
     assert answer.chosen is not None, answer.message
-    return build(seen, replace(decision, action=Action.COMMIT, plan=answer.chosen))
+    return build_status(seen, replace(decision, action=Action.COMMIT, plan=answer.chosen))
 
 
 def test_the_next_attempt_has_another_plan_and_says_why() -> None:
@@ -143,7 +143,7 @@ def test_a_plan_that_answers_a_shortfall_is_kept_for_other_ends() -> None:
 
 def test_a_gang_that_queues_meanwhile_remembers_it() -> None:
     seen = ran_out()
-    queued = build(
+    queued = build_status(
         seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=None)
     )
     assert queued.learned is not None
@@ -178,7 +178,7 @@ def test_after_three_new_plans_the_job_fails_with_what_was_tried_and_what_would_
     assert "micro-batch" in before
     assert "at backward of 78.9 GiB: CUDA out of memory. The same number of GPUs" in after
     assert "usable each would do" in after
-    status = build(seen, decision)
+    status = build_status(seen, decision)
     assert status.learned is not None
     assert len(status.learned.shortfalls) == MAX_REPLANS + 1
     _, reason, message = of_type(status, "Failed")
@@ -193,7 +193,7 @@ def test_a_retry_counts_anew_and_keeps_what_was_learned() -> None:
     status = active_status(4, first_plan(), learned=learned(3))
     status["conditions"].append(condition("Failed", reason="OutOfMemory"))
     seen = make_seen(make_job({**SPEC, "retry": 1}, status))
-    after = build(seen, judged(seen))
+    after = build_status(seen, judged(seen))
     assert after.learned is not None
     assert (after.learned.shortfalls, list(after.learned.memory)) == ([], ["backward"])
 

@@ -13,7 +13,7 @@ from grpo_api.spec.run_policy import FailedResult, RestartRule, RestartsSpec
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.pods.manifests import attempt_of, indexed_job
-from grpo_operator.report.status import build
+from grpo_operator.report.status import build_status
 from tests.generated import cases
 from tests.unit.operator_world import (
     PLAN,
@@ -103,7 +103,7 @@ def test_a_release_begins_a_new_row_of_pauses() -> None:
 
 def test_a_job_that_pauses_is_restarting_and_says_why() -> None:
     seen = crashed(end(1), end(2))
-    status = build(seen, judged(seen))
+    status = build_status(seen, judged(seen))
     assert status.phase == "Restarting"
     assert of_type(status, "Running")[:2] == ("False", "RestartBackoff")
     assert "attempt 3 ended with Error" in of_type(status, "Degraded")[2]
@@ -117,7 +117,7 @@ def test_uncounted_restarts_have_a_limit_and_a_counter() -> None:
         seen = make_seen(job, make_child(), make_pod(0, deleted=True), make_pod(1))
         decision = judged(seen)
         assert decision.action is action
-        committed = build(seen, Decision(Action.COMMIT, ended=decision.ended, plan=PLAN))
+        committed = build_status(seen, Decision(Action.COMMIT, ended=decision.ended, plan=PLAN))
         assert (committed.uncounted_restarts, committed.restarts) == (done + 1, 0)
     assert decision.message.startswith("Preempted after 2 of 2 uncounted restarts: ")
 
@@ -204,7 +204,7 @@ def committed(seen: Observation) -> Any:
     """The status after the next attempt was committed."""
     asked = judged(seen)
     assert asked.action is Action.ADMIT
-    return build(seen, replace(asked, action=Action.COMMIT, plan=PLAN))
+    return build_status(seen, replace(asked, action=Action.COMMIT, plan=PLAN))
 
 
 def test_a_node_where_two_attempts_in_a_row_died_without_a_word_is_left_out() -> None:
@@ -272,4 +272,4 @@ def test_pods_keep_away_from_avoided_nodes(terms: list[dict[str, Any]] | None) -
 def test_a_suspension_gives_avoided_nodes_another_chance() -> None:
     job = make_job({"suspend": True}, active_status(avoidedNodes=["node-0"]))
     seen = make_seen(job, make_child(), make_pod(0))
-    assert build(seen, judged(seen)).avoided_nodes == []
+    assert build_status(seen, judged(seen)).avoided_nodes == []

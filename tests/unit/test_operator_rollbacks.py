@@ -16,7 +16,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.pods.manifests import attempt_of, training_plan
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.unit.operator_world import (
     PLAN,
     active_status,
@@ -51,7 +51,7 @@ def diverged(
 def committed(seen: Observation, decision: Decision) -> GRPOJobStatus:
     """The status with the next attempt that an ADMIT leads to."""
     assert decision.action is Action.ADMIT, decision
-    return build(
+    return build_status(
         seen, Decision(Action.COMMIT, ended=decision.ended, rollback=decision.rollback, plan=PLAN)
     )
 
@@ -99,7 +99,7 @@ def test_later_attempts_leave_it_out_too_whyever_they_start() -> None:
 
 def test_a_gang_that_queues_for_its_next_attempt_remembers_it() -> None:
     seen = diverged(ROLLBACK)
-    queued = build(
+    queued = build_status(
         seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=PLAN)
     )
     assert [one.skipped.first for one in queued.rollbacks] == [7]
@@ -160,7 +160,7 @@ def test_a_retry_forgets_no_batch() -> None:
     seen = make_seen(make_job(ROLLBACK | {"retry": 1}, status))
     decision = judged(seen)
     assert decision.action is Action.RETRY
-    assert [one.skipped.first for one in build(seen, decision).rollbacks] == [3, 5]
+    assert [one.skipped.first for one in build_status(seen, decision).rollbacks] == [3, 5]
 
 
 ENDS = st.tuples(

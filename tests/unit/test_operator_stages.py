@@ -18,7 +18,7 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation, Pull, Silence
 from grpo_operator.loop.progress import next_pull
-from grpo_operator.report.status import FETCH_PAUSE, StatusThrottle, build, to_json
+from grpo_operator.report.status import FETCH_PAUSE, StatusThrottle, build_status, to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -70,7 +70,7 @@ def writes(
         progress = Progress(attempt=1, **fields)
         last = next_pull(last, progress, Observed(NOW + later))
         seen = asked(stored, later, last, accelerator=accelerator)
-        new = to_json(build(seen, judged(seen)))
+        new = to_json(build_status(seen, judged(seen)))
         patch = merge_patch(seen.job.raw_status, new)
         if throttle.is_known(seen.job.key, patch) or throttle.seconds_left(seen, patch) > 0:
             continue
@@ -88,7 +88,7 @@ def status_after(
         told = Progress(attempt=1, **progress)
         pull = Pull(told, Observed(NOW + later), Observed(NOW + later))
     seen = asked(status, later, pull, **more)
-    return build(seen, judged(seen))
+    return build_status(seen, judged(seen))
 
 
 def test_a_stage_is_told_with_the_time_since_when_by_the_operators_clock() -> None:

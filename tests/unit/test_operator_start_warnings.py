@@ -13,7 +13,7 @@ from grpo_api.status.status import ConditionType
 from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.start_checks import asks_about, current_warning, start_event
 from grpo_operator.records.parsing import pod_record
-from grpo_operator.report.status import build
+from grpo_operator.report.status import build_status
 from tests.generated import cases
 from tests.unit.operator_world import (
     LIMITS,
@@ -155,7 +155,7 @@ def test_what_a_user_reads_of_a_pod_that_starts(
     state: str, names: tuple[str, ...], ago: float
 ) -> None:
     seen = starting(state, names, ago)
-    status = build(seen, judged(seen))
+    status = build_status(seen, judged(seen))
     trouble = expected_trouble(state, names, ago)
     degraded = status.condition(ConditionType.DEGRADED)
     if trouble:

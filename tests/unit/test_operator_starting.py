@@ -13,7 +13,7 @@ from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.policies import decide
 from grpo_operator.decide.start_checks import asks_about
 from grpo_operator.report.conditions import conditions
-from grpo_operator.report.status import build
+from grpo_operator.report.status import build_status
 from tests.generated import cases
 from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (
@@ -56,7 +56,7 @@ def test_a_job_whose_pods_are_refused_gives_its_place_back_in_the_words_of_the_r
     decision = judged(seen)
     assert (decision.action, decision.reason) == (Action.RELEASE, "PodsNotCreated")
     assert decision.message == f"1 of 2 pods were created: {REFUSED}"
-    status = build(seen, decision)
+    status = build_status(seen, decision)
     assert (status.phase, status.ends[-1].reason) == ("Queued", "PodsNotCreated")
 
 
@@ -96,7 +96,7 @@ def test_whom_events_are_asked_about_and_when(
 def test_the_kubelets_words_are_on_the_job_and_the_phase_stays_starting() -> None:
     seen = starting(make_pod(0), creating(1), ago=60, words=MOUNT)
     decision = judged(seen)
-    status = build(seen, decision)
+    status = build_status(seen, decision)
     assert of_type(status, "Degraded") == (
         "True",
         "PodWaiting",
@@ -193,7 +193,7 @@ def observations(draw: st.DrawFn) -> Observation:
 def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None:
     decision = decide(seen, Limits())
     assert decision.look_again is None or decision.look_again > 0
-    build(seen, decision)
+    build_status(seen, decision)
 
 
 def test_the_least_of_all_deadlines_is_waited_for() -> None:

@@ -8,8 +8,8 @@ import pytest
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, observe
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import ENGINE_SERVICE

@@ -13,7 +13,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import StatusThrottle, build, to_json
+from grpo_operator.report.status import StatusThrottle, build_status, to_json
 from tests.unit.operator_world import (
     PLAN,
     TRAINERS,
@@ -112,7 +112,7 @@ async def test_a_write_whose_answer_is_lost_is_reported_if_the_api_server_took_i
     api.loses = None
     job = RUNNING.job
     if applied:
-        job = make_job(status=to_json(build(RUNNING, WAIT)), resourceVersion="11")
+        job = make_job(status=to_json(build_status(RUNNING, WAIT)), resourceVersion="11")
     api.version = str(job.version)
     await api.writer.publish(replace(RUNNING, job=job), WAIT)
     assert api.reported == ["run"], "reported once, by the first write or by its repetition"

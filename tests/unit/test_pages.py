@@ -75,6 +75,18 @@ def test_the_drawn_layers_are_those_that_the_linter_checks() -> None:
     assert drawn == {room: checked[room] for room in drawn}
 
 
+def test_each_place_that_the_architecture_names_defines_what_it_names() -> None:
+    page = (DOCS / "internals/architecture.md").read_text()
+    rows = re.findall(r"^\| (?:is|are) .*\]\(\.\./\.\./(\S+)\) \| `(\w+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 30
+    for path, name in rows:
+        source = (ROOT / path).read_text()
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", source, re.MULTILINE), (
+            path,
+            name,
+        )
+
+
 def test_the_argo_workflow_makes_a_valid_job_and_waits_for_phases_that_end_one() -> None:
     page = (DOCS / "how-to/integrate/argo-workflows.md").read_text()
     workflow, rights = (

@@ -17,13 +17,13 @@ from grpo_api.text.timing import Beginning
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, Pull, observe
 from grpo_operator.decide.policies import decide
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from grpo_operator.records.parsing import job_record, pod_record
 from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord
-from grpo_operator.report.status import build, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.unit.operator_world import GPU_PLAN, KEY, NOW, UID, at, make_job
 from tests.unit.usage_run import NEVER, Gang, Pod, Run, truth
 
@@ -137,7 +137,7 @@ class World:
         decision = decide(seen, Limits())
         if decision.action is Action.ADMIT:
             decision = self._answer(decision)
-        self.status = to_json(build(seen, decision))
+        self.status = to_json(build_status(seen, decision))
         self._act(seen, decision)
         found = self.status.get("usage")
         return Usage.model_validate(found or {"asOf": at(self.now)})

@@ -5,9 +5,9 @@ from grpo_api.report.metrics import CONTROLLER
 
 from ..alerts.alert import OPERATOR_UID
 from ..alerts.controller import ALERTS
+from .first_row import firing_alerts
 from .panels import Color, Dashboard, Panel, Query, Row, Variable
 from .promql import CLUSTER, UP, WINDOW, quantiles, rates, select, zero_if_uncounted
-from .verdicts import firing_alerts
 
 _OURS = f'{CLUSTER},name="{CONTROLLER}"'
 _RECONCILER = f'{CLUSTER},controller="{CONTROLLER}"'

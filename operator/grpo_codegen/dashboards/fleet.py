@@ -9,6 +9,7 @@ from grpo_api.status.status import ConditionType, Phase
 from .. import recording
 from ..alerts.alert import FLEET_UID
 from . import usage
+from .first_row import PHASE_COLORS, firing_alerts
 from .panels import Dashboard, Panel, Query, Row, Variable
 from .promql import (
     A_JOB,
@@ -20,7 +21,6 @@ from .promql import (
     select,
     zero_if_uncounted,
 )
-from .verdicts import PHASE_COLORS, firing_alerts
 
 _JOBS = f"max by (cluster, namespace, phase) ({select(operator.JOBS, NAMESPACES)})"
 """Of several operators each may count all jobs."""

@@ -8,7 +8,7 @@ from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType
 
 from ..alerts.alert import TRAINING_UID
-from . import engines, getting_on, usage, verdicts, vllm
+from . import engines, first_row, job_progress, usage, vllm
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
 from .promql import (
     CLUSTER,
@@ -436,9 +436,9 @@ DASHBOARD = Dashboard(
     ),
     annotations=_ANNOTATIONS,
     rows=(
-        Row("What is wrong now?", verdicts.PANELS),
+        Row("What is wrong now?", first_row.PANELS),
         Row("Does it learn?", _CURVES),
-        Row("Does it get on?", getting_on.PANELS, is_collapsed=True),
+        Row("Does it get on?", job_progress.PANELS, is_collapsed=True),
         Row("What does it learn from?", _LEARNING, is_collapsed=True),
         Row("Where does the time go?", _SPEED, is_collapsed=True),
         Row("How do its engines do?", engines.PANELS, is_collapsed=True),

@@ -38,7 +38,7 @@ from ..decide.decisions import Action, Decision, Limits
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
-from ..kueue.steps import gate_by_workload
+from ..kueue.workload_steps import gate_by_workload
 from ..pods.pod_spec import PodDefaults
 from ..records.job_class import with_class
 from ..records.reasons import Reason

@@ -19,8 +19,8 @@ from ..records.names import is_engines_job, preflight_name
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
+from .first_seen import FirstSeen, Sighting, init_key
 from .preflight import Preflight
-from .sightings import FirstSeen, Sighting, init_key
 
 NO_PODS: tuple[PodRecord, ...] = ()
 _STARTED_PHASES = ("Running", *ENDED_PHASES)

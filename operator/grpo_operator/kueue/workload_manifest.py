@@ -28,7 +28,7 @@ from ..records.names import (
 from ..records.records import GRPOJobRecord
 from ..records.workloads import ADMITTED, EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, REQUEUED
 from .pod_sets import annotation, pod_sets, shape
-from .steps import WORKLOAD_PRIORITY
+from .workload_steps import WORKLOAD_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, Object
 
 from ..decide.decisions import Action, Decision
+from ..decide.first_seen import FirstSeen
 from ..decide.observation import Observation
-from ..decide.sightings import FirstSeen
 from ..kueue.pod_sets import Contradiction
 from ..pods.manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
 from ..pods.pod_spec import PodDefaults

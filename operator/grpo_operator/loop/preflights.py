@@ -8,9 +8,9 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
 
+from ..decide.first_seen import FirstSeen
 from ..decide.observation import Observation
 from ..decide.preflight import Preflight, should_check
-from ..decide.sightings import FirstSeen
 from ..pods.pod_spec import PodDefaults
 from ..pods.preflight_job import preflight_digest, preflight_job
 from ..records.names import preflight_name

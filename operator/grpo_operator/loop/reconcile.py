@@ -21,10 +21,10 @@ from grpo_kube.objects.times import ProcessClock
 
 from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
+from ..decide.first_seen import FirstSeen
 from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.policies import decide
 from ..decide.preflight import is_checked
-from ..decide.sightings import FirstSeen
 from ..records.job_class import JobClasses, with_class
 from ..records.packed_job import content_without_status
 from ..records.reasons import Reason

@@ -19,7 +19,7 @@ from ..decide.decisions import Decision
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS
 from ..records.records import GRPOJobRecord
-from ..report.status import REPORTED, StatusThrottle, build, to_json
+from ..report.status import REPORTED, StatusThrottle, build_status, to_json
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class StatusWriter:
             ClusterError: the API server refused or did not answer.
         """
         self._confirm(observation)
-        new = build(observation, decision)
+        new = build_status(observation, decision)
         patch = merge_patch(observation.job.raw_status, to_json(new))
         await self._write(observation, decision, new, patch)
 
@@ -66,7 +66,7 @@ class StatusWriter:
             ClusterError: the API server refused or did not answer.
         """
         self._confirm(observation)
-        new = build(observation, decision)
+        new = build_status(observation, decision)
         patch = merge_patch(observation.job.raw_status, to_json(new))
         if self._throttle.is_known(observation.job.key, patch):
             return None

@@ -1,8 +1,9 @@
 """Writes the Workloads by which GRPOJobs ask Kueue for their pods, and follows jobs that Kueue
 sends to other clusters.
 
-kueue/steps.py decides the writes, and they are done one at a time. Each carries the resourceVersion
-that the decision saw, so a write never overwrites a quota reservation that was made meanwhile.
+kueue/workload_steps.py decides the writes, and they are done one at a time. Each carries the
+resourceVersion that the decision saw, so a write never overwrites a quota reservation that was made
+meanwhile.
 
 For a job that Kueue sends to another cluster (MultiKueue), this operator only asks Kueue, and the
 other cluster's operator runs the job. The whole status is copied from there, so this operator adds
@@ -24,7 +25,6 @@ from ..admission.snapshot import Snapshot
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 from ..kueue.pod_sets import Contradiction, Flavor, place_job
-from ..kueue.steps import WORKLOAD_PRIORITY, Step, Write, step, wanted_class
 from ..kueue.workload_manifest import (
     Priority,
     adoption_patch,
@@ -35,6 +35,7 @@ from ..kueue.workload_manifest import (
     status_without_admission,
     workload,
 )
+from ..kueue.workload_steps import WORKLOAD_PRIORITY, Step, Write, next_step, wanted_class
 from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 from ..records.names import (
@@ -107,7 +108,7 @@ class Workloads:
             Conflict: the Workload changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server did not answer.
         """
-        due = step(observation, decision, self._pods)
+        due = next_step(observation, decision, self._pods)
         if due is None:
             return decision
         try:

@@ -1,4 +1,4 @@
-"""Names the leader in the object that the chart's policy reads."""
+"""Records the leader in the OperatorLeader object that the chart's policy reads."""
 
 from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.client import HttpCluster
@@ -10,14 +10,14 @@ from grpo_kube.objects.resources import Object
 from ..records.names import LEADERS
 
 
-async def tell_fence(cluster: HttpCluster, election: Election) -> None:
-    """Puts the leader's name where the chart's policy looks.
+async def record_leader(cluster: HttpCluster, election: Election) -> None:
+    """Write this process's identity into the OperatorLeader object.
 
-    One that led before and is late meets another resourceVersion, or is written over by the one
-    that leads, which begins only then.
+    A delayed write of a former leader fails on the resourceVersion, or the new leader overwrites
+    it: a leader begins only after its own write.
 
     Raises:
-        ClusterError: it was not taken; somebody else may have written.
+        ClusterError: the API server refused the write, or another process wrote first.
     """
     metadata: Object = {"name": election.lease.name, "namespace": election.lease.namespace}
     body: Object = {

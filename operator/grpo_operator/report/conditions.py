@@ -1,6 +1,6 @@
 """The conditions of a GRPOJob: one function per decision, each stating what it knows.
 
-The sentences that users read stand together here. status.build keeps the transition times and
+The sentences that users read stand together here. build_status keeps the transition times and
 whatever a decision doesn't speak of.
 """
 

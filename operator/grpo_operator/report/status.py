@@ -32,7 +32,7 @@ from ..records.reasons import RELEASES, UNCHECKED, Reason
 from ..records.records import GRPOJobRecord
 from ..usage.account import account
 from .conditions import conditions
-from .conventions import ABNORMAL, convention_conditions, first_unwell
+from .kstatus import ABNORMAL, first_unwell, kstatus_conditions
 from .pod_reports import report
 
 URGENT = frozenset(
@@ -81,7 +81,7 @@ _WAITING = (
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 
-def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
+def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
     """The status after the decision has been carried out."""
     old = observation.job.status
     action = decision.action
@@ -288,7 +288,7 @@ def _with_conventions(
         return []
     update = {"observed_generation": observation.job.generation}
     like = conditions[0].model_copy(update=update)
-    conventions = list(convention_conditions(word, conditions, like))
+    conventions = list(kstatus_conditions(word, conditions, like))
     absent = ABNORMAL - {condition.type for condition in conventions}
     complete = _with_transition_times(conditions, conventions, observation.now)
     return [condition for condition in complete if condition.type not in absent]

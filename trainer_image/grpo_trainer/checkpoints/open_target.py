@@ -9,7 +9,7 @@ from grpo_api.text.clock import Clock
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..stores.run_store import run_store, source_run
-from ..stores.store_base import Tell, silent
+from ..stores.store_base import OnAnswer, ignore_answer
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .manifest import Owner
 from .store_checkpoints import StoreSource, StoreTarget
@@ -22,7 +22,7 @@ def open_target(
     job: JobIdentity,
     processes_per_node: int,
     *,
-    tell: Tell = silent,
+    on_answer: OnAnswer = ignore_answer,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CheckpointTarget | None:
     """The place of the run's own checkpoints; None where nothing is kept.
@@ -32,7 +32,7 @@ def open_target(
         directory: the run's folder on every node.
         job: the run and its attempt.
         processes_per_node: ranks that share a node's disk.
-        tell: called when the store shows progress, and during pauses.
+        on_answer: called when the store shows progress, and during pauses.
         clock: the clock that retries wait by.
 
     Raises:
@@ -41,14 +41,17 @@ def open_target(
     if directory is None:
         return None
     folder, owner = Path(directory), Owner(uid=job.uid, attempt=job.attempt)
-    run = run_store(checkpoint, directory, job, tell=tell, clock=clock)
+    run = run_store(checkpoint, directory, job, on_answer=on_answer, clock=clock)
     if run is None:
         return VolumeTarget(folder, owner, checkpoint.keep, clock)
     return StoreTarget(run, folder, processes_per_node, owner)
 
 
 def open_source(
-    folder: str | None, store: ObjectStoreSpec | None, processes_per_node: int, tell: Tell = silent
+    folder: str | None,
+    store: ObjectStoreSpec | None,
+    processes_per_node: int,
+    on_answer: OnAnswer = ignore_answer,
 ) -> CheckpointSource | None:
     """The place of the checkpoints of spec.resumeFrom; None if it is not set.
 
@@ -57,7 +60,7 @@ def open_source(
     """
     if folder is None:
         return None
-    run = source_run(folder, store, tell)
+    run = source_run(folder, store, on_answer)
     return (
         VolumeSource(Path(folder))
         if run is None

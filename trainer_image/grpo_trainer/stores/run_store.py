@@ -48,7 +48,7 @@ from grpo_api.text.contract import (
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
 from ..runtime.paths import MANIFEST, attempt_folder_name, checkpoint_folder
-from .store_base import Tell, silent
+from .store_base import OnAnswer, ignore_answer
 
 if TYPE_CHECKING:
     from .store_client import Store
@@ -396,7 +396,7 @@ def run_store(
     directory: str | None,
     job: JobIdentity,
     *,
-    tell: Tell = silent,
+    on_answer: OnAnswer = ignore_answer,
     environment: Mapping[str, str] = os.environ,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStore | None:
@@ -412,14 +412,14 @@ def run_store(
     from .store_client import open_store
 
     settings = _settings(CHECKPOINT_STORE_ENV, environment)
-    store = open_store(checkpoint.store, settings, tell, Path(directory).name, clock)
+    store = open_store(checkpoint.store, settings, on_answer, Path(directory).name, clock)
     return RunStore(store, job.uid, job.attempt, checkpoint.keep)
 
 
 def source_run(
     folder: str | None,
     store: ObjectStoreSpec | None,
-    tell: Tell = silent,
+    on_answer: OnAnswer = ignore_answer,
     environment: Mapping[str, str] = os.environ,
 ) -> StoredRun | None:
     """The run on an object store that spec.resumeFrom names; None if it names a volume or is not
@@ -435,7 +435,7 @@ def source_run(
     from .store_client import open_store
 
     return StoredRun(
-        open_store(store, _settings(RESUME_STORE_ENV, environment), tell, Path(folder).name)
+        open_store(store, _settings(RESUME_STORE_ENV, environment), on_answer, Path(folder).name)
     )
 
 

@@ -10,12 +10,12 @@ REGION = "us-east-1"
 """What a store that has no regions takes, too."""
 
 
-class Tell(Protocol):
+class OnAnswer(Protocol):
     """Called when data has been sent or received, and during pauses: a sign of work."""
 
     def __call__(self, problem: str = "") -> None:
         """`problem`: why the store is asked again; empty once it has answered."""
 
 
-def silent(problem: str = "") -> None:
-    """A Tell that does nothing."""
+def ignore_answer(problem: str = "") -> None:
+    """An OnAnswer that does nothing."""

@@ -35,7 +35,7 @@ from grpo_api.text.messages import connection_problem
 
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, StoreFailed
-from .store_base import PART_BYTES, REGION, Tell, silent
+from .store_base import PART_BYTES, REGION, OnAnswer, ignore_answer
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Store:
         self,
         url: str,
         backend: ObjectStore,
-        tell: Tell = silent,
+        on_answer: OnAnswer = ignore_answer,
         longest_wait: float = LONGEST_WAIT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -67,14 +67,14 @@ class Store:
         self.longest_wait = longest_wait
         """Seconds without any answer of the store until a request is given up."""
         self._backend = backend
-        self._tell = tell
+        self._on_answer = on_answer
         self._clock = clock
         self._lock = threading.Lock()
         self._answered_at = 0.0
 
     def within(self, longest_wait: float) -> "Store":
         """The same store with another limit for its waits, in seconds."""
-        return Store(self.url, self._backend, self._tell, longest_wait, self._clock)
+        return Store(self.url, self._backend, self._on_answer, longest_wait, self._clock)
 
     def get(self, key: str) -> tuple[bytes, Version] | None:
         """An object and its version; None if it does not exist.
@@ -180,7 +180,7 @@ class Store:
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:
-                    self._tell()
+                    self._on_answer()
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
                         f"with: {_words(error)}"
@@ -190,7 +190,7 @@ class Store:
             else:
                 with self._lock:
                     self._answered_at = self._clock.now()
-                self._tell()
+                self._on_answer()
                 return result
             self._wait(pause, problem)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -198,7 +198,7 @@ class Store:
     def _wait(self, seconds: float, problem: str) -> None:
         end = self._clock.now() + seconds
         while (seconds_left := end - self._clock.now()) > 0:
-            self._tell(problem)
+            self._on_answer(problem)
             self._clock.sleep(min(seconds_left, POLL_SECONDS))
 
     def _require_passing(self, what: str, error: Exception) -> None:
@@ -225,7 +225,7 @@ def _words(error: Exception) -> str:
 def open_store(
     spec: ObjectStoreSpec,
     settings: dict[str, str],
-    tell: Tell = silent,
+    on_answer: OnAnswer = ignore_answer,
     folder: str = "",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Store:
@@ -234,7 +234,7 @@ def open_store(
     Args:
         spec: the store's address.
         settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
-        tell: called when data has been sent or received, and during pauses.
+        on_answer: called when data has been sent or received, and during pauses.
         folder: below the URL.
         clock: the clock that its retries wait by.
 
@@ -262,7 +262,7 @@ def open_store(
             f"the object store {spec.url} can't be opened with the settings "
             f"{', '.join(sorted(config))}: {_words(error)} (docs/how-to/models/object-stores.md)"
         ) from error
-    return Store(url, backend, tell, clock=clock)
+    return Store(url, backend, on_answer, clock=clock)
 
 
 def _plain(spec: ObjectStoreSpec) -> bool:

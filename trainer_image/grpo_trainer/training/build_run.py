@@ -388,7 +388,7 @@ def _open_places(
         plan.checkpoint_directory,
         plan.job,
         processes,
-        tell=recorder.record_store_answer,
+        on_answer=recorder.record_store_answer,
     )
     return target, open_source(
         plan.resume_from, plan.resume_store, processes, recorder.record_store_answer

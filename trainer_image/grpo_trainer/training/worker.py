@@ -47,7 +47,7 @@ def train(
         plan.checkpoint_directory,
         plan.job,
         plan.execution.processes_per_node,
-        tell=recorder.record_store_answer,
+        on_answer=recorder.record_store_answer,
     )
     if target:
         target.claim()

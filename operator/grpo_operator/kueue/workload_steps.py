@@ -119,7 +119,7 @@ class Step:
     plan: ExecutionPlan | None = None
 
 
-def step(observation: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
+def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
     """The next write; None where there is nothing to do, or only to wait."""
     workload = observation.workload
     if observation.kueue_problem:

@@ -1,4 +1,4 @@
-"""What general tools read of a GRPOJob: a reason, and the conditions of their conventions.
+"""What general tools read of a GRPOJob: a reason, and the conditions of kstatus and Kueue.
 
 `status.reason` is kubectl's column REASON. `Finished` is Kueue's word for an end, good or bad.
 `Reconciling` and `Stalled` are those of kstatus, by which Flux, Helm and others judge an object:
@@ -54,7 +54,7 @@ def first_unwell(conditions: Sequence[Condition]) -> Condition | None:
     return None
 
 
-def convention_conditions(
+def kstatus_conditions(
     phase: Phase, conditions: Sequence[Condition], like: Condition
 ) -> Iterator[Condition]:
     """The conditions that follow from the others; `like` has the generation and the time."""

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.first_seen import FirstSeen
 from grpo_operator.decide.observation import Observation, observe
-from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.records.records import JobRecord
 from tests.unit.operator_world import KEY, NOW, active_status, judged, make_child, make_job
 

@@ -1,15 +1,14 @@
-"""What samples the completions of the chosen plan, and why, in a sentence with the numbers of what
-it was compared with."""
+"""The sentence that says which engine samples the completions of the chosen plan, and why."""
 
 from ..memory.setup import Engine
 from ..result.formatting import engine_name, gib
-from .option import Option
-from .search import Search
+from ..search.option import Option
+from ..search.search import Search
 
 
 def sampling_message(search: Search, chosen: Option) -> str:
-    """What samples the chosen option's completions, and why: by what decided, with the numbers of
-    what it beat."""
+    """Return which engine samples the chosen option's completions, and why, with the numbers of the
+    alternatives that it was compared with."""
     engine, wanted = chosen.footprint.setup.engine, search.demand.spec.generation.engine
     if search.engines.why_none:
         return f"Transformers, since {search.engines.why_none}"
