@@ -135,7 +135,7 @@ class Cache(Generic[R]):
 
     @contextmanager
     def relist(self, namespace: str | None = None) -> Iterator["Relist[R]"]:
-        """Store a full LIST of a namespace (None: of all) while events go on."""
+        """Store a full LIST of a namespace, or of all namespaces for None, while events arrive."""
         relist = Relist(self, namespace)
         self._relists.append(relist)
         try:
@@ -270,8 +270,8 @@ class Relist(Generic[R]):
 
 
 def has_same_content(before: R | None, now: R) -> bool:
-    """True if two records of an object differ in nothing but its version: what has changed of it is
-    read by nobody."""
+    """True if two records of an object differ only in its version, so that no reader sees a
+    change."""
     if before is None:
         return False
     return before is now or replace(before, version=now.version) == now

@@ -50,8 +50,8 @@ class Seen(Protocol):
 
 
 class Cluster(Protocol):
-    """What the operator may ask of a cluster. Every method raises ClusterError or one of its
-    kinds."""
+    """The requests that the operator sends to a cluster. Every method raises ClusterError or a
+    subclass of it."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         """A LIST in pages, each with the list's resourceVersion; Expired when it took longer than
@@ -79,16 +79,16 @@ class Cluster(Protocol):
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
-        """Deletes an object in the background, if it still is as it was seen; one that is gone is
-        fine.
+        """Delete an object in the background if it has this uid and version; do nothing if it is
+        gone.
 
-        Conflict when it has changed since, or the name is another's by now.
+        Conflict if it has changed since it was read, or another object has its name.
         """
         ...
 
     async def delete_all(self, selection: Selection) -> None:
-        """Deletes what is selected: by uid and attempt, so that one that comes late meets nothing
-        else."""
+        """Delete the selected objects. The selection has uid and attempt, so that a late request
+        deletes nothing else."""
         ...
 
 
@@ -135,8 +135,8 @@ def _drain(items: list[Object]) -> Iterator[Object]:
 async def list_and_parse(
     cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
 ) -> tuple[list[T], int]:
-    """What `read` makes of every object of a full LIST (None leaves one out), and the list's
-    resourceVersion.
+    """List all objects and parse each with `read`, which returns None for one to leave out. Return
+    the parsed objects and the list's resourceVersion.
 
     Raises:
         ClusterError: the API server does not give a whole list.
@@ -311,8 +311,8 @@ class HttpCluster:
         )
 
     async def is_discovered(self, resource: Resource) -> bool:
-        """True if the API server's discovery names the resource of an API group; it learns of a new
-        one last.
+        """True if the API server's discovery lists the resource of an API group. Discovery is the
+        last to show a new resource.
 
         Raises:
             ClusterError: it can't be asked.

@@ -41,7 +41,7 @@ MOST_TRANSITIONS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """For how long a Lease is held, in seconds."""
+    """The durations of a Lease, in seconds."""
 
     duration: float = 10.0
     """Others wait for so long without a change before they take over."""
@@ -76,8 +76,8 @@ class Election:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A Lease as it was read or is to be written. Its times are for people: nobody compares them
-    with a clock."""
+    """A Lease as it was read or is to be written. Its timestamps are for people and are never
+    compared with a clock."""
 
     version: str
     """Its resourceVersion; not part of the record."""
@@ -88,12 +88,12 @@ class Lease:
     renewed: str
 
     def is_same_record(self, other: "Lease | None") -> bool:
-        """True if nobody has renewed, taken or released it in between."""
+        """True if the Lease was not renewed, taken or released between the two reads."""
         return other is not None and replace(self, version=other.version) == other
 
     @property
     def spec(self) -> dict[str, Any]:
-        """As the API server takes it: it refuses an empty time."""
+        """The spec for the API server, which rejects an empty time."""
         fields = {
             "holderIdentity": self.holder,
             "leaseDurationSeconds": self.seconds,
@@ -144,7 +144,7 @@ class Leadership:
     """One candidate: at first it waits, it leads at most once, and what is lost stays lost."""
 
     def __init__(self, identity: str, terms: Terms) -> None:
-        """`identity` is what the Lease names when this one holds it."""
+        """`identity` is the holder that this candidate writes into the Lease."""
         self.terms = terms
         self._identity = identity
         self._lease: Lease | None = None
@@ -172,7 +172,8 @@ class Leadership:
         if self._changed_at == -math.inf or not same:
             self._changed_at = now
         if known and lease and lease.version != known.version:
-            # what was tried could not succeed: a renewal whose answer got lost is in between
+            # the renewal that was tried can't have succeeded: the Lease was renewed in between by
+            # one whose answer was lost
             self._tried_at = -math.inf
         self._lease = lease
         if self._led and lease and lease.holder != self._identity:
@@ -291,7 +292,7 @@ class Elector:
         self._free_since: float | None = None
 
     async def run(self) -> None:
-        """Stands until it leads, then renews.
+        """Campaign until elected, then renew the Lease.
 
         Raises:
             LeadershipLost: another may lead by now.
@@ -314,7 +315,7 @@ class Elector:
                     await self._look()
 
     def answer_within(self) -> float:
-        """The gate of everybody's writes: see Leadership.answer_within."""
+        """The gate of all writes of this process: see Leadership.answer_within."""
         return self._leadership.answer_within(self._clock())
 
     def is_leader(self) -> bool:
@@ -361,8 +362,8 @@ class Elector:
         lease = self._leadership.proposal(sent_at, self._timestamp())
         try:
             answer = await self._send(lease)
-        # Somebody else wrote or deleted the Lease meanwhile: what is there now decides whose turn
-        # it is.
+        # Another process wrote or deleted the Lease meanwhile: the Lease as it is now decides what
+        # to do next.
         except (AlreadyExists, Conflict, NotFound) as error:
             log.info(
                 "Lease %s has changed; looking again", self._lease, extra={"detail": str(error)}

@@ -20,7 +20,7 @@ MAX_PROBLEM = 1024
 
 
 class Quarantine:
-    """What is set aside now, by kind and name."""
+    """The objects that could not be parsed, by kind and name."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -30,7 +30,7 @@ class Quarantine:
         aside."""
 
     def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
-        """What `parse` makes of an object; None for one that it can't read, which is set aside."""
+        """Parse an object. Return None for one that can't be parsed, and quarantine it."""
         try:
             return parse(item)
         # whatever is wrong with it: the content is not ours, and must cost this object only
@@ -71,5 +71,5 @@ class Quarantine:
                 self.forget(plural, key)
 
     def counts(self) -> Mapping[str, int]:
-        """How many are set aside, by plural name of their kind."""
+        """Return the number of quarantined objects by plural name of their kind."""
         return Counter({plural: len(known) for plural, known in self._problems.items()})

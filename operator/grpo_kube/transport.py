@@ -81,13 +81,13 @@ class WatchPace:
 
 
 class EmptyLists:
-    """A middleware that empties the LISTs of a client, which then only watches; our mirrors list
+    """A middleware that empties the LISTs of a client, which then only watches; our informers list
     the objects.
 
     kopf asks for all objects in one LIST: ten thousand of 12 KB are 120 MB, held in memory and
-    decoded at once. Here its LIST is made to select none, so that kopf learns only the
-    resourceVersion from which its watch begins. Then the mirror is asked for a LIST of its own:
-    that one is newer, so nothing is missed in between.
+    decoded at once. With this middleware its LIST selects no object, so kopf gets only the
+    resourceVersion from which its watch begins. Then the informer lists on its own: that LIST is
+    newer, so nothing is missed in between.
     """
 
     def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
@@ -97,7 +97,7 @@ class EmptyLists:
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         """Sends the request, selecting nothing if it is a LIST of these objects."""
-        # the API server may stand behind a path of its own
+        # the API server may be served below a path of its own
         on_list = next(
             (
                 callback
@@ -116,10 +116,10 @@ class EmptyLists:
 
 
 async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
-    """A middleware for a client that takes every success for JSON.
+    """A middleware for a client that parses every success as JSON.
 
-    A proxy in between may answer with a page of its own. kopf would end its watch over that, with
-    tracebacks; what it knows how to ask again after is a connection that broke.
+    A proxy in between may answer with an HTML page. kopf's watch would end with tracebacks on that,
+    but it retries after a broken connection, so the answer is turned into one.
 
     Raises:
         aiohttp.ClientConnectionError: the answer is a success, and no JSON.

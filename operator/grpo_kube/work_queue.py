@@ -89,7 +89,7 @@ class WorkQueue:
         """The next key and how long it waited, in seconds; the caller must call `done`."""
         while True:
             _, _, key = await self._ready.get()
-            # a key that moved to the fast lane stands in both
+            # a key that moved to the fast lane is still in the slow one
             if key in self._waiting and key not in self._active:
                 break
         self._active[key] = self._loop.time()

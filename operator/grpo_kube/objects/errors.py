@@ -28,7 +28,7 @@ class ConfigurationError(OperatorError):
 
 
 class LeadershipLost(OperatorError):
-    """Another operator may lead by now: this process must end, and may come back as a follower."""
+    """Another operator may lead: this process must end, and may start again as a follower."""
 
 
 class ClusterError(OperatorError):

@@ -22,7 +22,7 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 class ObjectKey(NamedTuple):
-    """Namespace and name of an object: what caches and work queues know it by."""
+    """Namespace and name of an object: the key of caches and work queues."""
 
     namespace: str
     name: str

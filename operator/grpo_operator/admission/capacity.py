@@ -137,8 +137,8 @@ class Capacity:
         return job.uid in self._pods
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
-        """What the planner may use for the job. Pods of its own earlier attempts make room for the
-        next."""
+        """The nodes and GPUs that the planner may use for the job. The GPUs of its own earlier
+        attempts count as free."""
         if job.spec is None:
             return Inventory()
         with self._without_own(job):

@@ -172,7 +172,8 @@ def storage_class(item: object) -> StorageClass:
 
 
 def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
-    """Name and provisioner by the name that a claim gives; the cluster's default has the name ``.
+    """Map the class names that claims use to the class and its provisioner; the key `` is the
+    cluster's default class.
 
     Of several defaults the API server takes the newest, which is not known here: then no class
     counts as the default.
@@ -223,10 +224,10 @@ def _shared_classes(classes: Mapping[str, tuple[str, str]]) -> str:
 
 
 def unbindable_claim(item: object, classes: Mapping[str, tuple[str, str]]) -> str:
-    """Why a claim that somebody made never gets a volume; empty where it may, as far as is known.
+    """Return why a PersistentVolumeClaim of the user never gets a volume; an empty text if it may.
 
-    A claim with a volume's name waits for that volume, and one without a class for one that
-    somebody makes. A disk without a file system may be on several nodes.
+    A claim that names a volume waits for that volume, and one without a class for a volume that
+    somebody creates. A disk without a file system may be attached to several nodes.
     """
     whole = JsonObject(item)
     spec = whole.part("spec")

@@ -70,8 +70,8 @@ def _resources(container: JsonObject, kind: str) -> Amounts:
 
 
 def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
-    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837); a quota
-    its `limits` alike.
+    """Return the requests that the scheduler counts for a pod (kubernetes/enhancements KEP-753 and
+    KEP-2837); with `limits` the sums that a quota counts.
 
     Containers and sidecars run together; an init container runs with the sidecars started before
     it. Requests of the pod as a whole replace the sums; its overhead comes on top.
@@ -106,7 +106,7 @@ MIG_PREFIX = "nvidia.com/mig-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What matters of a Node."""
+    """The fields of a Node that admission reads."""
 
     name: str
     labels: Mapping[str, str]
@@ -127,7 +127,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """What a pod that has not ended takes of its node."""
+    """The resources that a pod which has not ended takes of its node."""
 
     namespace: str
     name: str
@@ -421,7 +421,8 @@ def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> boo
 
 
 def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
-    """What the planner sees of one kind of GPU on a node, given what is taken of the node."""
+    """Return the planner's Node for one kind of GPU on a node, less the resources that are
+    taken."""
     total = kind.count
     in_use = int(taken.get(kind.resource, 0))
     free = max(0, total - in_use)
@@ -460,7 +461,7 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
 
 
 def takers(pods: Iterable[PodFacts], resource: str) -> dict[str, int]:
-    """How many GPUs of a resource each holder has, the biggest first."""
+    """Return how many GPUs of a resource each holder has, the largest number first."""
     held: dict[str, int] = {}
     for pod in pods:
         if count := int(pod.takes.get(resource, 0)):

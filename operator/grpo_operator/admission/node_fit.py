@@ -179,7 +179,7 @@ NodeGPUs = tuple[NodeFacts, tuple[Cards, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Suitable:
-    """The nodes for all specs that ask the same of them; compared by identity."""
+    """The nodes for all specs with the same requirements; compared by identity."""
 
     nodes: tuple[NodeGPUs, ...]
     short_of_disk: tuple[NodeGPUs, ...]

@@ -102,7 +102,7 @@ class AdmissionQueue:
         self,
         jobs: JobSource,
         snapshot: Callable[[], Snapshot],
-        tell: Notify,
+        notify: Notify,
         *,
         limits: Limits,
         clock: Callable[[], float],
@@ -119,7 +119,7 @@ class AdmissionQueue:
         self._plans = Plans()
         self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
-        self._publisher = VerdictPublisher(tell)
+        self._publisher = VerdictPublisher(notify)
         self._is_due = asyncio.Event()
         self._epoch = 0
         """Rises when a restart takes places that a cycle in its thread doesn't know of."""
@@ -271,7 +271,7 @@ class AdmissionQueue:
         if decision.learned is not None:
             job = learning(job, decision.learned)
         if job.spec is None:
-            # a gang that was started under an older definition may ask for its next attempt
+            # an attempt that was started under an older CRD may need its next attempt
             problems = "; ".join(job.problems)
             return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
         if unclassed := class_verdict(job):

@@ -36,12 +36,13 @@ def sort_queue(
     gpus_held: Mapping[str, int],
     passed_over: Mapping[str, int],
 ) -> Iterator[GRPOJobRecord]:
-    """The waiting jobs, each as its turn comes.
+    """Yield the waiting jobs in the order in which they are admitted.
 
     Args:
         waiting: jobs that want admission.
         priorities: values of PriorityClasses by name.
-        held: GPUs by namespace. The caller adds what a job gets before it asks for the next job.
+        gpus_held: GPUs by namespace. The caller adds a job's GPUs before it asks for the
+            next job.
         passed_over: by uid, how many younger jobs have started first.
     """
     # groupby needs equal priorities side by side; within one, the sort by age stays.

@@ -25,7 +25,7 @@ DEFAULT_ACCOUNT = "default"
 
 
 def needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
-    """How much of a quota's resource a gang takes, all of its roles."""
+    """Return the amount of a quota's resource that all roles of a gang take."""
     return sum(_needs(role.spec, role.plan, wanted) for role in roles(spec, plan))
 
 
@@ -52,7 +52,7 @@ def missing_object(snapshot: Snapshot, job: GRPOJobRecord) -> Problem | None:
         return None
     priority_class = spec.placement.priority_class_name
     priorities = snapshot.priorities
-    # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
+    # The kind can't be listed, so nothing is known: an unknown object refuses no job.
     if priority_class and priorities and priority_class not in priorities:
         message = (
             f"spec.placement.priorityClassName: no PriorityClass {priority_class} exists; the "
@@ -72,7 +72,7 @@ def missing_object(snapshot: Snapshot, job: GRPOJobRecord) -> Problem | None:
 
 
 class Allowance:
-    """What quotas leave, while a cycle gives places out."""
+    """The rest of each ResourceQuota during one admission cycle."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         """Start with what the snapshot's quotas leave."""

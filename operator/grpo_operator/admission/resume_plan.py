@@ -49,7 +49,7 @@ def next_plan(
     inventory: Inventory,
     plan: Callable[[GRPOJobSpec, Learned | None], PlanResult],
 ) -> NextPlan:
-    """The plan by which the run goes on, and where none binds it what the planner answers."""
+    """Return the plan that the run is bound to, else the planner's answer."""
     if reused := reuse_plan(job, inventory):
         return NextPlan(reused, is_reused=True)
     result = plan_again(job, spec, plan)
@@ -57,10 +57,11 @@ def next_plan(
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan, if the run has made a step with it, or begins with checkpoints that another made
-    with it, or was given it after another ran out of memory or its engine failed.
+    """Return the status's plan if it binds the next attempt, else None.
 
-    Another number of ranks or another batch would make other steps of the same checkpoint.
+    It does after a step, for a run that begins with another's checkpoints, and for a plan that was
+    made after a shortage of memory or a failed engine. Another number of ranks or another batch
+    would make other steps of the same checkpoint.
     """
     status = job.status
     has_stepped = status.progress and status.progress.step
@@ -110,8 +111,8 @@ def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
 
 
 def shortfall(job: GRPOJobRecord) -> Shortfall | None:
-    """How the plan in the status ran out of memory; None where it didn't, or is the answer to
-    that."""
+    """Return how the plan in the status ran out of memory; None if it didn't, or was itself made
+    after that shortage."""
     learned = job.status.learned
     return learned.last_shortfall_of(job.status.attempt) if learned else None
 
@@ -136,8 +137,8 @@ def _no_fallback(message: str) -> PlanResult:
 def plan_again(
     job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
 ) -> PlanResult:
-    """What a planner answers on a job; after a shortfall of memory or a failed engine with what was
-    learned, and never by an adapter where all parameters were trained."""
+    """Plan a job again. After a shortage of memory or a failed engine the planner gets the lesson,
+    and never answers with an adapter for a run that trains all parameters."""
     before = job.status.plan
     learned = job.status.learned
     if learned is None or before is None or not (learned.memory or learned.engine_failures):

@@ -51,7 +51,8 @@ yet."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found for one job, on the spec of that generation."""
+    """The result of an admission cycle for one job, for the generation of its spec that was
+    read."""
 
     generation: int
     plan: ExecutionPlan | None = None
@@ -203,7 +204,7 @@ class _CycleRun:
         snapshot = cycle_input.snapshot
         claims = cycle_input.claims()
         suitability = Suitability(snapshot.nodes)
-        # what is left after those ahead decides; what would be left without them tells each job
+        # the capacity that jobs ahead leave decides; the capacity without them shows each job
         # whom it waits for
         self._remaining = Capacity(snapshot, claims, suitability)
         self._without_queue = Capacity(snapshot, claims, suitability)
@@ -238,8 +239,8 @@ class _CycleRun:
             # A job that can't run, or that waits for something else, must not keep GPUs from those
             # behind it.
             if verdict.plan and not verdict.refused and not verdict.blocked:
-                # also where it does not fit yet: nobody behind may take what a bigger gang ahead is
-                # waiting for
+                # also where it does not fit yet: no job behind may take GPUs that a larger gang
+                # ahead waits for
                 nodes = self._remaining.reserve(verdict.apply_to(job), verdict.plan)
                 self._count_gpus(job, verdict.plan)
                 if verdict.admitted:
@@ -255,7 +256,7 @@ class _CycleRun:
                 ages_of_admitted.setdefault(rank, []).append(age(job))
         for job, verdict in self._placed_jobs:
             if not verdict.admitted:
-                # who starts while an older job of its priority keeps its place has gone past it
+                # a job that starts while an older one of its priority waits has passed it over
                 own_age = age(job)
                 ages = ages_of_admitted.get(priority(job, priorities), ())
                 passed_over[job.uid] += sum(other > own_age for other in ages)
@@ -336,7 +337,7 @@ class _CycleRun:
                 generation=job.generation, plan=plan, blocked=True, reason=reason, message=message
             )
         if job.should_create_pods:
-            # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting
+            # its pods take any GPU that becomes free on their nodes, so no job ahead may be waiting
             # for those
             fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
         if not fits:

@@ -27,7 +27,7 @@ NEWS_PAUSE = 0.5
 
 
 class Notify(Protocol):
-    """How jobs hear that there is something to read."""
+    """Wakes the jobs whose verdict has changed."""
 
     def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
         """Queue these jobs for a reconcile; `slow` puts them behind jobs that wait for a step."""
@@ -35,11 +35,11 @@ class Notify(Protocol):
 
 
 class VerdictPublisher:
-    """What each waiting job reads."""
+    """The newest verdict of each waiting job."""
 
-    def __init__(self, tell: Notify) -> None:
+    def __init__(self, notify: Notify) -> None:
         """Start without verdicts; the callback queues jobs for a reconcile."""
-        self._notify = tell
+        self._notify = notify
         self._verdicts: Mapping[str, Verdict] = {}
         self._published: dict[str, Verdict] = {}
         self._pending: dict[str, ObjectKey] = {}
@@ -69,7 +69,7 @@ class VerdictPublisher:
         for uid, verdict in verdicts.items():
             before = self._published.get(uid)
             is_news = before is None or before.published_part != verdict.published_part
-            # who is admitted now was not, or no longer, when it read its last verdict
+            # a job that is admitted now was not admitted when it read its last verdict
             if is_news or verdict.admitted:
                 self._published[uid] = verdict
                 self._pending.pop(uid, None)

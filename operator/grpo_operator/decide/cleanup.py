@@ -17,8 +17,8 @@ from .observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """What to delete or stop of attempts that are not to run: Jobs by name, and attempts with live
-    pods by number."""
+    """Jobs to delete, by name, and earlier attempts whose live pods are to be stopped, by
+    number."""
 
     delete_jobs: tuple[str, ...] = ()
     stop_attempts: tuple[int, ...] = ()

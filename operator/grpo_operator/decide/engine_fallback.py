@@ -86,8 +86,8 @@ def _gpu_seconds(observation: Observation) -> float | None:
 
 
 def outcome_of_engines(observation: Observation) -> Outcome | None:
-    """How the engines in pods of their own failed to start, by the first that says so; None where
-    none does."""
+    """Return why engines in pods of their own failed to start, from the first with an outcome; None
+    without one."""
     for pod in observation.engine_pods:
         end = pod.termination
         if end and end.reported and end.outcome.result is Result.ENGINE_FAILED:

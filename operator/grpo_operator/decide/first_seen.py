@@ -22,7 +22,7 @@ def init_key(pod: PodRecord) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """First sights of one job's current attempt."""
+    """When each state of one job's current attempt was first seen."""
 
     attempt: int = 0
     child_uid: str = ""
@@ -44,15 +44,16 @@ class Sighting:
         return self.ended.get(pod.uid, at)
 
     def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
-        """When a pod's deletion was first seen; now, if it is seen for the first time."""
+        """Return when a pod's deletion was first seen; now for one that is seen for the first
+        time."""
         return self.deleted.get(pod.uid, at)
 
 
 class FirstSeen:
-    """The sightings of all jobs with an attempt."""
+    """The first-seen times of all jobs with an attempt."""
 
     def __init__(self) -> None:
-        """Start without sightings."""
+        """Start without any job."""
         self._jobs: dict[ObjectKey, Sighting] = {}
 
     def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:

@@ -232,7 +232,7 @@ class Observation:
 
     @cached_property
     def success_outcome(self) -> Outcome | None:
-        """Rank 0's word that training is done, or that of all ranks together."""
+        """Rank 0's outcome that training has succeeded, or that of all ranks together."""
         outcomes: list[Outcome] = []
         rank0_is_done = False
         for pod in self.pods:

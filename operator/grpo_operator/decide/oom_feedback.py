@@ -29,7 +29,7 @@ from .observation import Observation
 
 
 def learned_with_progress(observation: Observation) -> Learned:
-    """What the job has learned, with what the current attempt says of its model, its links and its
+    """Return `status.learned` with what the current attempt reports of its model, its links and its
     steps."""
     job = observation.job
     plan = job.status.plan
@@ -99,8 +99,8 @@ def has_repeated_plan(run: Run) -> bool:
 
 
 def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:
-    """The attempt's plan beside what is known since it ended; None where nothing is known of the
-    model's size."""
+    """Return the attempt's plan with the shortage of memory that ended it; None if the model's size
+    is unknown."""
     job = observation.job
     if job.spec is None or job.status.plan is None:
         return None

@@ -221,10 +221,10 @@ def failed_for_good(observation: Observation, limits: Limits) -> Decision | None
 
 
 def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Start nothing for a spec that the types reject, and leave an attempt alone that runs already.
+    """Start nothing for a spec that the types reject, and leave a running attempt alone.
 
-    So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is
-    about to lead.
+    Its end is left alone as well: the rules for it are in the spec, and during an upgrade an
+    operator that can parse them is about to lead.
     """
     if observation.job.spec is not None:
         return None

@@ -60,7 +60,7 @@ def should_check(job: GRPOJobRecord, enabled: bool) -> bool:
     )
     if not is_wanted:
         return False
-    # A job whose first attempt an earlier operator started is not checked any more.
+    # A job whose first attempt was started by an earlier operator is no longer checked.
     return job.status.attempt == 0 or job.status.preflight is not None
 
 
@@ -74,7 +74,7 @@ def is_checked(job: GRPOJobRecord) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What a preflight has come to."""
+    """The result of a preflight."""
 
     reason: Reason
     message: str
@@ -123,7 +123,7 @@ class Preflight:
         """True if its Job is of no use any more."""
         if self.child is None or self.child.deleting:
             return False
-        # Somebody's finalizer may hold a deleted job for long.
+        # A user's finalizer may keep a deleted job for hours.
         is_unwanted = self.job.is_suspended or self.job.deleting
         if not self.is_needed or is_unwanted or self.child.digest != self.digest:
             return True
@@ -132,8 +132,8 @@ class Preflight:
 
     @property
     def asks_about(self) -> str:
-        """uid of the Job or pod whose events may say why the preflight does not run; empty while it
-        is too early."""
+        """Return the uid of the Job or pod whose events may explain why the preflight does not run;
+        empty while it is too early."""
         child = self._open_child
         if child is None or self.waited < FIRST_QUESTION:
             return ""
@@ -144,7 +144,7 @@ class Preflight:
 
     @cached_property
     def check(self) -> Check:
-        """What it has come to."""
+        """Return the result of the preflight."""
         status = self._status
         if status.given_up:
             return Check(reason=Reason.NOT_CHECKED, message=status.cause or "", status=status)

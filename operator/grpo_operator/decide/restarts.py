@@ -97,11 +97,10 @@ def fail_on_second_disk_shortage(
 
 
 def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
-    """Return the rollback after an end by which the job diverged; None if it can't or shall not
-    roll back.
+    """Return the rollback after an attempt that diverged; None if a rollback is impossible or not
+    wanted.
 
-    What the run has left out already can't be what it diverged on: somebody says so who doesn't
-    know.
+    Data that the run has already left out can't have caused the divergence.
     """
     if job.spec is None or job.spec.guard.on_divergence == "Fail":
         return None
@@ -157,11 +156,11 @@ def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = R
 
 
 def avoided_nodes(status: GRPOJobStatus, node: str, slow_node: str = "") -> tuple[str, ...]:
-    """The nodes to keep the next attempt away from, once the current one has ended on `node`
-    without a word.
+    """Return the nodes that the next attempt avoids, after the current one has ended on `node`
+    without an outcome.
 
-    A node on which two attempts in a row died so is likely to be broken. One that has been slow for
-    long is likely to stay so.
+    A node on which two attempts in a row ended like this is likely to be broken. One that has been
+    slow for long is likely to stay so.
     """
     avoided = list(status.avoided_nodes)
     last_node = status.ends[-1].node if status.ends else ""

@@ -34,7 +34,7 @@ SCHEDULING = "FailedScheduling"
 
 
 class StartEvent(NamedTuple):
-    """What is read of one event."""
+    """The fields of an Event that are read."""
 
     version: int
     """Its resourceVersion, which each repetition raises."""
@@ -47,7 +47,7 @@ class StartEvent(NamedTuple):
 
 
 def start_event(item: object) -> StartEvent | None:
-    """The event of an API object; None where it can't be read."""
+    """Parse an Event of the API server; return None for one that can't be parsed."""
     try:
         event = JsonObject(item)
         source = event.part("source")
@@ -159,7 +159,8 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | Due | No
 
 
 def unschedulable(observation: Observation) -> str:
-    """Why the scheduler finds no node for a pod of the gang; empty while it does."""
+    """Return the scheduler's message for the first pod of the gang that it can't place; empty
+    without one."""
     for pod in (*observation.pods, *observation.engine_pods):
         if pod.unschedulable:
             return pod.unschedulable
@@ -272,7 +273,7 @@ def init_container_of(pod: PodRecord) -> str:
 
 
 def admitted_for(job: GRPOJobRecord, now: float) -> float:
-    """Seconds since the attempt was admitted; 0 when nobody knows."""
+    """Return the seconds since the attempt was admitted; 0 if that is unknown."""
     begun = seconds(job.status.attempt_start_time)
     return 0.0 if begun is None else now - begun
 
@@ -284,8 +285,7 @@ _SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 def lost_engines(observation: Observation) -> str:
-    """What is wrong with the engines of a gang that runs, as a sentence; empty when all of them
-    do."""
+    """Return which engines of a running gang don't run, as a sentence; empty if all do."""
     up = len(observation.engines_up)
     if up >= observation.replicas:
         return ""
@@ -350,7 +350,7 @@ def _end(pod: PodRecord) -> str:
     end = pod.termination
     if end is None:
         return ""
-    # the kubelet's word for a container that said nothing itself is the plainest: OOMKilled,
+    # without a message of the container the kubelet's reason is the most precise: OOMKilled,
     # Evicted
     result = end.outcome.result
     how = result if end.reported else next(iter(end.reasons), result)

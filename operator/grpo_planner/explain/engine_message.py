@@ -41,7 +41,7 @@ def _named(engine: Engine | None) -> str:
 
 
 def _is_kept_base(engine: Engine | None, other: Option) -> bool:
-    """Whether the other is the engine without its offloaded base."""
+    """True if the other is the engine without its offloaded base."""
     rival = other.footprint.setup.engine
     if engine is None or rival is None or not engine.offloads_base:
         return False

@@ -96,7 +96,7 @@ def _mig_card(name: str, profile: str) -> str | None:
 
 @cache
 def is_of_product(label: str, wanted: str) -> bool:
-    """Whether a spec that asks for a product takes GPUs with this label.
+    """True if a spec that asks for a product takes GPUs with this label.
 
     The label begins with what is asked for, or is what a short name means. A short name without
     form or memory means all of them: `H100` takes `NVIDIA-H100-PCIe`, too.

@@ -114,7 +114,7 @@ class Product:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether matrix products run in bfloat16; taken for granted where the capability isn't
+        """True if matrix products run in bfloat16; taken for granted where the capability isn't
         known."""
         return self.capability is None or self.capability >= BFLOAT16
 
@@ -200,7 +200,7 @@ def _slice(card: Product, slices: int, gigabytes: int) -> Product:
 
 
 def is_slice(label: str) -> bool:
-    """Whether a label names MIG instances: NCCL can't join two of one node, so a pod takes one."""
+    """True if a label names MIG instances: NCCL can't join two of one node, so a pod takes one."""
     return MIG_PROFILE.search(label) is not None
 
 

@@ -68,8 +68,8 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
 
 
 def kept_norm(shape: Shape, setup: Setup) -> float:
-    """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the
-    normalised values in the dtype that they are multiplied in."""
+    """Bytes per token that one RMSNorm saves: its float32 input (4 bytes per value), and for a
+    trained weight the normalised values in the dtype of the multiplication."""
     element_bytes = 4 + _normalised_bytes(shape, setup)
     return shape.hidden * element_bytes
 
@@ -85,8 +85,8 @@ def _normalised_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def saved_inputs(shape: Shape, setup: Setup) -> float:
-    """Projections of a norm's output that keep it: q, k and v, and gate and up, or the experts'
-    router; of fused ones one each."""
+    """Number of projections that save a norm's output: q, k and v, and gate and up, or the experts'
+    router. A fused projection counts once."""
     if setup.has_lora:
         adapted_maps = adapters(shape, setup, *INPUT_MAPS)
         adapted_router = layer_kinds.has_adapted_experts(shape, setup)
@@ -121,7 +121,7 @@ def saved_head_norms(shape: Shape, setup: Setup) -> float:
 
 
 def is_gate_adapted(shape: Shape, setup: Setup) -> bool:
-    """Whether an adapter is on one of the projections around the gated product."""
+    """True if an adapter is on one of the projections around the gated product."""
     return adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj", "down_proj") > 0
 
 
@@ -148,7 +148,7 @@ def saved_feed_forward(shape: Shape, setup: Setup) -> float:
 
 
 def saved_per_token(shape: Shape, setup: Setup) -> float:
-    """What one layer keeps for its backward pass, per token."""
+    """Bytes per token that one layer saves for its backward pass."""
     return (
         saved_norms(shape, setup)
         + saved_head_norms(shape, setup)
@@ -159,8 +159,8 @@ def saved_per_token(shape: Shape, setup: Setup) -> float:
 
 
 def not_yet_saved(shape: Shape, setup: Setup) -> float:
-    """Of what one layer keeps, what isn't there while attention runs: at the least the feed-forward
-    part and half of the norms."""
+    """Bytes that a layer saves only after its attention has run: at least the feed-forward part and
+    half of the norms."""
     norms = shape.norms / 2 * kept_norm(shape, setup)
     per_token = saved_feed_forward(shape, setup) + norms
     return per_token * setup.tokens

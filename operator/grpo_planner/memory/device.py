@@ -29,7 +29,7 @@ MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 
 
 def device_bytes(prediction: Prediction, world: int, margin: float, *, expandable: bool) -> int:
-    """What the device must have: allocated bytes with margin, fragmentation, context and
+    """Bytes that a GPU must have: allocated bytes with margin, fragmentation, CUDA context and
     communicator.
 
     Args:

@@ -135,7 +135,7 @@ def _judge(judge: ModelReward) -> int:
 
 def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = None) -> int:
     """Bytes of ephemeral storage that one pod requests; 0 for no request. The spec's own request
-    wins.
+    takes precedence.
 
     Args:
         spec: the job.
@@ -147,8 +147,8 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
     if requested is not None:
         return quantity_bytes(requested)
     place = spec.placement
-    # An autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what
-    # no queue lists.
+    # An autoscaler may not know the disks of new nodes, and Kueue admits no job that requests a
+    # resource which no queue lists.
     counted = place.provisioning == "WhenFree" and place.queue_name is None
     if not (reported and counted):
         return 0
@@ -156,7 +156,7 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
 
 
 def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
-    """The sentence to a user who asks for less than the pods will write; empty to others."""
+    """The note for a spec that requests less disk than the pods will write; else empty."""
     requested = spec.resources.completed_requests.get(EPHEMERAL_STORAGE)
     needed = scratch_bytes(spec, policy)
     if requested is None or quantity_bytes(requested) >= needed:

@@ -134,7 +134,7 @@ def cached_blocks(setup: Setup, completions: int) -> int:
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
-    """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor
+    """Bytes that a sleeping engine keeps: CUDA graphs, and the communicator of tensor
     parallelism."""
     engine = engine_of(setup)
     cuda_graphs = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
@@ -158,8 +158,7 @@ def work(shape: Shape, setup: Setup) -> float:
 
 
 def awake_bytes(shape: Shape, setup: Setup) -> int:
-    """All that an engine takes while it is awake: its share as vLLM counts it, or what is
-    pinned."""
+    """Bytes of an engine while it is awake: its share as vLLM counts it, or the pinned share."""
     weight_bytes = weights(shape, setup)
     cache_bytes = cache(shape, setup)
     graph_bytes = graphs(shape, setup)
@@ -183,7 +182,7 @@ def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
 
 
 def resting_bytes(shape: Shape, setup: Setup) -> int:
-    """What an engine takes of the trainer's GPU in every phase."""
+    """Bytes of an engine on the trainer's GPU in every phase."""
     engine = setup.engine
     if engine is None or engine.kind == "Servers":
         return 0
@@ -191,7 +190,7 @@ def resting_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def waking_bytes(shape: Shape, setup: Setup) -> int:
-    """What it takes besides while it is sent weights and samples."""
+    """Bytes that an engine takes on top while it receives weights and samples."""
     engine = engine_of(setup)
     if engine.kind == "Servers" or not engine.sleeps:
         return 0

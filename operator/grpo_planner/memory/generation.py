@@ -17,11 +17,11 @@ SORTED_ROW_BY_ROW = 128
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
-    """What ZeRO-3 adds to its own partition to generate: the whole model, or without gather the
-    live modules.
+    """Bytes that ZeRO-3 adds to its own partition to generate: the whole model, or without gather
+    the live modules.
 
-    Whole, not the other ranks' part of it: DeepSpeed gathers into new buffers and keeps its
-    partition (`ds_tensor`). But for what is whole already.
+    DeepSpeed gathers into new buffers and keeps its partition (`ds_tensor`), so the whole model
+    counts, less the parameters that every rank keeps whole.
     """
     if setup.zero != 3:
         return 0
@@ -70,11 +70,11 @@ def logits(shape: Shape, setup: Setup) -> float:
 
 
 def sort_bytes(rows: int) -> int:
-    """What a GPU's sort of float32 rows takes per column beside its result.
+    """Bytes per column that a GPU's sort of float32 rows takes beside its result.
 
-    Places to sort along, and cub's copy of keys and places. A few rows are sorted as one, which has
-    places and rows twice, and the sorted keys. More rows never count less, on which the search
-    relies.
+    It has indices to sort along, and cub's copy of keys and indices. A few rows are sorted as one,
+    with indices and rows twice, and the sorted keys. The bytes never fall with more rows, on which
+    the search relies.
     """
     cub_copy = 4 + 8
     row_by_row = (8 + cub_copy) * rows

@@ -18,7 +18,7 @@ from .setup import Precision, Setup
 
 
 class ScoreBytes(NamedTuple):
-    """What one score takes, counting every tensor of that shape."""
+    """Bytes of one attention score, summed over all tensors of that shape."""
 
     saved_scores: int
     """Kept for the backward pass."""
@@ -48,7 +48,7 @@ FUSED = ScoreBytes(0, 0, 0, 0, 0)
 
 
 def score_bytes(shape: Shape, precision: Precision) -> ScoreBytes:
-    """What a score takes; nothing where a kernel makes and forgets it."""
+    """The bytes of one score; all zero where a fused kernel never stores it."""
     if not shape.eager:
         return FUSED
     by_precision = WITH_SINK if shape.sinks else SOFT_CAPPED
@@ -56,12 +56,13 @@ def score_bytes(shape: Shape, precision: Precision) -> ScoreBytes:
 
 
 def scores(shape: Shape, setup: Setup) -> int:
-    """Scores of one layer over one micro-batch; those outside a window are made and masked."""
+    """Number of attention scores of one layer for one micro-batch; those outside a window are
+    computed and masked."""
     return shape.heads * setup.length * setup.tokens
 
 
 def mask(shape: Shape, setup: Setup) -> float:
-    """What all layers share of [batch, 1, length, length]."""
+    """Bytes of the mask [batch, 1, length, length] that all layers share."""
     return mask_bytes(shape, setup) * setup.length * setup.tokens
 
 
@@ -91,7 +92,7 @@ def copies(shape: Shape) -> int:
 
 
 def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
-    """Whether an adapter is on the experts."""
+    """True if an adapter is on the experts."""
     if not setup.has_lora:
         return False
     adapted = shape.adapted_linears(setup.lora_targets)
@@ -99,7 +100,7 @@ def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
 
 
 def has_expert_gradients(shape: Shape, setup: Setup) -> bool:
-    """Whether the experts are trained, or have an adapter."""
+    """True if the experts are trained, or have an adapter."""
     return not setup.has_lora or has_adapted_experts(shape, setup)
 
 
@@ -119,8 +120,8 @@ def saved_rows(shape: Shape, setup: Setup) -> float:
 
 
 def effective_weights(shape: Shape, setup: Setup) -> float:
-    """What an adapter on the experts makes of them in each pass: all of a layer's, with the change
-    added."""
+    """Bytes of a layer's expert weights with the adapter's change added, which each pass
+    computes."""
     if not has_adapted_experts(shape, setup):
         return 0
     return setup.weight_bytes * shape.experts * shape.expert_matrices

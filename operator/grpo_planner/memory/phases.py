@@ -34,7 +34,7 @@ class Prediction:
 
     @property
     def dynamic(self) -> int:
-        """What the highest phase adds to what is always live; only this part fragments."""
+        """Bytes that the highest phase adds to the static ones; only these can fragment."""
         return self.peak - self.static
 
     def with_factors(self, factor: Callable[[str], float]) -> "Prediction":
@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """What lives from step to step, and what comes of it during a step; the same for all sizes of a
+    """Bytes of model states, and of what a step adds to them; the same for all sizes of a
     micro-batch."""
 
     static: float
@@ -66,8 +66,8 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassBytes:
-    """What the passes over one micro-batch add to states and gradients; the same for any number of
-    processes."""
+    """Bytes that the passes over one micro-batch add to states and gradients; the same for any
+    number of processes."""
 
     forward: float
     """All saved activations beside the highest temporaries."""

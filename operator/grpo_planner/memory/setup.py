@@ -151,16 +151,16 @@ class Setup:
 
     @property
     def has_lora(self) -> bool:
-        """Whether an adapter is trained instead of all parameters."""
+        """True if an adapter is trained instead of all parameters."""
         return self.lora_rank > 0
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether gradients are reduced bucket by bucket and kept as partitions (ZeRO-2 and
+        """True if gradients are reduced bucket by bucket and kept as partitions (ZeRO-2 and
         ZeRO-3)."""
         return self.zero >= 2
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether a forward pass finds gradients of an earlier micro-batch."""
+        """True if a forward pass finds gradients of an earlier micro-batch."""
         return self.accumulation > 1

@@ -141,7 +141,7 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
 
 
 def visiting_reference(shape: Shape, setup: Setup) -> float:
-    """What an offloaded reference takes during its pass: all of it, or under ZeRO-3 the gathered
+    """Bytes of an offloaded reference during its pass: all of it, or under ZeRO-3 the gathered
     modules."""
     if setup.reference != "Offload":
         return 0
@@ -166,10 +166,10 @@ def gradients(shape: Shape, setup: Setup) -> float:
 
 
 def partition_gradients(shape: Shape, setup: Setup, least: int) -> float:
-    """ZeRO-2's gradients on the rank that has most, of tensors with `least` elements or more.
+    """Bytes of ZeRO-2's gradients of tensors with `least` elements or more, on the rank with the
+    largest share.
 
-    Whole tensors: one that lies across partitions is there on each of their ranks
-    (copy_grads_in_partition).
+    A tensor that lies across partitions is whole on each of their ranks (copy_grads_in_partition).
     """
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
     of_matrices = fullest_rank(matrices, setup.weight_bytes, setup.world, int, least)
@@ -366,7 +366,7 @@ def first_gradients(shape: Shape, setup: Setup) -> float:
 
 
 def static_bytes(shape: Shape, setup: Setup) -> float:
-    """All that is live between phases once the first step is over."""
+    """Bytes that stay allocated between the phases once the first step is over."""
     return (
         weights(shape, setup)
         + optimizer_state(shape, setup)

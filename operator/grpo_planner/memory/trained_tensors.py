@@ -110,8 +110,8 @@ def largest_in_layer(shape: Shape) -> int:
 def fullest_rank(
     matrices: tuple[int, ...], weight_bytes: int, world: int, size: Callable[[int], int], least: int
 ) -> int:
-    """Bytes of those matrices of `least` elements or more that ZeRO-2 holds on the rank that has
-    most.
+    """Bytes of the matrices with `least` elements or more that ZeRO-2 holds on the rank with the
+    largest share.
 
     A tensor that lies across partitions is whole on every rank that has a piece of it. The results
     are cached: the function walks through all tensors, and many methods and fixes ask for the same
@@ -152,8 +152,8 @@ def fullest_step(
 def pieces_by_rank(
     matrices: tuple[int, ...], world: int
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each rank's partition, the elements of each tensor that lies in it, and of those the ones
-    that do."""
+    """Return for each rank's partition its tensors: elements of the whole tensor, and of the piece
+    in the partition."""
     partition = -(-sum(matrices) // world)
     ranks: list[list[tuple[int, int]]] = [[] for _ in range(world)]
     end = 0

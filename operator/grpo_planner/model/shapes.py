@@ -252,7 +252,7 @@ class Shape:
 
 
 def _is_targeted(path: str, targets: tuple[str, ...]) -> bool:
-    """Whether PEFT adapts the module at a path for these targets
+    """True if PEFT adapts the module at a path for these targets
     (tuners_utils.check_target_module_exists)."""
     return any(path == target or path.endswith(f".{target}") for target in targets)
 

@@ -10,7 +10,7 @@ from ..hardware.product_names import is_of_product
 
 
 def is_as_pinned(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
-    """Whether the plan's engine is one that the spec asks for, or leaves open."""
+    """True if the plan's engine is one that the spec asks for, or leaves open."""
     engine = plan.engine
     kind = engine.kind if engine else "Transformers"
     if wanted.engine not in ("Auto", kind):
@@ -31,7 +31,7 @@ def is_as_pinned(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
 
 
 def _colocated_is_as_pinned(engine: EnginePlan, wanted: GenerationSpec, *, on_cpus: bool) -> bool:
-    """Whether an engine beside the trainer has what the spec pins of it."""
+    """True if an engine beside the trainer has what the spec pins of it."""
     same_share = wanted.memory_share in (None, engine.memory_share)
     # An engine on CPUs or model runner V1 never sleeps, whatever the spec says.
     never_sleeps = on_cpus or engine.model_runner == "V1"
@@ -41,7 +41,7 @@ def _colocated_is_as_pinned(engine: EnginePlan, wanted: GenerationSpec, *, on_cp
 
 
 def _samples_as_many(plan: ExecutionPlan, wanted: int | None) -> bool:
-    """Whether as many completions are sampled at a time as are wanted, or all there are; true where
+    """True if as many completions are sampled at a time as are wanted, or all there are; true where
     the spec leaves it open."""
     if wanted is None:
         return True

@@ -92,9 +92,8 @@ def _sizes_by_rounds(whole: int) -> tuple[int, ...]:
 
 
 def evener_sizes(whole: int, sizes: Sequence[int]) -> Iterator[int]:
-    """Of sizes of a generation of `whole` completions, largest first, those after the first that
-    fill their last round better.
-    """
+    """Yield the smaller sizes of a generation of `whole` completions that fill their last round
+    better than all larger ones."""
     fewest = inf
     for index, size in enumerate(sizes):
         # A larger size takes fewer rounds and is faster, unless more places of its last round stay
@@ -147,7 +146,7 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
             "maxCompletionLength or perDeviceTrainBatchSize, or set topEntropyQuantile to 1",
         )
     pinned = f" with perDeviceTrainBatchSize {unit // world}" if unit != world else ""
-    # The advice must be a batch that works: one of any `unit` numbers in turn is a multiple.
+    # The advice must be a valid batch. Of any `unit` consecutive numbers one is a multiple.
     prompts = next(
         n
         for n in range(training.prompts_per_step, unit * 2 + training.prompts_per_step)

@@ -157,14 +157,14 @@ class Demand:
 
     @property
     def has_measured_steps(self) -> bool:
-        """Whether measured steps may correct the time model."""
+        """True if measured steps may correct the time model."""
         return bool(self.learned.step or self.measured.rows)
 
     def correction(
         self, label: str, gpus: int, nodes: int, sampler: Sampler | None = None
     ) -> StepCorrection | None:
-        """What was measured of steps on `gpus` of these GPUs: by the job's own attempts, else by
-        the nearest runs of the model."""
+        """The correction of step times on `gpus` of these GPUs: from the job's own attempts, else
+        from the nearest runs of the model."""
         step = self.learned.step
         if step and step.gpu_product == label:
             return StepCorrection.of_step(step)
@@ -272,7 +272,7 @@ def build_demand(
 
 
 def step_fields(correction: StepCorrection | None) -> dict[str, Any]:
-    """What a plan says of what its step's time is known from."""
+    """The plan's fields that name the source of its step time."""
     if correction is None:
         return {"step_basis": "Published", "step_spread": None, "step_runs": []}
     runs = list(correction.runs)

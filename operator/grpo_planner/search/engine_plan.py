@@ -64,7 +64,7 @@ def cpu_engine_plan(demand: Demand, setup: Setup, host: int) -> EnginePlan:
 
 
 def settings(demand: Demand, setup: Setup) -> dict[str, Any]:
-    """What follows from the job and the setup alone, as fields of EnginePlan."""
+    """The fields of EnginePlan that follow from the job and the setup alone."""
     shape, engine = demand.shape, terms.engine_of(setup)
     guard, generation = demand.spec.guard, demand.spec.generation
     return {
@@ -140,7 +140,8 @@ def short_sampler_name(plan: ExecutionPlan) -> str:
 
 
 def engine_numbers(engine: EnginePlan) -> str:
-    """What it takes, which no GPU has confirmed."""
+    """The predicted memory and times of an engine as text, which says that no GPU has confirmed
+    them."""
     sync = ""
     if engine.sync_seconds is not None:
         sync = f", a sync of weights takes {engine.sync_seconds:.1f} s"

@@ -72,7 +72,7 @@ def why_none(demand: Demand) -> str:
 
 
 def check(demand: Demand) -> None:
-    """That an engine which is asked for can be had at all.
+    """Refuse a spec whose requested engine is impossible.
 
     Raises:
         SpecRejected: with what to change.
@@ -127,7 +127,7 @@ class Engines:
     """The engines of one demand on the pools of one inventory."""
 
     def __init__(self, demand: Demand, others: Sequence[Pool] = ()) -> None:
-        """`others`: pools with spec.generation.servers.gpuProduct; none where servers have the
+        """`others`: pools with spec.generation.servers.gpuProduct; empty if servers have the
         trainer's product."""
         self._demand, self._others = demand, others
         self._known: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
@@ -139,32 +139,32 @@ class Engines:
 
     @property
     def is_optional(self) -> bool:
-        """Whether Transformers may be chosen."""
+        """True if Transformers may be chosen."""
         return self._demand.spec.generation.engine in ("Auto", "Transformers")
 
     @property
     def has_declared_servers(self) -> bool:
-        """Whether Auto may choose Servers: how many is the user's to say."""
+        """True if Auto may choose Servers: how many is the user's to say."""
         return self._demand.spec.generation.engine == "Auto" and bool(
             self._demand.spec.generation.servers
         )
 
     @property
     def may_have_own_gpus(self) -> bool:
-        """Whether engines may have GPUs beside the trainer's."""
+        """True if engines may have GPUs beside the trainer's."""
         return self._asks_servers or self.has_declared_servers
 
     def candidates(
         self, place: Place, precision: Precision, *, may_offload_base: bool = False
     ) -> tuple[Engine | None, ...]:
-        """All that may sample in a place; None for Transformers.
+        """All engines that may sample in a place; None among them stands for Transformers.
 
-        `may_offload_base`: an engine that sleeps may have the room of the policy's frozen base.
+        `may_offload_base`: a sleeping engine may use the room of the policy's frozen base.
         """
         if self.why_none:
             return (None,)
-        # A share and servers ask for a pool's bytes and nodes. All other engines depend on the GPUs
-        # of a node alone, so that pools of many products have them in common.
+        # A share and servers depend on a pool's bytes and nodes. All other engines depend only on
+        # the GPUs per node, so pools of many products share them.
         pinned = self._demand.spec.generation.memory_share
         by_pool = pinned or self.may_have_own_gpus
         pool = place.pool if by_pool else None
@@ -242,8 +242,7 @@ class Engines:
             yield _at_most(engine, room)
 
     def server_pool(self, place: Place) -> Pool | None:
-        """Where engines in pods of their own would be; None where there are not enough GPUs for
-        them."""
+        """The pool for engines in pods of their own; None if it has too few GPUs."""
         servers = self._own
         pools = self._others if servers.gpu_product else [place.pool]
         # An autoscaler makes the nodes that are asked for, so there is no number to compare with.
@@ -320,7 +319,7 @@ def engine_of(
     share: int = 0,
     model_runner: Literal["Auto", "V1"] = "Auto",
 ) -> Engine:
-    """An engine with what spec.generation says of it; arguments as the fields of Engine."""
+    """An engine with the settings of spec.generation; the arguments are fields of Engine."""
     spec = demand.spec
     arguments = spec.generation.engine_arguments or EngineArguments()
     limits = (arguments.max_num_seqs, spec.generation.sequences_at_a_time)

@@ -48,7 +48,7 @@ class Extent:
 
     @cached_property
     def variants(self) -> tuple[Variants, ...]:
-        """With each of these engines."""
+        """The variants of this extent with each engine that may sample."""
         return tuple(map(self.variants_with, self.candidates))
 
     @cached_property
@@ -57,12 +57,12 @@ class Extent:
         return self.variants_with(None)
 
     def variants_with(self, engine: Engine | None) -> Variants:
-        """With one engine."""
+        """The variants of this extent with one engine."""
         return self.footprints.variants(self.place.world, self.method, self.precision, engine)
 
     @cached_property
     def may_train(self) -> bool:
-        """Whether training has room, whatever samples beside it."""
+        """True if training has room, whatever samples beside it."""
         return self.without_engine.may_train(self.place.pool.usable_bytes)
 
     @property
@@ -100,7 +100,7 @@ Candidate = Site | Extent | EnginedExtent
 
 
 class Entry(NamedTuple):
-    """What waits to be looked at."""
+    """A candidate in the queue of the search."""
 
     bound: Score
     serial: int
@@ -135,7 +135,7 @@ class Times:
     # those of sampling. Places and engines live as long as the search, so their ids stay theirs.
 
     def training(self, extent: Extent, setup: Setup) -> TrainingTime:
-        """What does not depend on what samples."""
+        """Seconds of a step that don't depend on the engine."""
         key = (setup.micro_batch, setup.checkpointing)
         known = extent.training.get(key)
         if known is None:
@@ -217,7 +217,7 @@ class Times:
         return extent.fitting_training
 
     def sampling(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
-        """What depends on what samples."""
+        """Seconds of a step that depend on the engine."""
         place = extent.place
         is_gathered = extent.method.zero == 3
         key = (
@@ -248,7 +248,7 @@ class Times:
         return self._generations[key]
 
     def correction(self, place: Place, engine: Engine | None) -> StepCorrection | None:
-        """What corrects the time of a whole step; None where nothing was measured on its GPUs."""
+        """The correction of a whole step's time; None without measured steps on its GPUs."""
         training = self._demand.correction(place.pool.label, place.world, place.nodes)
         sampling = self._correction(place, engine, self.servers(place, engine))
         # A step that is measured in one part only has no known spread as a whole.
@@ -264,7 +264,7 @@ class Times:
         return self._demand.correction(label, place.world, place.nodes, sampler)
 
     def servers(self, place: Place, engine: Engine | None) -> Pool | None:
-        """Where engines are that have GPUs of their own."""
+        """The pool of engines that have GPUs of their own."""
         has_own = engine and engine.kind == "Servers"
         return self._engines.server_pool(place) if has_own else None
 

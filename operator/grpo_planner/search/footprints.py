@@ -33,7 +33,7 @@ Settings = tuple[bool, int, bool, int]
 
 
 class Knobs(NamedTuple):
-    """What may be tried for each setting that trades memory for time, from fastest to leanest."""
+    """The values to try of each setting that trades memory for time, from fastest to leanest."""
 
     gather: tuple[bool, ...]
     generation_batch: tuple[int, ...]
@@ -189,7 +189,7 @@ class Variants:
         return self._host[processes]
 
     def may_fit(self, place: Place) -> bool:
-        """Whether the leanest variant fits into a place."""
+        """True if the leanest variant fits into a place."""
         # Host memory first, which needs no prediction of phases.
         return (
             self.host(place.per_node) <= place.host_memory
@@ -209,7 +209,7 @@ class Variants:
     ) -> Iterator[Footprint]:
         """The same for one choice of gathering; `sizes`: generation batches, largest first."""
         knobs = self._knobs
-        # An engine takes of the room that training alone would have.
+        # An engine takes memory, so training alone has the largest micro-batches.
         most = self._alone.training_updates(usable)
         worth = len(sizes)
         for recomputes, largest in zip(knobs.checkpointing, most, strict=True):
@@ -360,7 +360,7 @@ def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tup
 
 
 class Footprints:
-    """The variants of one demand, kept for every pool and search that asks for them."""
+    """The variants of one demand, cached for every pool and search."""
 
     def __init__(self, demand: Demand, predictor: Predictor) -> None:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the
@@ -372,8 +372,8 @@ class Footprints:
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
 
     def with_spec(self, spec: GRPOJobSpec) -> "Footprints":
-        """Those of the same job with another spec, with all that is known of its model and of the
-        memory that it needs."""
+        """Footprints of the same job with another spec, with the cached facts of its model and
+        memory."""
         return Footprints(self.demand.with_spec(spec), self.predictor)
 
     @cached_property
@@ -418,7 +418,7 @@ class Footprints:
         return self._resting.setdefault((engine, precision), {})
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:
-        """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has
+        """The settings that the spec's pins leave open; `gathers` under ZeRO-3, the only stage with
         parameters to gather."""
         key = (world, gathers)
         if key not in self._knobs:

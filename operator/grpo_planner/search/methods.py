@@ -41,7 +41,7 @@ class Method:
 
     @property
     def may_offload_base(self) -> bool:
-        """Whether a frozen base lies whole on each GPU, which it may leave to a waking engine."""
+        """True if a frozen base lies whole on each GPU, which it may leave to a waking engine."""
         return self.lora and not self.zero
 
     @property
@@ -64,7 +64,7 @@ def methods(spec: GRPOJobSpec) -> list[Method]:
         allowed.append(
             Method(lora=True, strategy=strategy, reference=strategy, eight_bit=eight_bit)
         )
-        # ZeRO gives the optimizer one flat tensor, in which bitsandbytes can't tell the embeddings
+        # ZeRO gives the optimizer one flat tensor, in which bitsandbytes can't find the embeddings
         # that it has to keep in 32 bits.
         if not eight_bit:
             allowed.append(Method(lora=True, zero=3, strategy=strategy, reference=strategy))
@@ -90,7 +90,7 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
 
 
 def _adapter_allowed(spec: GRPOJobSpec) -> bool:
-    """Whether an adapter is consented to and its reference, the frozen base, is what was asked
+    """True if an adapter is consented to and its reference, the frozen base, is what was asked
     for."""
     # An adapter's reference is its own frozen base: it can neither move nor leave the GPU.
     if spec.adapter.use == "Never" or spec.reference.sync or spec.reference.offload:

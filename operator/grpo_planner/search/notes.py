@@ -23,7 +23,7 @@ def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
     training = spec.training
     yield from _level_notes(training)
     yield from _unused_notes(training)
-    # A user who chose a rate and an adapter chose them for each other.
+    # A user who sets both the rate and the adapter has chosen them together.
     has_own_rate = spec.adapter.learning_rate is not None
     is_default = training.learning_rate == FULL_TRAINING_RATE
     if spec.is_adapter_requested and is_default and not has_own_rate:
@@ -46,7 +46,7 @@ _QWEN3 = re.compile(r"(?i)/qwen3-[0-9.]+b(-a[0-9.]+b)?$")
 
 
 def is_chat_model(name: str) -> bool:
-    """Whether a model is one for chats, by its name."""
+    """True if a model is one for chats, by its name."""
     return bool(_CHAT.search(name) or _QWEN3.search(name))
 
 

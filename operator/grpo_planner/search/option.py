@@ -111,7 +111,7 @@ class Option:
 
     @property
     def shortage(self) -> Literal["DeviceMemory", "HostMemory"] | None:
-        """What it doesn't fit, if anything."""
+        """The kind of memory that is too small for the option; empty if it fits."""
         if self.footprint.device > self.place.pool.usable_bytes:
             return "DeviceMemory"
         return "HostMemory" if self.host > self.place.host_memory else None
@@ -128,13 +128,12 @@ class Option:
 
     @property
     def crowding(self) -> int:
-        """How much it lacks room on a GPU, as an index of SHARES. Up to ROOMY, less is no
-        better."""
+        """How full the GPU is, as an index into SHARES. Shares up to ROOMY are equally good."""
         return bisect_left(SHARES[:-1], self.device_share)
 
     @property
     def risk(self) -> float:
-        """By how much longer its time counts for what may go wrong; 1 for nothing of it."""
+        """The factor by which the option's time counts longer, for its risks; 1 without any."""
         setup, method = self.footprint.setup, self.footprint.method
         return CROWDED[self.crowding] * place_risk(self.place, method, setup.engine)
 
@@ -191,12 +190,12 @@ def score(
     *,
     beside: Beside = NOTHING_BESIDE,
 ) -> Score:
-    """What an objective wants little of; grows with `seconds` and `risk`, so lower bounds of them
-    bound it.
+    """The score of an objective, to be minimised. It grows with `seconds` and `risk`, so their
+    lower bounds give its lower bound.
 
     GPUs of engines count as the place's own, and their price with it.
     """
-    # Who asks for the fastest plan has accepted its risks.
+    # The objective Fastest ignores risks on purpose: it promises the least time.
     if objective == "Fastest":
         return 0, seconds
     gpus = place.world + beside.gpus
@@ -230,7 +229,7 @@ def choose(options: Sequence[Option], objective: Objective) -> Option | None:
 
 
 def closest_miss(options: Sequence[Option]) -> Option | None:
-    """What comes nearest to fitting; None without options."""
+    """The option that is closest to fitting; None without options."""
     return min(options, key=missing_shares, default=None)
 
 
@@ -242,8 +241,8 @@ def missing_shares(option: Option) -> tuple[float, tuple[object, ...]]:
 
 
 def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
-    """What is worth showing: of each pool and method the best extent, and the chosen method's other
-    extents."""
+    """The options that are worth showing: the best extent of each pool and method, and the chosen
+    method's other extents."""
     alike: dict[tuple[str, str, str], list[Option]] = {}
     for option in options:
         pool, method = option.place.pool, option.footprint.method
@@ -255,7 +254,7 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
 
 
 def has_same_method(option: Option, other: Option) -> bool:
-    """Whether two options are extents of one method in one pool."""
+    """True if two options are extents of one method in one pool."""
     return (
         option.footprint.method == other.footprint.method and option.place.pool is other.place.pool
     )

@@ -80,22 +80,22 @@ class Search:
 
     @property
     def has_place(self) -> bool:
-        """Whether a gang has a place at all, be there memory enough or not."""
+        """True if the GPUs have a place for the gang, with enough memory or not."""
         return any(self._places.values())
 
     @property
     def is_feasible(self) -> bool:
-        """Whether anything fits."""
+        """True if anything fits."""
         return any(map(self._may_fit, self._roomy_extents(self._all_places, self._methods)))
 
     def has_fitting(self, is_wanted: Callable[[int], bool], tier: int) -> bool:
-        """Whether a method of the tier fits on a number of GPUs that is wanted."""
+        """True if a method of the tier fits on a number of GPUs that the job asks for."""
         of_tier = [method for method in self._methods if method.tier == tier]
         places = (place for place in self._all_places if is_wanted(place.world))
         return any(map(self._may_fit, self._roomy_extents(places, of_tier)))
 
     def _may_fit(self, extent: Extent) -> bool:
-        """Whether an extent fits with any engine."""
+        """True if an extent fits with any engine."""
         return extent.may_train and any(
             variants.may_fit(extent.place) for variants in extent.variants
         )
@@ -124,14 +124,15 @@ class Search:
         return min(LONGEST_STEP, LONGEST_RUN / steps) if steps else LONGEST_STEP
 
     def misses(self) -> list[Option]:
-        """Of each extent of each pool and method what lacks least; for a job that nothing fits."""
+        """For a job that nothing fits: of each extent of each pool and method the option that lacks
+        least."""
         groups = product(self._places, self._methods)
         extents = (extent for group in groups for extent in self._extents(*group))
         return list(map(self._miss, extents))
 
     def comparable_options(self, chosen: Option) -> list[Option]:
-        """What the chosen option is shown beside: the best of every other method in its pool, and
-        of every other pool, or what lacks least there."""
+        """The alternatives that the chosen option is shown with: the best of every other method in
+        its pool and of every other pool, or the one that lacks least there."""
         own_pool, own_method = chosen.place.pool, chosen.footprint.method
         groups = [(own_pool, [method]) for method in self._methods if method != own_method]
         groups += [(pool, self._methods) for pool in self._places if pool is not own_pool]
@@ -187,7 +188,7 @@ class Search:
         places = self._places[chosen.place.pool]
         limit = chosen.seconds / FAR
         for of_tier in self._by_tier(self._methods):
-            # The fastest is found soon. Only where it is fast enough, others are, too.
+            # The search for the fastest is short, and no other is in time if that is not.
             fastest = self.best(places, of_tier, "Fastest")
             if fastest and fastest.seconds <= limit:
                 return self.best(
@@ -226,7 +227,7 @@ class Search:
         for of_tier in self._by_tier(self._methods if of_methods is None else of_methods):
             candidates: Iterable[Candidate]
             if of_methods and len(of_tier) == 1:
-                # Its own bound is tighter than that of a site, and no more to work out.
+                # An extent's own bound is tighter than its site's, and as cheap.
                 candidates = self._roomy_extents(everywhere, of_tier)
             else:
                 sites = (self._site(place, of_tier) for place in everywhere)
@@ -283,8 +284,8 @@ class Search:
         best: Option | None = None
         while waiting:
             entry = heapq.heappop(waiting)
-            # The heap gives the least bound first, so nothing after this entry can be better. An
-            # equal bound goes on: an equal score may be preferred.
+            # The heap gives the lowest bound first, so nothing after this entry can be better. An
+            # equal bound is still tried: an equal score may be preferred.
             if best and entry.bound > score_of(aim, best):
                 break
             if isinstance(entry.candidate, EnginedExtent):
@@ -371,11 +372,11 @@ class Search:
                 yield from self._extents_at(place, method)
 
     def _has_room(self, place: Place, method: Method) -> bool:
-        """Whether the policy and the passes of a method have room on the GPUs of a place."""
+        """True if the policy and the passes of a method have room on the GPUs of a place."""
         precision = self._demand.precision(method, place.pool.hardware)
         if precision is None:
             return False
-        # One prediction for each method and precision leaves out whole products.
+        # One lower bound per method and precision can rule out a whole product.
         engined = not self.engines.why_none
         floor = self._footprints.floor(method, precision, place.world, engined=engined)
         return floor <= place.pool.usable_bytes

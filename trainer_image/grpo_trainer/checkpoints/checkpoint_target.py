@@ -144,7 +144,8 @@ class CheckpointTarget(CheckpointSource):
 
     @abstractmethod
     def send_export(self, folder: Path) -> str | None:
-        """Send an exported model on; its URL, None if it stays where it is. A collective.
+        """Upload an exported model and return its URL; None if it stays on the volume. A
+        collective.
 
         Raises:
             StoreFailed: the store took nothing for minutes; the last checkpoint stands.

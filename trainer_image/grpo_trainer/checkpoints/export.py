@@ -115,7 +115,7 @@ def _publish(
         merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)
     elif plan.execution.method == "LoRA":
         _name_base(source, temporary)
-    # a pickle with paths of this attempt's pods, of no use to who loads the model
+    # a pickle with paths of this attempt's pods, useless to a user who loads the model
     (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
     complete(temporary)
     # Durable before it has its name: a power cut leaves no export that is complete only by its

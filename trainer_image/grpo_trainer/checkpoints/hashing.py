@@ -33,7 +33,7 @@ READ_BYTES = 2 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes `begin` to `end`, exclusive, of a file: what one hash is of."""
+    """A range of bytes of a file that has one hash: `begin` to `end`, exclusive."""
 
     name: str
     """The file's path inside the checkpoint."""
@@ -144,8 +144,8 @@ def sha256_sums(folder: Path, names: Iterable[str], read: Read = lambda _: None)
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Name → sha256 of the files of an exported folder as they were written; empty where nobody
-    wrote it down.
+    """Return the sha256 of each file of an exported folder by name, as recorded at the export;
+    empty without a record.
 
     Raises:
         BadInput: the list can't be read.
@@ -180,8 +180,8 @@ def list_files(checkpoint: Path) -> dict[str, int]:
 def damage(
     folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1
 ) -> list[str]:
-    """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is
-    as recorded."""
+    """Return the damages of this rank's share of a checkpoint's files as sentences; empty if all
+    hashes match."""
     expected = dict(recorded_parts(files))
     problems: dict[str, None] = {}  # a missing file is named once, however many parts it has
     for part in share(list(expected), rank, world_size):

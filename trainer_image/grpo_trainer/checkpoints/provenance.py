@@ -92,8 +92,8 @@ def write_provenance(run: Finished, folder: Path) -> None:
 
 
 def subjects(folder: Path) -> list[Subject]:
-    """All files of a folder; those in its own list of hashes, which are most of its bytes, aren't
-    read again.
+    """Return all files of a folder with their hashes. Files in its own list of hashes, which are
+    most of its bytes, aren't read again.
 
     Raises:
         OSError: a file can't be read.

@@ -99,8 +99,8 @@ class StoreSource(CheckpointSource):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
     def list_checkpoints(self) -> list[Path]:
-        """Put the manifests of all checkpoints that count on the disk of every node, and list
-        those."""
+        """Download the manifests of all complete checkpoints to the disk of every node, and return
+        their folders."""
         manifests = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for made, manifest in manifests:
@@ -192,8 +192,8 @@ class StoreTarget(StoreSource, CheckpointTarget):
         rank0_task.run_on_rank0(self.run.claim)
 
     def require_owner(self) -> None:
-        """As the function of this name, of the node's disk; the store asks at every write of its
-        head."""
+        """Check the owner on the node's disk as volume_checkpoints.require_owner does. The store
+        checks it at every write of its head."""
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:
@@ -289,7 +289,7 @@ def _without_history(problem: str) -> Iterator[None]:
 
 
 def is_read_by_ranks(name: str, node_ranks: range) -> bool:
-    """Whether the ranks of a node read a checkpoint's file."""
+    """True if the ranks of a node read a checkpoint's file."""
     of = _OF_ONE_RANK.search(name)
     return of is None or int(of[1]) in node_ranks
 

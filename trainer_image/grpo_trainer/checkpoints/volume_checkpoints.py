@@ -274,7 +274,7 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         ranks.run_on_all(lambda: _require_visible(self.folder / OWNER))
 
     def require_owner(self) -> None:
-        """As the function of this name."""
+        """See require_owner."""
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:

@@ -54,10 +54,10 @@ def length(training: TrainingSpec) -> int:
 
 
 def prompts_for(prompts: list[list[int]], count: int) -> list[list[int]]:
-    """So many of a rank's prompts, different ones as far as there are.
+    """Return `count` of a rank's prompts, as many different ones as it has.
 
-    Every rank needs the same count, since under ZeRO-3 all of them score together; and a prompt
-    that is repeated would go to the same engine.
+    Every rank needs the same count, since under ZeRO-3 all of them score together; and a repeated
+    prompt would go to the same engine.
     """
     different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     return [different[at % len(different)] for at in range(count)]

@@ -108,8 +108,8 @@ class ColocatedGeneration(EngineGeneration):
     def sample(
         self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
     ) -> list[Sample]:
-        """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its
-        own."""
+        """Sample all prompts in one call of vLLM. Ranks that share an engine sample together, and
+        each returns its own."""
         from vllm import SamplingParams
 
         assert self.proven_version is not None
@@ -184,7 +184,7 @@ class ColocatedGeneration(EngineGeneration):
 
 
 def unprovable_error(problems: Sequence[str], generation: GenerationSpec) -> TrainingError:
-    """The end of a run whose engine would compute with weights that nobody can look at."""
+    """The error of a run whose engine holds weights that can't be hashed."""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     unprovable = EngineUnprovable(
         "spec.generation.engine: the weights of this model in an engine can't be proven "

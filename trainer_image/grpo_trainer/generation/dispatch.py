@@ -36,7 +36,7 @@ class PromptAssignment:
 
     @property
     def is_done(self) -> bool:
-        """Whether every prompt has been answered."""
+        """True if every prompt has been answered."""
         return not self._waiting and not any(self._held.values())
 
     @property
@@ -71,7 +71,7 @@ class PromptAssignment:
         self._unsettled.setdefault(engine, set()).add(prompt)
 
     def record_proof(self, engine: int) -> None:
-        """An engine was proven again: what it has answered stands."""
+        """Record that an engine's weights were verified again: its answers are valid."""
         self._unsettled.pop(engine, None)
 
     def take_back(self, engine: int) -> list[int]:
@@ -141,7 +141,7 @@ class CompletionDispatch:
 
     @property
     def samples(self) -> list[Sample]:
-        """All completions in the order of the pieces and of their seeds, once there are all."""
+        """All completions in the order of the pieces and of their seeds, once they are complete."""
         return [sample for index in range(len(self._pieces)) for sample in self._samples[index]]
 
     def metrics(self) -> dict[str, float]:
@@ -177,7 +177,7 @@ class CompletionDispatch:
                 await self._advance(live, version)
             return True
         finally:
-            # After an exception nobody takes the answers of open requests.
+            # After an exception the answers of open requests are not taken.
             self._drop(set(self._division.prompts_by_engine))
             self._seconds += asyncio.get_running_loop().time() - begun
 
@@ -195,7 +195,7 @@ class CompletionDispatch:
         self._lose_stalled()
 
     async def _settled(self) -> bool:
-        """Whether every engine that has answered is proven once more; what others have answered is
+        """True if every engine that has answered is proven once more; what others have answered is
         wanted again."""
         await asyncio.gather(*(self._settle(index) for index in self._division.unproven_engines))
         return self._division.is_done

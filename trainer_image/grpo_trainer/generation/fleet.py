@@ -63,16 +63,16 @@ class EngineView:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the engine may be sent weights."""
+        """True if the engine may be sent weights."""
         return self.incarnation is not None and self.incarnation != self.given_up_incarnation
 
     @property
     def is_condemned(self) -> bool:
-        """Whether the process that answers has been given up, and should make room for another."""
+        """True if the process that answers has been given up, and should make room for another."""
         return self.incarnation is not None and self.incarnation == self.given_up_incarnation
 
     def is_serving(self, version: int | None) -> bool:
-        """Whether the engine may sample completions of this version."""
+        """True if the engine may sample completions of this version."""
         return self.is_usable and version is not None and self.version == version
 
     def record_answer(self, incarnation: str) -> None:
@@ -150,7 +150,7 @@ class Engine:
     misses: int = 0
 
     def is_serving(self, version: int) -> bool:
-        """Whether the engine may sample completions of this version."""
+        """True if the engine may sample completions of this version."""
         return self.view.is_serving(version)
 
     def record_failure(self, error: EngineFailed, when: str = "") -> None:

@@ -318,7 +318,7 @@ class ServersGeneration(EngineGeneration):
     def sample(
         self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
     ) -> list[Sample]:
-        """All ranks' prompts over all engines.
+        """Sample all ranks' prompts on all engines.
 
         Raises:
             EngineLost: no engine was left, and none came back in guard.weightSyncTimeoutSeconds.

@@ -122,7 +122,7 @@ class Lane:
             )
 
     def _refused(self) -> bool:
-        """Whether the engine has answered already, which it does before its end only where it
+        """True if the engine has answered already, which it does before its end only where it
         fails."""
         return self.request is not None and self.request.done()
 

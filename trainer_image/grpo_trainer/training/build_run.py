@@ -186,12 +186,12 @@ class Run:
         return address_of(checkpoint, self.target, self.source)
 
     def is_own(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is one of this job."""
+        """True if a checkpoint belongs to this job."""
         return is_in(self.target, checkpoint)
 
 
 def is_in(target: CheckpointTarget | None, checkpoint: Path) -> bool:
-    """Whether a checkpoint is one of the run's own."""
+    """True if a checkpoint is in the run's own folder."""
     return target is not None and checkpoint.is_relative_to(target.folder)
 
 
@@ -298,7 +298,7 @@ def open_history(
     target: CheckpointTarget | None,
     checkpoint: Path | None,
 ) -> RunHistory:
-    """The run's history, which goes on from that checkpoint. Rank 0 writes it."""
+    """Open the run's history, which continues after that checkpoint. Rank 0 writes it."""
     is_main = ranks.rank() == 0
     if target and is_main:
         target.fetch_history()
@@ -316,7 +316,7 @@ def log_callbacks(
     *,
     tracking: Tracking,
 ) -> list[TrainerCallback]:
-    """What follows the logs of each step: telemetry and guards, and the trackers at the end."""
+    """The callbacks on the logs of each step: telemetry, guards and trackers."""
     publish = PublishLogs(recorder, history, RunLimits(max_kl=guard.max_kl))
     samples = KeepSamples(observer, history, tracking)
     guards = [

@@ -50,7 +50,7 @@ def limited_reference(policy: torch.Tensor, reference: torch.Tensor) -> torch.Te
 def tokens_beyond_limit(
     policy: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """How many of the masked tokens `limited_reference` changes; a scalar, int64.
+    """Count the masked tokens that `limited_reference` changes; a scalar, int64.
 
     All arguments have the shape (batch, tokens); the mask counts a token where it is not 0.
     """

@@ -186,7 +186,8 @@ class FindingGuard(TrainerCallback):  # type: ignore[misc]  # transformers is no
     """Ends the run at a finding of guard.stopOn. It follows the callback by which rank 0 finds."""
 
     def __init__(self, guard: GuardSpec, read_findings: Callable[[], Sequence[Finding]]) -> None:
-        """`read_findings` gives those of the last step on rank 0, and none on other ranks."""
+        """`read_findings` returns the findings of the last step on rank 0, and none on other
+        ranks."""
         self._stop_on = guard.stop_on
         self._read_findings = read_findings
 

@@ -100,7 +100,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.strategy = strategy
         self.observer = observer or StepObserver()
         self.save = save
-        self.save_samples = save_samples  # into a checkpoint; None where nobody keeps any
+        self.save_samples = save_samples  # into a checkpoint; None without samples to keep
         self._facts: list[CompletionFacts] = []
         self.observer.take_generation = self._take_generation
         self.generation_sub_batch = generation_sub_batch
@@ -130,7 +130,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             )
         if self.ref_model is not None:
             strategy.attach(self)
-        if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
+        if adapter:  # TRL has created it; nothing is wrapped for several ranks before train()
             self.prove("policy", self.model)
         # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
         if loaded.adapter:
@@ -196,12 +196,12 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         return int(self._step // (self.args.steps_per_generation * self.num_iterations))
 
     def _within_generation(self) -> bool:
-        """Whether micro-batches are left of the last generation."""
+        """True if micro-batches are left of the last generation."""
         return bool(self._step % (self.args.steps_per_generation * self.num_iterations))
 
     @property
     def engine(self) -> EngineGeneration | None:
-        """What samples completions in the policy's place."""
+        """The engine that samples completions instead of the policy."""
         return self.vllm_generation if self.use_vllm else None
 
     @property

@@ -75,7 +75,7 @@ def engine_arguments(training: TrainingSpec) -> dict[str, Any]:
 
 
 def uses_deepspeed(execution: ExecutionPlan) -> bool:
-    """Whether DeepSpeed runs the plan; stage 0 is plain DDP."""
+    """True if DeepSpeed runs the plan; stage 0 is plain DDP."""
     return execution.zero_stage > 0
 
 
