@@ -32,11 +32,15 @@ def test_a_job_is_created_patched_watched_and_deleted(client: GRPOClient, bench:
     client.suspend("tiny")
     assert spec_of(bench)["suspend"] is True
     client.resume("tiny")
+    with pytest.raises(GRPOError, match="tiny is Pending; only a job that has failed"):
+        client.retry("tiny")
+    failed = {"phase": "Failed", "observedGeneration": 1, "retry": 4}
+    bench.patch(GRPOJOBS, "tiny/status", {"status": failed})
     client.retry("tiny")
-    assert (spec_of(bench)["suspend"], spec_of(bench)["retry"]) == (False, 1)
+    assert (spec_of(bench)["suspend"], spec_of(bench)["retry"]) == (False, 5)
     status = {"phase": "Succeeded", "observedGeneration": 1}
     bench.patch(GRPOJOBS, "tiny/status", {"status": status})
-    assert client.wait_for_job_status("tiny").spec.retry == 1
+    assert client.wait_for_job_status("tiny").spec.retry == 5
     about = {"kind": "GRPOJob", "name": "tiny", "namespace": bench.namespace}
     event = {
         "metadata": {"name": "tiny.1"},

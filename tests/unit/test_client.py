@@ -13,6 +13,7 @@ from grpo_api.report.history import Row
 from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_cli.inputs import manifest
+from grpo_cli.show.errors import KubectlError
 from grpo_planner.result.result import PlanResult
 from tests.samples import SPEC, changed, job
 from tests.stepped_clock import SteppedClock
@@ -94,6 +95,28 @@ def test_waiting_ends_with_the_failure_and_its_message() -> None:
 def test_waiting_ends_at_its_timeout() -> None:
     with pytest.raises(TimeoutError, match="tiny is Running after 10 s, not Succeeded"):
         client(Phase.RUNNING).wait_for_job_status("tiny", timeout=10)
+
+
+def test_waiting_and_watching_outlive_a_restart_of_the_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silences, answer = iter([False, True, True, False, False]), Script.job
+
+    def job(script: Script, name: str) -> Job:
+        if next(silences, True):
+            raise KubectlError("connection refused")
+        return answer(script, name)
+
+    monkeypatch.setattr(Script, "job", job)
+    watched = client(Phase.RUNNING, Phase.FAILED).watch("tiny")
+    assert [job.phase for job in watched] == ["Running", "Failed"]
+    silences = iter([False, True, True, False])
+    assert client(Phase.RUNNING, Phase.SUCCEEDED).wait_for_job_status("tiny").phase == "Succeeded"
+    silences = iter([False])
+    with pytest.raises(TimeoutError, match="tiny is Running after 10 s"):
+        client(Phase.RUNNING).wait_for_job_status("tiny", timeout=10)
+    with pytest.raises(KubectlError, match="connection refused"):
+        client(Phase.RUNNING).wait_for_job_status("tiny")
 
 
 @pytest.mark.parametrize("status", [{"Complete"}, set()])

@@ -13,6 +13,7 @@ from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, Row, standing_ro
 from grpo_api.status.status import Phase
 from grpo_api.text.clock import Clock
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
+from grpo_cli.cluster.job_end import poll_job
 from grpo_cli.inputs import manifest
 from grpo_cli.show.errors import CliError, OptionError
 from grpo_planner.result.result import PlanResult
@@ -103,20 +104,24 @@ class GRPOClient:
                 f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}"
             )
         deadline = self._clock.now() + timeout
+        phase = "unknown"
         for job in self._polled(name, polling_interval):
-            if job.phase in status:
+            phase = job.phase if job else phase
+            if job and phase in status:
                 return job
-            if job.phase in ENDED:
+            if job and phase in ENDED:
                 raise JobFailed(f"{name} is {job.phase}: {job.message or job.status.reason}")
             if self._clock.now() >= deadline:
                 wanted = " or ".join(sorted(status))
-                raise TimeoutError(f"{name} is {job.phase} after {timeout:g} s, not {wanted}")
+                raise TimeoutError(f"{name} is {phase} after {timeout:g} s, not {wanted}")
         raise AssertionError("polling has no end")
 
     def watch(self, name: str, polling_interval: float = 2) -> Iterator[Job]:
         """Yield the job now, at each change of its status, and when it has ended."""
         last: Job | None = None
         for job in self._polled(name, polling_interval):
+            if job is None:
+                continue
             if job != last:
                 yield job
             if job.phase in ENDED:
@@ -153,10 +158,8 @@ class GRPOClient:
         """End a job and delete it. Its volumes, with checkpoints and model, stay."""
         self._backend.delete(name)
 
-    def _polled(self, name: str, seconds: float) -> Iterator[Job]:
-        while True:
-            yield self._backend.job(name)
-            self._clock.sleep(seconds)
+    def _polled(self, name: str, seconds: float) -> Iterator[Job | None]:
+        return poll_job(lambda: self._backend.job(name), seconds, self._clock)
 
 
 def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[str, Any]:

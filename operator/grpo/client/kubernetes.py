@@ -10,6 +10,7 @@ from grpo_api.report.history import Row
 from grpo_api.text.contract import CONTAINER, KIND
 from grpo_cli.cluster import kubectl
 from grpo_cli.commands.export import fetch_model
+from grpo_cli.commands.jobs import change
 from grpo_cli.commands.logs import find_pod
 from grpo_cli.inputs import job_classes, manifest, sources
 from grpo_cli.inputs.run_history import load_history
@@ -83,16 +84,16 @@ class Kubernetes:
         return load_history(self._with(image=None, timeout=POD_SECONDS), name, file)
 
     def suspend(self, name: str) -> None:
-        """Set spec.suspend."""
-        self._patch(name, {"suspend": True})
+        """As `grpo suspend` does."""
+        change.suspend_job(self._options, name)
 
     def resume(self, name: str) -> None:
-        """Unset spec.suspend."""
-        self._patch(name, {"suspend": False})
+        """As `grpo resume` does."""
+        change.resume_job(self._options, name)
 
     def retry(self, name: str) -> None:
-        """Raise spec.retry by one."""
-        self._patch(name, {"retry": self.job(name).spec.retry + 1})
+        """As `grpo retry` does, of a job that has failed."""
+        change.retry_job(self._options, name)
 
     def export(self, name: str, folder: Path) -> None:
         """Download the model; every file is checked."""
@@ -103,11 +104,8 @@ class Kubernetes:
         )
 
     def delete(self, name: str) -> None:
-        """Delete the object; the garbage collector ends its pods."""
-        kubectl.run_kubectl(self._options, "delete", kubectl.RESOURCE, name, "--wait=false")
-
-    def _patch(self, name: str, spec: dict[str, Any]) -> None:
-        kubectl.patch_object(self._options, kubectl.RESOURCE, name, {"spec": spec})
+        """As `grpo delete` does."""
+        change.delete_job(self._options, name)
 
     def _with(self, **options: Any) -> Namespace:
         return Namespace(**vars(self._options), **options)

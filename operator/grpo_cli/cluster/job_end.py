@@ -2,7 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 300.0
 """How long a cluster may fail to answer: longer than an API server's restart."""
 _GONE = "NotFound"
+J = TypeVar("J")
 
 
 def add_timeout(parser: ArgumentParser) -> None:
@@ -37,14 +39,9 @@ def wait_for_end(options: Namespace, name: str, clock: Clock = SYSTEM_CLOCK) -> 
         KubectlError: there is no such job any more, or the cluster does not answer for too long.
     """
     deadline = None if options.timeout is None else clock.now() + options.timeout
-    answered_at = clock.now()
     shown = ""
-    while True:
-        job = _job_or_silence(
-            options, name, is_patient=clock.now() - answered_at < PATIENCE_SECONDS
-        )
+    for job in poll_job(lambda: kubectl.get_job(options, name)[1], POLL_SECONDS, clock):
         if job is not None:
-            answered_at = clock.now()
             line = progress_line(job)
             if line != shown:
                 print(f"{name}: {line}", file=sys.stderr, flush=True)
@@ -55,17 +52,27 @@ def wait_for_end(options: Namespace, name: str, clock: Clock = SYSTEM_CLOCK) -> 
                 return ENDED_BADLY
         if deadline is not None and clock.now() >= deadline:
             return NOT_ENDED
-        clock.sleep(POLL_SECONDS)
+    raise AssertionError("polling has no end")
 
 
-def _job_or_silence(options: Namespace, name: str, *, is_patient: bool) -> GRPOJob | None:
-    """The job; None where the cluster does not answer and may still do so."""
-    try:
-        return kubectl.get_job(options, name)[1]
-    except KubectlError as error:
-        if not is_patient or _GONE in str(error):
-            raise
-        return None
+def poll_job(read: Callable[[], J], seconds: float, clock: Clock) -> Iterator[J | None]:
+    """Yield the job that `read` returns, again and again with these pauses; None where the cluster
+    does not answer and may still do so.
+
+    Raises:
+        KubectlError: there is no such job any more, or the cluster does not answer for too long.
+    """
+    answered_at = clock.now()
+    while True:
+        job = None
+        try:
+            job = read()
+            answered_at = clock.now()
+        except KubectlError as error:
+            if clock.now() - answered_at >= PATIENCE_SECONDS or _GONE in str(error):
+                raise
+        yield job
+        clock.sleep(seconds)
 
 
 def progress_line(job: GRPOJob) -> str:

@@ -1,5 +1,5 @@
-"""`grpo suspend`, `resume`, `retry` and `delete`: what a user changes of a job that exists, each a
-patch that `kubectl` could make, too."""
+"""`grpo suspend`, `resume`, `retry` and `delete`, and the same of the Python client: what a user
+changes of a job that exists, each a patch that `kubectl` could make, too."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -11,39 +11,46 @@ from ...cluster import kubectl
 from ...show.errors import NotYet
 
 
-def _suspend(options: Namespace) -> str:
-    _patch(options, suspend=True)
+def suspend_job(options: Namespace, name: str) -> str:
+    """Set spec.suspend; return what becomes of the job."""
+    _patch(options, name, suspend=True)
     return "suspended: it saves a checkpoint and gives its GPUs back"
 
 
-def _resume(options: Namespace) -> str:
-    _patch(options, suspend=False)
+def resume_job(options: Namespace, name: str) -> str:
+    """Unset spec.suspend; return what becomes of the job."""
+    _patch(options, name, suspend=False)
     return "resumed: it goes on from its last checkpoint once it has GPUs"
 
 
-def _retry(options: Namespace) -> str:
-    """Raise spec.retry of a job that failed."""
-    _, job = kubectl.get_job(options, options.name)
+def retry_job(options: Namespace, name: str) -> str:
+    """Raise spec.retry; return what becomes of the job.
+
+    Raises:
+        NotYet: it has not failed.
+    """
+    _, job = kubectl.get_job(options, name)
     if job.status.phase != Phase.FAILED:
         phase = job.status.phase or Phase.PENDING
-        raise NotYet(f"{options.name} is {phase}; only a job that has failed is tried again")
+        raise NotYet(f"{name} is {phase}; only a job that has failed is tried again")
     number = max(job.spec.retry, job.status.retry) + 1
-    _patch(options, retry=number)
+    _patch(options, name, retry=number)
     return f"is tried again (spec.retry {number})"
 
 
-def _delete(options: Namespace) -> str:
-    kubectl.run_kubectl(options, "delete", kubectl.RESOURCE, options.name, "--wait=false")
+def delete_job(options: Namespace, name: str) -> str:
+    """Delete the object, whose pods the garbage collector ends; return what becomes of the job."""
+    kubectl.run_kubectl(options, "delete", kubectl.RESOURCE, name, "--wait=false")
     return "is being deleted; checkpoints stay where spec.checkpoint keeps them"
 
 
-def _patch(options: Namespace, **fields: Any) -> None:
-    kubectl.patch_object(options, kubectl.RESOURCE, options.name, {"spec": fields})
+def _patch(options: Namespace, name: str, **fields: Any) -> None:
+    kubectl.patch_object(options, kubectl.RESOURCE, name, {"spec": fields})
 
 
-def _registration(act: Callable[[Namespace], str]) -> Callable[[ArgumentParser], None]:
+def _registration(act: Callable[[Namespace, str], str]) -> Callable[[ArgumentParser], None]:
     def run(options: Namespace) -> int:
-        print(f"{options.name} {act(options)}")
+        print(f"{options.name} {act(options, options.name)}")
         return 0
 
     def register(parser: ArgumentParser) -> None:
@@ -54,7 +61,7 @@ def _registration(act: Callable[[Namespace], str]) -> Callable[[ArgumentParser],
     return register
 
 
-register_suspend = _registration(_suspend)
-register_resume = _registration(_resume)
-register_retry = _registration(_retry)
-register_delete = _registration(_delete)
+register_suspend = _registration(suspend_job)
+register_resume = _registration(resume_job)
+register_retry = _registration(retry_job)
+register_delete = _registration(delete_job)
