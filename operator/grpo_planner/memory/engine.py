@@ -99,13 +99,6 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
     return elements * element_bytes
 
 
-def sequence_bytes(shape: Shape, setup: Setup) -> int:
-    """The cache of one prompt and its longest completion, in whole blocks."""
-    engine = engine_of(setup)
-    blocks = ceil(engine.length / engine.block)
-    return blocks * engine.block * token_bytes(shape, setup)
-
-
 def cache(shape: Shape, setup: Setup) -> int:
     """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block
     for itself."""

@@ -58,13 +58,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EngineServer:
     """Answers for one engine process."""
 
-    def __init__(
-        self, sampler: "Sampler", attempt: str, weights: ServedWeights | None = None
-    ) -> None:
+    def __init__(self, sampler: "Sampler", attempt: str) -> None:
         """`attempt` as the header names it."""
         self._sampler = sampler
         self._attempt = attempt
-        self._served = weights or ServedWeights()
+        self._served = ServedWeights()
         self._shapes: dict[str, list[int]] = {}
         self.end_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, once the trainer has given this process up."""

@@ -25,7 +25,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -397,7 +397,6 @@ def run_store(
     job: JobIdentity,
     *,
     on_answer: OnAnswer = ignore_answer,
-    environment: Mapping[str, str] = os.environ,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStore | None:
     """The run's folder on its object store; None without spec.checkpoint.store.
@@ -411,16 +410,13 @@ def run_store(
         return None
     from .store_client import open_store
 
-    settings = _settings(CHECKPOINT_STORE_ENV, environment)
+    settings = _settings(CHECKPOINT_STORE_ENV)
     store = open_store(checkpoint.store, settings, on_answer, Path(directory).name, clock)
     return RunStore(store, job.uid, job.attempt, checkpoint.keep)
 
 
 def source_run(
-    folder: str | None,
-    store: ObjectStoreSpec | None,
-    on_answer: OnAnswer = ignore_answer,
-    environment: Mapping[str, str] = os.environ,
+    folder: str | None, store: ObjectStoreSpec | None, on_answer: OnAnswer = ignore_answer
 ) -> StoredRun | None:
     """The run on an object store that spec.resumeFrom names; None if it names a volume or is not
     set.
@@ -434,15 +430,14 @@ def source_run(
         return None
     from .store_client import open_store
 
-    return StoredRun(
-        open_store(store, _settings(RESUME_STORE_ENV, environment), on_answer, Path(folder).name)
-    )
+    settings = _settings(RESUME_STORE_ENV)
+    return StoredRun(open_store(store, settings, on_answer, Path(folder).name))
 
 
-def _settings(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+def _settings(prefix: str) -> dict[str, str]:
     """The client's own, without the prefix under which the pod has them."""
     return {
         name.removeprefix(prefix): value
-        for name, value in environment.items()
+        for name, value in os.environ.items()
         if name.startswith(prefix)
     }
