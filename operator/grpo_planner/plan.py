@@ -398,7 +398,7 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
         phase = footprint.prediction.peak_phase
         usable = gib(place.pool.usable_bytes)
         numbers = f"{gib(footprint.device)} per GPU at {phase}, {usable} are usable"
-    if any(_is_adapter_alone(fix) for fix in fixes):
+    if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"
     if fixes:
@@ -413,11 +413,6 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
         fixes=fixes,
         architecture=demand.model.source,
     )
-
-
-def _is_adapter_alone(fix: Fix) -> bool:
-    paths = [change.path for change in fix.changes]
-    return paths == ["spec.adapter.use"]
 
 
 def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:

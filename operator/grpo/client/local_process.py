@@ -61,10 +61,10 @@ class LocalProcess(LocalRuns):
         with self.log_file(name).open(errors="replace") as log:
             while True:
                 # Asked before the log is read, whose last lines are there when it has ended.
-                has_ended = not follow or _has_ended(self.job(name))
+                is_running = self.job(name).phase in (Phase.STARTING, Phase.RUNNING)
                 for line in log:
                     yield line.rstrip("\n")
-                if has_ended:
+                if not (follow and is_running):
                     return
                 SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
@@ -84,7 +84,3 @@ class LocalProcess(LocalRuns):
     def export(self, name: str, folder: Path) -> None:
         """Copy the model."""
         shutil.copytree(self.export_folder(name), folder)
-
-
-def _has_ended(job: Job) -> bool:
-    return job.phase not in (Phase.STARTING, Phase.RUNNING)

@@ -47,9 +47,9 @@ def private_key(path: Path) -> PrivateKey:
         raise KeyUnusable(
             f"{path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)"
         ) from None
-    if isinstance(key, ed25519.Ed25519PrivateKey) or (
-        isinstance(key, ec.EllipticCurvePrivateKey) and _known(key)
-    ):
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key
+    if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in _HASHES:
         return key
     raise KeyUnusable(f"the private key in {path} is of another kind than {KINDS}")
 
@@ -67,9 +67,9 @@ def public_key(path: Path) -> PublicKey:
         raise KeyUnusable(
             f"{path} holds no public key in PEM (-----BEGIN PUBLIC KEY-----)"
         ) from None
-    if isinstance(key, ed25519.Ed25519PublicKey) or (
-        isinstance(key, ec.EllipticCurvePublicKey) and _known(key)
-    ):
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return key
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _HASHES:
         return key
     raise KeyUnusable(f"the public key in {path} is of another kind than {KINDS}")
 
@@ -79,10 +79,6 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise KeyUnusable(f"the key {path} can't be read: {error.strerror}") from None
-
-
-def _known(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> bool:
-    return key.curve.name in _HASHES
 
 
 def key_id(key: PublicKey) -> str:

@@ -342,17 +342,13 @@ class Delivery:
     @contextmanager
     def deleted_afterwards(self) -> Iterator["Delivery"]:
         """Delete the Job from the cluster when the block ends, by whatever way it ends."""
-        before = {number: signal.signal(number, _interrupt) for number in _ENDS}
+        before = {number: signal.signal(number, signal.default_int_handler) for number in _ENDS}
         try:
             yield self
         finally:
             self._forget()
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _read_listing(text: str) -> Listing:

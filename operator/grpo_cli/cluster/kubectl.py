@@ -134,7 +134,9 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
     with tempfile.TemporaryFile() as errors:
         with _started(line, errors) as process:
             try:
-                while chunk := _output(process).read1(STREAM_BYTES):
+                output = process.stdout
+                assert isinstance(output, io.BufferedReader), "it was started with a pipe"
+                while chunk := output.read1(STREAM_BYTES):
                     yield chunk
             except BaseException:  # GeneratorExit, too: who asked wants no more
                 process.kill()
@@ -143,11 +145,6 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
             errors.seek(0)
             message = errors.read().decode(errors="replace").strip()
             raise KubectlError(message or f"{line[0]}: {process.returncode}")
-
-
-def _output(process: "subprocess.Popen[bytes]") -> io.BufferedReader:
-    assert isinstance(process.stdout, io.BufferedReader), "it was started with a pipe"
-    return process.stdout
 
 
 def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":

@@ -168,7 +168,8 @@ class ConfigFields:
         whole = prompts * group == completions
         given = self.run.config.get("num_generations")
         self.builder.put("training.numGenerations", group, "num_generations", given)
-        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], self._given_batch())
+        given_batch = self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
+        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], given_batch)
         if self.processes is None:
             advice = (
                 f"one process was assumed, so that a step has {completions} completions; "
@@ -192,9 +193,6 @@ class ConfigFields:
         has_bonus = self.value("entropy_coef") != 0 or self.value("use_adaptive_entropy")
         quantile = self.value("top_entropy_quantile")
         return bool(self.value("loss_type") == "bnpo" or has_bonus or quantile != 1)
-
-    def _given_batch(self) -> Given | None:
-        return self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
 
     def _note_batches(self, advice: str) -> None:
         for name in BATCHING:

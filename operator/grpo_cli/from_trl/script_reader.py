@@ -231,7 +231,8 @@ class _ScriptReader:
             self.run.note(node.lineno, "args", self._source(node), advice)
             return
         if isinstance(target, ast.Call) and index is None:
-            self._config_of_call(target, inner)
+            for name, value in self._arguments(target, ("output_dir",), inner).items():
+                self._put_config(name, value, inner)
         elif isinstance(target, ast.Call) and inner.parsed_classes(target) is not None:
             self._config_of_parser(inner.parsed_classes(target) or [], index, inner)
             advice = (
@@ -242,10 +243,6 @@ class _ScriptReader:
         else:
             advice = "no GRPOConfig(…) was found here: write its settings into the job"
             self.run.note(node.lineno, "args", self._source(node), advice)
-
-    def _config_of_call(self, call: ast.Call, scope: Scope) -> None:
-        for name, node in self._arguments(call, ("output_dir",), scope).items():
-            self._put_config(name, node, scope)
 
     def _config_of_parser(self, classes: list[ast.expr], index: int | None, scope: Scope) -> None:
         """Defaults that a subclass of GRPOConfig in the script replaces."""

@@ -73,7 +73,8 @@ class MeasuredRunStore:
             try:
                 version = await self._read()
                 self._add_missed_jobs()
-                if self._has_news():
+                newest = MeasuredRuns.newest((*self._runs.rows, *self._new))
+                if newest.rows != self._runs.rows:
                     await self._write(version)
             except Conflict:
                 # Somebody has edited it: what is there now is read first.
@@ -118,9 +119,6 @@ class MeasuredRunStore:
             ended = job.status.completion_time
             if ended is not None and ended > newest and (row := _row(job, job.status)):
                 self._new.append(row)
-
-    def _has_news(self) -> bool:
-        return MeasuredRuns.newest((*self._runs.rows, *self._new)).rows != self._runs.rows
 
     async def _write(self, version: str | None) -> None:
         """Store the rows that are known and the new ones.

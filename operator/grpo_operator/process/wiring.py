@@ -203,8 +203,9 @@ class Operator:
         fetch = http_fetch(session, trace_every=trace_every)
         current_targets = partial(targets, caches.grpojobs, caches.pods.owned_by)
         interval = self.settings.progress_interval
+        progressed = partial(self._queue.add, slow=True)
         return ProgressPuller(
-            current_targets, fetch, self._progressed, interval, self._metrics.record_pull
+            current_targets, fetch, progressed, interval, self._metrics.record_pull
         )
 
     def _informers(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
@@ -249,9 +250,6 @@ class Operator:
 
     def _facts_changed(self) -> None:
         self._admission.wake()
-
-    def _progressed(self, key: ObjectKey) -> None:
-        self._queue.add(key, slow=True)
 
     def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
         """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""

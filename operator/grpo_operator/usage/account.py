@@ -117,11 +117,7 @@ def _as_of(observation: Observation, before: Usage) -> str:
     answered_at = pull_time(observation) if answers else None
     at = observation.now if answered_at is None else answered_at
     new_time = timestamp(at)
-    return max(before.as_of, new_time, key=_unix_seconds)
-
-
-def _unix_seconds(text: str) -> float:
-    return seconds(text) or 0.0
+    return max(before.as_of, new_time, key=lambda time: seconds(time) or 0.0)
 
 
 def _waiting(

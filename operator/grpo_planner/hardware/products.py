@@ -168,7 +168,7 @@ def lookup_product(label: str) -> Product:
     writes `_` for spaces: `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
     name = label.replace("_", "-")
-    products = [product for product in table() if _begins_with_product(name, product)]
+    products = [product for product in table() if f"{name}-".startswith(f"{product}-")]
     if not products:
         return UNKNOWN
     longest = max(products, key=len)
@@ -177,10 +177,6 @@ def lookup_product(label: str) -> Product:
     if mig is None:
         return card
     return _slice(card, slices=int(mig[1]), gigabytes=int(mig[2]))
-
-
-def _begins_with_product(name: str, product: str) -> bool:
-    return name == product or name.startswith(f"{product}-")
 
 
 def _slice(card: Product, slices: int, gigabytes: int) -> Product:

@@ -232,16 +232,12 @@ def _contradiction(
 def _advice(given: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
     fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    entries = [f"{name}: {_yaml_scalar(value)}" for name, value in fields.items()]
+    entries = [f"{name}: {'true' if value is True else value}" for name, value in fields.items()]
     mapping = ", ".join(entries)
     return (
         "the operator doesn't read config.json; for this plan there, set "
         f"spec.model.architecture: {{{mapping}}}"
     )
-
-
-def _yaml_scalar(value: object) -> str:
-    return "true" if value is True else str(value)
 
 
 def _declared(model: ModelSpec) -> int:

@@ -109,7 +109,7 @@ def _by_model(
     ).to(next(model.parameters()).device)
     with torch.inference_mode():
         logits = model(**encoded).logits[:, 0]
-    return [_number_or_none(logit) for logit in logits.tolist()]
+    return [None if math.isnan(logit) else logit for logit in logits.tolist()]
 
 
 def _judged_text(
@@ -122,10 +122,6 @@ def _judged_text(
         messages = {"messages": prompt + completion}
         text = apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
     return text
-
-
-def _number_or_none(score: float) -> float | None:
-    return None if math.isnan(score) else score
 
 
 def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:

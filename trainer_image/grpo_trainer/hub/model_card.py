@@ -18,7 +18,7 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in __all__
 
-from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import WEIGHTS, weights_hash
 from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.rewards import reward_names
@@ -149,7 +149,8 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
         f"- {_code(key)}: {_number(value)}" for key, value in sorted(trained.metrics.items())
     )
     yield f"\n## Settings\n\n```json\n{_settings(plan)}\n```\n"
-    yield f"## Plan\n\n```json\n{_choices(plan.execution)}\n```"
+    choices = plan.execution.model_dump(mode="json", include=CHOICES, by_alias=True)
+    yield f"## Plan\n\n```json\n{_json(choices)}\n```"
 
 
 def _facts(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
@@ -189,10 +190,6 @@ def _settings(plan: TrainingPlan) -> str:
             mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True
         )
     )
-
-
-def _choices(execution: ExecutionPlan) -> str:
-    return _json(execution.model_dump(mode="json", include=CHOICES, by_alias=True))
 
 
 def _json(value: Any) -> str:

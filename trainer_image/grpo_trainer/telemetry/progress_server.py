@@ -63,9 +63,12 @@ class ProgressCollector:
                 yield _family(metric, {(): value})
         for metric, values in self._limits.items():
             yield _family(metric, values)
-        yield _family(
-            catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)}
-        )
+        by_phase: Values = {
+            (name,): float(size)
+            for name, size in progress.memory.items()
+            if name not in catalogue.MEMORY_BESIDE
+        }
+        yield _family(catalogue.MEMORY, by_phase)
         for metric in catalogue.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
@@ -122,14 +125,6 @@ def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
         for key, value in values.items()
         if key.startswith(f"{prefix}/")
     }
-
-
-def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
-    return (
-        (name, size)
-        for name, size in progress.memory.items()
-        if name not in catalogue.MEMORY_BESIDE
-    )
 
 
 def _stragglers(progress: Progress) -> Values:

@@ -32,12 +32,11 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     training, execution = plan.training, plan.execution
     arguments = {name: getattr(training, name) for name in SAME_NAME}
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
-    arguments |= (
-        _batching(execution)
-        | _precision(execution, plan.adapter)
-        | _saving(execution, folder)
-        | _telling()
-    )
+    arguments |= _precision(execution, plan.adapter) | _saving(execution, folder) | _telling()
+    arguments["per_device_train_batch_size"] = execution.micro_batch
+    arguments["gradient_accumulation_steps"] = execution.gradient_accumulation
+    arguments["steps_per_generation"] = execution.steps_per_generation
+    arguments["ds3_gather_for_generation"] = execution.gather_for_generation
     arguments["learning_rate"] = plan.learning_rate
     arguments["lr_scheduler_kwargs"] = training.lr_scheduler_kwargs.arguments or None
     arguments["chat_template_kwargs"] = plan.model.chat_template_kwargs
@@ -77,15 +76,6 @@ def engine_arguments(training: TrainingSpec) -> dict[str, Any]:
 def uses_deepspeed(execution: ExecutionPlan) -> bool:
     """True if DeepSpeed runs the plan; stage 0 is plain DDP."""
     return execution.zero_stage > 0
-
-
-def _batching(execution: ExecutionPlan) -> dict[str, Any]:
-    return {
-        "per_device_train_batch_size": execution.micro_batch,
-        "gradient_accumulation_steps": execution.gradient_accumulation,
-        "steps_per_generation": execution.steps_per_generation,
-        "ds3_gather_for_generation": execution.gather_for_generation,
-    }
 
 
 def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]:
