@@ -14,6 +14,7 @@ These numbers are the same on all ranks, which stop together.
 
 import logging
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -65,9 +66,8 @@ def require_finite_metric(
     )
 
 
-class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run at a loss that is not finite although its gradient was: before the step can be
-    saved."""
+class LogReader(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Reads what TRL logs: numbers of a step, of an evaluation, or of the run's end."""
 
     def on_log(
         self,
@@ -77,18 +77,30 @@ class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not f
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
+        """See TrainerCallback."""
+        self.read_logs(logs or {}, state.global_step)
+
+    @abstractmethod
+    def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
+        """Take what was logged at a step."""
+
+
+class LossGuard(LogReader):
+    """Ends the run at a loss that is not finite although its gradient was: before the step can be
+    saved."""
+
+    def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
         """Judge the step's loss, of which TRL logs the same mean on every rank.
 
         Raises:
             Diverged: it is not finite.
         """
-        logs = logs or {}
         if "loss" in logs:
             numbers = {name: [value] for name, value in logs.items() if isinstance(value, float)}
-            require_finite_metric("the loss", logs["loss"], state.global_step, numbers)
+            require_finite_metric("the loss", logs["loss"], step, numbers)
 
 
-class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class KLGuard(LogReader):
     """Ends the run when the KL stays above guard.maxKL; a KL that is not a finite number counts as
     above."""
 
@@ -96,32 +108,25 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
         self._guard = guard
         self._above = 0
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
         """Count the steps above the limit. TRL logs the same mean on every rank, so all of them
         stop together.
 
         Raises:
             DivergedKL: maxKLSteps steps in a row were above maxKL.
         """
-        kl = (logs or {}).get("kl")
+        kl = logs.get("kl")
         if self._guard.max_kl is None or kl is None:
             return
         self._above = self._above + 1 if not kl <= self._guard.max_kl else 0
         if self._above >= self._guard.max_kl_steps:
             raise DivergedKL(
                 f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, "
-                f"{kl:.4g} at step {state.global_step}; lower training.learningRate, or raise "
+                f"{kl:.4g} at step {step}; lower training.learningRate, or raise "
                 "training.beta or guard.maxKL",
                 # the KL of a step is that of the policy before it: the step before the first of
                 # these went too far
-                state.global_step - self._above,
+                step - self._above,
             )
 
 
@@ -129,7 +134,7 @@ SILENT_GENERATIONS = 3
 """Generations in a row without any reward that end a run: fewer may be a pause of a service."""
 
 
-class RewardGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class RewardGuard(LogReader):
     """Ends the run when no completion has a reward from any function, in several generations in a
     row: all their advantages are 0, and the run would end as a success that learned nothing."""
 
@@ -146,20 +151,13 @@ class RewardGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         for logged in state.log_history:
             self._count(logged)
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
         """Count a generation. TRL logs the same means on every rank, so all of them stop together.
 
         Raises:
             RewardError: it is one too many without a reward.
         """
-        has_counted = self._count({**(logs or {}), "step": state.global_step})
+        has_counted = self._count({**logs, "step": step})
         if has_counted and len(self._silent_steps) >= SILENT_GENERATIONS:
             count = len(self._silent_steps)
             names = shorten(", ".join(self._names), 120)
@@ -182,7 +180,7 @@ class RewardGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         return True
 
 
-class FindingGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class FindingGuard(LogReader):
     """Ends the run at a finding of guard.stopOn. It follows the callback by which rank 0 finds."""
 
     def __init__(self, guard: GuardSpec, read_findings: Callable[[], Sequence[Finding]]) -> None:
@@ -191,20 +189,13 @@ class FindingGuard(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._stop_on = guard.stop_on
         self._read_findings = read_findings
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        _state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def read_logs(self, logs: Mapping[str, Any], _step: int) -> None:
         """Compare rank 0's findings with guard.stopOn. A collective where that is set.
 
         Raises:
             StoppedOnFinding: it has one of them; on all ranks alike.
         """
-        if not self._stop_on or "loss" not in (logs or {}):
+        if not self._stop_on or "loss" not in logs:
             return
         findings = [
             finding for finding in self._read_findings() if finding.finding in self._stop_on
