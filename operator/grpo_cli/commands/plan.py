@@ -298,8 +298,7 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
         NotYet: there is neither.
         OptionError: the file can't be written.
     """
-    from ..show.chart import draw_memory
-    from ..show.pictures import write_figure
+    from ..show.pictures import draw_memory, write_figure
 
     plan = result.chosen
     if plan is None and result.candidates:
