@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -182,6 +182,20 @@ def _object(program: str, text: str) -> dict[str, Any]:
     return parsed
 
 
+def get_jobs(options: Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The GRPOJob objects of these names; without names all of the namespace, or of the cluster
+    with `options.all_namespaces`.
+
+    Raises:
+        KubectlError: there is no such job.
+    """
+    if names:
+        return [get_json(options, RESOURCE, name) for name in names]
+    everywhere = ["--all-namespaces"] * options.all_namespaces
+    items: list[dict[str, Any]] = get_json(options, RESOURCE, *everywhere)["items"]
+    return items
+
+
 def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     """A GRPOJob's metadata and its typed form.
 
@@ -211,11 +225,13 @@ def read_job(item: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
             job = job.model_copy(update={"spec": spec})
         return item["metadata"], job
     except ValidationError as error:
-        problems = [
-            f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
-        ]
-        wrong = "; ".join(problems)
-        name = item.get("metadata", {}).get("name")
-        raise KubectlError(
-            f"{name} was written by another version of the operator: {wrong}"
-        ) from error
+        raise version_error(item.get("metadata", {}).get("name"), error) from error
+
+
+def version_error(name: object, error: ValidationError, path: str = "") -> KubectlError:
+    """What to raise of a job, or of the part of it at this path, that can't be read."""
+    problems = [
+        f"{path}{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
+    ]
+    wrong = "; ".join(problems)
+    return KubectlError(f"{name} was written by another version of the operator: {wrong}")

@@ -13,12 +13,10 @@ from pydantic import ValidationError
 from rich.text import Text
 
 from grpo_api.status.usage import GPUSeconds, Usage
-from grpo_api.text.base import dotted_path
-from grpo_api.text.contract import GROUP, PLURAL
 from grpo_api.text.timing import HOUR
 
 from ..cluster import kubectl
-from ..show.errors import KubectlError, NotYet, OptionError
+from ..show.errors import NotYet, OptionError
 from ..show.terminal import console, make_table, show_table
 
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
@@ -54,7 +52,8 @@ def run(options: Namespace) -> int:
             f"--all-namespaces shows all jobs: leave {options.name} out, or name its namespace "
             "with -n"
         )
-    rows = list(_rows(_found(options), with_namespace=options.all_namespaces))
+    items = kubectl.get_jobs(options, [options.name] if options.name else [])
+    rows = list(_rows(items, with_namespace=options.all_namespaces))
     if options.output == "json":
         document = {"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}
         print(json.dumps(document, indent=2))
@@ -93,16 +92,6 @@ def total(rows: Sequence[Row]) -> Row:
     return Row(TOTAL, usage)
 
 
-def _found(options: Namespace) -> list[dict[str, Any]]:
-    kind = f"{PLURAL}.{GROUP}"
-    if options.name:
-        return [kubectl.get_json(options, kind, options.name)]
-    items: list[dict[str, Any]] = kubectl.get_json(
-        options, kind, *(["--all-namespaces"] * options.all_namespaces)
-    )["items"]
-    return items
-
-
 def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[Row]:
     for item in items:
         meta, usage = item["metadata"], (item.get("status") or {}).get("usage")
@@ -120,14 +109,7 @@ def _usage(name: str, document: object) -> Usage:
     try:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
-        problems = [
-            f"status.usage.{dotted_path(problem['loc'])}: {problem['msg']}"
-            for problem in error.errors()
-        ]
-        wrong = "; ".join(problems)
-        raise KubectlError(
-            f"{name} was written by another version of the operator: {wrong}"
-        ) from error
+        raise kubectl.version_error(name, error, "status.usage.") from error
 
 
 def _cells(row: Row) -> list[str]:

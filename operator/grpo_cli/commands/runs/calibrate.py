@@ -7,7 +7,6 @@ whose history has it. Rows that the file has already stay: the newest of each se
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -97,7 +96,7 @@ def _local_rows(folder: Path) -> Iterator[MeasuredRow]:
 def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]:
     """The rows of the finished jobs of a cluster."""
     cluster = options.context or kubectl.run_kubectl(options, "config", "current-context").strip()
-    for item in _jobs(options, names):
+    for item in kubectl.get_jobs(options, names):
         try:
             metadata, job = kubectl.read_job(item)
         except KubectlError:
@@ -106,14 +105,6 @@ def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]
         source = f"{metadata['namespace']}/{metadata['name']}"
         if row := finished_run(job.spec, job.status, source, cluster):
             yield row
-
-
-def _jobs(options: Namespace, names: list[str]) -> list[dict[str, Any]]:
-    if names:
-        return [kubectl.get_json(options, kubectl.RESOURCE, name) for name in names]
-    everywhere = ["--all-namespaces"] * options.all_namespaces
-    items: list[dict[str, Any]] = kubectl.get_json(options, kubectl.RESOURCE, *everywhere)["items"]
-    return items
 
 
 def _show(rows: list[MeasuredRow]) -> None:
