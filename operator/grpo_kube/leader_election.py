@@ -182,7 +182,10 @@ class Leadership:
     def step(self, now: float) -> Step:
         """What to do next."""
         if not self._led:
-            return self._candidate(now)
+            seconds_left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
+            if seconds_left <= 0:
+                return Step(Turn.ACQUIRE)
+            return Step(Turn.WAIT, min(seconds_left, self.terms.look))
         if not self._lost and now - self._renewed_at >= self.terms.deadline:
             self._lost = f"the Lease was not renewed for {now - self._renewed_at:.1f} s"
         if self._lost:
@@ -192,14 +195,6 @@ class Leadership:
         if due <= now:
             return Step(Turn.RENEW)
         return Step(Turn.WAIT, min(due, self._renewed_at + self.terms.deadline) - now)
-
-    def _candidate(self, now: float) -> Step:
-        seconds_left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
-        return (
-            Step(Turn.WAIT, min(seconds_left, self.terms.look))
-            if seconds_left > 0
-            else Step(Turn.ACQUIRE)
-        )
 
     def _taken_for(self, now: float) -> float:
         """Seconds until the Lease is free, unless it changes; one of our own is, for its process

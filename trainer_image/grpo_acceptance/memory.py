@@ -46,7 +46,10 @@ def measure_case(_: Context, number: int) -> list[Finding]:
     if case["device_bytes"] > total:
         why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
         return [skipped_finding(case_title(case), why)]
-    return [compare_with_prediction(case, Run(case, "cuda").measure_peaks(), _used())]
+    peaks = Run(case, "cuda").measure_peaks()
+    # By the allocator, the context and others.
+    free, total = torch.cuda.mem_get_info()
+    return [compare_with_prediction(case, peaks, int(total - free))]
 
 
 class Run:
@@ -81,18 +84,15 @@ class Run:
         self._reference(ids, labels)
         self._checkpointing(self.case["checkpointing"])
         for _ in range(self.case["accumulation"]):
-            self._micro_batch(ids, labels)
+            with self.phase("forward"):
+                scores = self._scores(ids, labels)
+                loss = -torch.exp(scores - scores.detach()).mean()
+            with self.phase("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
         with self.phase("step"):
             torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-
-    def _micro_batch(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
-        with self.phase("forward"):
-            scores = self._scores(ids, labels)
-            loss = -torch.exp(scores - scores.detach()).mean()
-        with self.phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -213,9 +213,3 @@ def _padding_mask(ids: torch.Tensor) -> torch.Tensor:
     mask = torch.ones_like(ids)
     mask[-1, :PADDED] = 0
     return mask
-
-
-def _used() -> int:
-    """Bytes of the device in use, by the allocator, the context and others."""
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)

@@ -111,7 +111,10 @@ class JobMetrics:
             elif job.completed >= earliest:
                 ended.append(job)
         waits = QueueWaits(self._clock())
-        live_lines = await self._lines_now(shown, waits)
+        live_lines = []
+        async for job in yield_every(LOOP_BUDGET, shown):
+            waits.add(job)
+            live_lines.append(_written(job, self._live(job)))
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         cached = await self._refreshed(shown)
         all_lines = [*(one.lines for one in cached), *live_lines]
@@ -126,14 +129,6 @@ class JobMetrics:
             families.append(_family(metric, lines))
             await asyncio.sleep(0)
         return "".join(families)
-
-    async def _lines_now(self, jobs: list[GRPOJobRecord], waits: QueueWaits) -> list[Lines]:
-        """Return the lines of these jobs that are not kept, and count their waits."""
-        lines: list[Lines] = []
-        async for job in yield_every(LOOP_BUDGET, jobs):
-            waits.add(job)
-            lines.append(_written(job, self._live(job)))
-        return lines
 
     async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
         """Return the lines of these jobs, and keep those of no others."""

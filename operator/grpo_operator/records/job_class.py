@@ -82,7 +82,9 @@ def with_class(job: GRPOJobRecord, classes: JobClasses) -> GRPOJobRecord:
     job_class = classes.by_name.get(name)
     if job_class is None:
         if name:
-            content = replace(content, class_problem=_not_found(name, classes))
+            why = classes.problem or f"there is no {CLASS_KIND} {name}"
+            message = f"spec.jobClassName: {why}; the job waits until {name} is there"
+            content = replace(content, class_problem=(Reason.JOB_CLASS_NOT_FOUND, message))
         return replace(job, typed=content)
     # Kueue's label is no label of the pods, and may be required all the same.
     labels = {**job.labels, LABEL_QUEUE: job.queue_name or ""}
@@ -94,12 +96,6 @@ def with_class(job: GRPOJobRecord, classes: JobClasses) -> GRPOJobRecord:
         content = replace(content, spec=resolution.spec, job_class=job_class)
         problem = _forbidden(job.key.namespace, resolution.spec.platform, job_class, classes)
     return replace(job, typed=replace(content, class_problem=problem))
-
-
-def _not_found(name: str, classes: JobClasses) -> tuple[Reason, str]:
-    why = classes.problem or f"there is no {CLASS_KIND} {name}"
-    message = f"spec.jobClassName: {why}; the job waits until {name} is there"
-    return Reason.JOB_CLASS_NOT_FOUND, message
 
 
 def _forbidden(

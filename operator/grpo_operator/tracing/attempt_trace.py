@@ -334,7 +334,8 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     """Return how an attempt ended that this status ends: the reason, whether it failed, and the
     message."""
     end = next((end for end in reversed(new.ends) if end.attempt == attempt), None)
-    final = _final_condition(new)
+    ends = (new.condition(kind) for kind in (C.SUCCEEDED, C.FAILED))
+    final = next((one for one in ends if one and one.status == "True"), None)
     job_failed = final is not None and final.type == C.FAILED
     message = final.message if final else ""
     if end is None:
@@ -344,15 +345,6 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
         message = new.outcome.message or message
     has_failed = job_failed or end.reason in _FAILURES
     return end.reason, has_failed, message
-
-
-def _final_condition(status: GRPOJobStatus) -> Condition | None:
-    """Return the condition by which the job has succeeded or failed; None before that."""
-    for condition in status.conditions:
-        is_end = condition.type in (C.SUCCEEDED, C.FAILED)
-        if is_end and condition.status == "True":
-            return condition
-    return None
 
 
 def _since(condition: Condition | None) -> float:

@@ -127,7 +127,7 @@ def _waiting(
     now = observation.now
     queued = before.queued_seconds
     since = seconds(before.waiting_since)
-    known_pods = _pods_by_name(before.attempts)
+    known_pods = {pod.name: pod for record in before.attempts for pod in record.all_pods}
     pods = [pod for record in records for pod in record.all_pods]
     first_bound_at = _first_bound(pods, known_pods, now)
     # The wait ends when the first pod gets its node, which may be before this observation.
@@ -144,14 +144,6 @@ def _waiting(
         since = min(now, last_ended_at)
     waiting_since = None if since is None else timestamp(since)
     return {"queued_seconds": round(queued, 3), "waiting_since": waiting_since}
-
-
-def _pods_by_name(records: Sequence[AttemptUsage]) -> dict[str, PodTime]:
-    pods: dict[str, PodTime] = {}
-    for record in records:
-        for pod in record.all_pods:
-            pods[pod.name] = pod
-    return pods
 
 
 def _first_bound(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float) -> float | None:

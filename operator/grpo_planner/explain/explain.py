@@ -13,7 +13,6 @@ from grpo_api.plan.plan import STEP_ESTIMATES, ExecutionPlan, MemoryPhases, Memo
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 
-from ..hardware.pools import Pool
 from ..hardware.products import obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
 from ..result.formatting import distinct_seconds, gib, needs_message, plan_name, plural
@@ -180,7 +179,12 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     setup = option.footprint.setup
     sentences = demand.notes
     if not hardware.is_known:
-        guesses = _guesses(pool)
+        guesses = "its speed is a guess"
+        if not hardware.capability:
+            guesses = (
+                "its speed, that it has bfloat16 and that the image's torch has kernels for it are "
+                "guesses"
+            )
         sentences.append(f"GPU product {pool.label!r} is unknown: {guesses}")
     if why := obstacle_message(pool.label, pool.resource, hardware.capability):
         sentences.append(f"{why}: whether spec.image can compute there is not known")
@@ -232,15 +236,6 @@ def _has_unknown_network(demand: Demand, option: Option) -> bool:
     if option.place.nodes == 1 or option.place.pool.hardware.node_network:
         return False
     return not demand.spec.resources.network_cards
-
-
-def _guesses(pool: Pool) -> str:
-    """What is assumed of an unknown product."""
-    if pool.hardware.capability:
-        return "its speed is a guess"
-    return (
-        "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
-    )
 
 
 def reason_message(option: Option, sampling: str) -> str:
@@ -360,7 +355,9 @@ def decision_message(result: PlanResult) -> str:
     if plan is None or plan.memory is None:
         return ""
     others = result.candidates[1:]
-    if plan.method == "LoRA" and (full := _nearest(others, "Full")):
+    # Of those that don't fit, the first lacks least.
+    full = next((other for other in others if other.method == "Full" and _misses(other)), None)
+    if plan.method == "LoRA" and full:
         shortage = _lacks(full, "training all parameters")
         return f"an adapter, because {shortage}"
     # Some differ from the plan by what a name leaves out, such as the size of micro-batches.
@@ -393,14 +390,6 @@ def _is_outdone(candidate: Candidate) -> bool:
 def _misses(candidate: Candidate) -> bool:
     reason = candidate.rejected.reason if candidate.rejected else ""
     return reason in ("DeviceMemory", "HostMemory")
-
-
-def _nearest(candidates: list[Candidate], method: str) -> Candidate | None:
-    """The first candidate of a method that doesn't fit, which is the one that lacks least."""
-    for other in candidates:
-        if other.method == method and _misses(other):
-            return other
-    return None
 
 
 def _lacks(candidate: Candidate, what: str) -> str:
