@@ -83,7 +83,7 @@ def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
     now, before = series.level(), series.level(ago=SMOOTH)
     has_risen = now >= series.first + limits.TRUNCATED_RISE.value
     is_falling = now < before - max(0.05, limits.NOTICEABLE.value * series.error)
-    is_harmless = is_falling or not (has_risen or not run.has_learned_since(LONG))
+    is_harmless = is_falling or not (has_risen or not run.has_learned(LONG))
     evidence = {"truncated": now, "firstTruncated": series.first}
     return Verdict(0.0 if is_harmless else now / limits.TRUNCATED.value, evidence)
 

@@ -233,20 +233,14 @@ class RunNumbers:
         has_earlier = len(series.newest(SMOOTH, count)) == SMOOTH
         return series.level(ago=count) if has_earlier else series.first
 
-    def has_learned_since(self, count: int) -> bool:
-        """Return True if the reward stands noticeably above its level of `count` steps ago."""
-        return self._has_gained(count)
-
     def has_new_best(self, count: int) -> bool:
         """Return True if the reward reached its best level within the last `count` steps."""
         series = self.series.get(REWARD)
         return series is not None and series.count - self.reward_peak.count < count
 
-    def has_learned(self) -> bool:
-        """Return True if the reward stands noticeably above that of the first steps."""
-        return self._has_gained(None)
-
-    def _has_gained(self, count: int | None) -> bool:
+    def has_learned(self, count: int | None = None) -> bool:
+        """Return True if the reward stands noticeably above its level of `count` steps ago; unset:
+        above that of the first steps."""
         series = self.series.get(REWARD)
         if series is None or series.count < 2 * SMOOTH:
             return False

@@ -79,19 +79,15 @@ class EngineView:
         """Note that the engine answered as this process."""
         if incarnation != self.incarnation:
             # The new process has random weights until a sync.
-            self._lose("has restarted")
+            self.record_lost_weights("has restarted")
             self.incarnation, self.strikes = incarnation, 0
         if self.version is None and self.is_usable:
             self.last_message = "is up and waits for weights"
 
     def record_absence(self, reason: str) -> None:
         """Note that the engine does not answer, or answers wrongly."""
-        self._lose(reason)
+        self.record_lost_weights(reason)
         self.incarnation = None
-
-    def record_lost_weights(self, reason: str) -> None:
-        """Note that the engine lives but lost its proven weights; it may be sent weights again."""
-        self._lose(reason)
 
     def record_proof(self, version: int) -> None:
         """Note that the engine was proven to have this version."""
@@ -105,17 +101,19 @@ class EngineView:
         if self.strikes >= MAX_STRIKES:
             self.give_up(reason)
         else:
-            self._lose(reason)
+            self.record_lost_weights(reason)
 
     def give_up(self, reason: str) -> None:
         """Give up the present process. The next process of the pod is used again."""
         had = self.version is not None
-        self._lose(reason)
-        # `_lose` has counted a process that had weights.
+        self.record_lost_weights(reason)
+        # `record_lost_weights` has counted a process that had weights.
         self.losses += 0 if had else 1
         self.given_up_incarnation = self.incarnation
 
-    def _lose(self, reason: str) -> None:
+    def record_lost_weights(self, reason: str) -> None:
+        """Note that the engine lost its proven weights; if it lives it may be sent weights
+        again."""
         if self.version is not None:
             self.losses += 1
         self.version = None

@@ -32,14 +32,12 @@ from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
 
-from ..runtime.clock import LONGEST_WAIT, SYSTEM_CLOCK
+from ..runtime.clock import LONGEST_WAIT, SYSTEM_CLOCK, OnWait, ignore_wait
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
     ReportBytes,
-    ReportWait,
     TryLater,
-    ignore_wait,
     retry_passing_errors,
     watch_arrivals,
 )
@@ -114,7 +112,7 @@ class Sending(Arrivals):
         report: ReportBytes,
         clock: Clock,
         longest_wait: float = LONGEST_WAIT,
-        on_wait: ReportWait = ignore_wait,
+        on_wait: OnWait = ignore_wait,
     ) -> None:
         # hf_xet would keep in this folder what it needs room for.
         super().__init__([Path(constants.HF_HOME)], report, clock, on_wait, longest_wait)
@@ -179,7 +177,7 @@ def require_target(
     spec: HubExportSpec,
     report: ReportBytes,
     clock: Clock = SYSTEM_CLOCK,
-    on_wait: ReportWait = ignore_wait,
+    on_wait: OnWait = ignore_wait,
     longest_wait: float = LONGEST_WAIT,
 ) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is
@@ -210,7 +208,7 @@ def push_folder(
     *,
     is_only_copy: bool,
     clock: Clock = SYSTEM_CLOCK,
-    on_wait: ReportWait = ignore_wait,
+    on_wait: OnWait = ignore_wait,
 ) -> str:
     """Push the files of a folder; return the commit that contains each of them with its local hash.
 

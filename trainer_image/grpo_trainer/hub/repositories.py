@@ -45,16 +45,14 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 from grpo_api.text.clock import Clock
 
 from ..gang import rank0_task
-from ..runtime.clock import LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.clock import LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK, OnWait, ignore_wait
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
     ReportBytes,
-    ReportWait,
     TryLater,
     bytes_in,
-    ignore_wait,
     retry_passing_errors,
     watch_arrivals,
 )
@@ -202,7 +200,7 @@ class Hub:
     """Called before a download with the bytes that will be there after it; 0 where nobody knows."""
     clock: Clock = SYSTEM_CLOCK
     """The time by which it and other holders of a lease are waited for."""
-    on_wait: ReportWait = ignore_wait
+    on_wait: OnWait = ignore_wait
     """Called with the reason why the hub is asked again."""
     longest_wait: float = LONGEST_WAIT
     """Seconds for which a hub that gives nothing is waited for."""

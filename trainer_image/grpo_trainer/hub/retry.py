@@ -20,21 +20,21 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import connection_problem
 
-from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.clock import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    LONGEST_WAIT,
+    POLL_SECONDS,
+    SYSTEM_CLOCK,
+    OnWait,
+    ignore_wait,
+)
 from ..runtime.errors import DiskFailed, HubUnavailable
 
 log = logging.getLogger(__name__)
 
 ReportBytes = Callable[[int], None]
 """Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
-ReportWait = Callable[[str], None]
-"""Called with the reason why the hub is asked again; with an empty one once it has answered."""
-
-
-def ignore_wait(_problem: str) -> None:
-    """A ReportWait that does nothing."""
-
-
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
 
@@ -56,7 +56,7 @@ class Arrivals:
         folders: Sequence[Path],
         report: ReportBytes,
         clock: Clock = SYSTEM_CLOCK,
-        on_wait: ReportWait = ignore_wait,
+        on_wait: OnWait = ignore_wait,
         longest_wait: float = LONGEST_WAIT,
     ) -> None:
         self.folders, self._tell, self._clock = folders, report, clock

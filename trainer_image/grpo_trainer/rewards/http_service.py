@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from yarl import URL
 from grpo_api.spec.rewards import HTTPReward
 from grpo_api.text.messages import connection_problem
 
+from ..runtime.clock import OnWait, ignore_wait
 from ..runtime.errors import BadInput, RewardError
 from .reward_base import Completion, RewardCounters, Scores, checked_scores, current_step
 
@@ -36,12 +37,6 @@ _PERMANENT_STATUSES = frozenset(range(300, 500)) - {408, 425, 429}
 _HOOKS = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 
 Body = dict[str, Any]
-OnWait = Callable[[str], None]
-"""Called with the reason why a service is asked again; with an empty one once it has answered."""
-
-
-def ignore_wait(_problem: str) -> None:
-    """An OnWait that does nothing."""
 
 
 class _Passing(Exception):

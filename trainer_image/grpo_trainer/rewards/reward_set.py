@@ -24,10 +24,11 @@ from grpo_api.spec.rewards import JUDGED_GENERATIONS, AccuracyReward, RewardSpec
 from grpo_api.text.contract import REWARD_MOUNT, REWARD_MOUNT_ENV, reward_token_env
 
 from ..gang import ranks
+from ..runtime.clock import OnWait, ignore_wait
 from ..runtime.errors import BadInput
 from .answers import expected_answer, parse_number
 from .builtin_rewards import AccuracyFunction, FormatFunction
-from .http_service import HTTPFunction, OnWait, ignore_wait
+from .http_service import HTTPFunction
 from .python_function import python_function
 from .reward_base import RewardCounters, reward_error
 

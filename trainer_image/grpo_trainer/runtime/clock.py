@@ -9,6 +9,7 @@ a run of three days, and one that is away for hours must not hold the run's GPUs
 """
 
 import time
+from collections.abc import Callable
 
 from grpo_api.text.clock import Clock
 
@@ -40,3 +41,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries; each pause is twice the one before."""
 POLL_SECONDS = 2.0
 """Seconds between two reports of progress during a wait."""
+
+OnWait = Callable[[str], None]
+"""Called with the reason why a service is asked again; with an empty one once it has answered."""
+
+
+def ignore_wait(_problem: str) -> None:
+    """An OnWait that does nothing."""
