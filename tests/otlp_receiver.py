@@ -36,10 +36,12 @@ class Received:
 
 def values(attributes: Any) -> dict[str, Any]:
     """Attributes as a dict; a key occurs once."""
-    found = {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
-    assert len(found) == len(attributes)
-    assert all(found)
-    return found
+    values_by_key = {
+        one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes
+    }
+    assert len(values_by_key) == len(attributes)
+    assert all(values_by_key)
+    return values_by_key
 
 
 def parsed(body: bytes | str) -> list[Received]:
@@ -61,12 +63,12 @@ def parsed(body: bytes | str) -> list[Received]:
 
 def _ids(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """OTLP's JSON has ids in hex where protobuf's has base64."""
-    found = dict(pairs)
-    assert len(found) == len(pairs), "a key twice"
-    for key in IDS.keys() & found.keys():
-        assert re.fullmatch(f"[0-9a-f]{{{IDS[key]}}}", found[key])
-        found[key] = base64.b64encode(bytes.fromhex(found[key])).decode()
-    return found
+    ids = dict(pairs)
+    assert len(ids) == len(pairs), "a key twice"
+    for key in IDS.keys() & ids.keys():
+        assert re.fullmatch(f"[0-9a-f]{{{IDS[key]}}}", ids[key])
+        ids[key] = base64.b64encode(bytes.fromhex(ids[key])).decode()
+    return ids
 
 
 class Receiver:
@@ -96,5 +98,5 @@ class Receiver:
     def named(self, name: str) -> list[Received]:
         """Its spans of a name, oldest first."""
         with self._lock:
-            found = [one for one in self.spans if one.span.name == name]
-        return sorted(found, key=lambda one: one.span.end_time_unix_nano)
+            spans = [one for one in self.spans if one.span.name == name]
+        return sorted(spans, key=lambda one: one.span.end_time_unix_nano)

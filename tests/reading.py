@@ -127,9 +127,9 @@ def complexity(function: ast.AST) -> int:
 
 
 def _measured(statement: ast.stmt, place: str) -> Statement:
-    own = list(_own_nodes(statement))
-    decisions = sum(isinstance(node, DECISIONS) for node in own)
-    return Statement(place, len(own), decisions, not isinstance(statement, COMPOUND))
+    nodes = list(_own_nodes(statement))
+    decisions = sum(isinstance(node, DECISIONS) for node in nodes)
+    return Statement(place, len(nodes), decisions, not isinstance(statement, COMPOUND))
 
 
 def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -150,5 +150,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _holds_conditional(node: ast.IfExp) -> bool:
-    inner = (found for part in (node.test, node.body, node.orelse) for found in ast.walk(part))
-    return any(isinstance(found, ast.IfExp) for found in inner)
+    inner = (
+        inner_node for part in (node.test, node.body, node.orelse) for inner_node in ast.walk(part)
+    )
+    return any(isinstance(inner_node, ast.IfExp) for inner_node in inner)

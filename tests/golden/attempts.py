@@ -239,7 +239,7 @@ def results() -> Group:
         "Hang": {"standstill": {"silent_seconds": 1800, "frames": ["train (train.py:7)"]}},
         "Diverged": {"diverged_on": {"first": 7, "last": 7}},
     }  # fmt: skip
-    found = {}
+    looks = {}
     for result in render.results():
         more: dict[str, Any] = {
             "step": 12,
@@ -252,8 +252,8 @@ def results() -> Group:
             result, code=0 if result == "Succeeded" else 1, **more, **detail.get(result, {})
         )
         job = make_job({**CLAIM, "resources": {"limits": {"memory": "2Gi"}}}, active_status())
-        found[result] = make_seen(job, make_child(), pod, make_pod(1))
-    return found
+        looks[result] = make_seen(job, make_child(), pod, make_pod(1))
+    return looks
 
 
 RULES: list[dict[str, Any]] = [
@@ -411,4 +411,4 @@ def cases() -> dict[str, Callable[[], Any]]:
 
 
 def _looked_at(group: Callable[[], Group]) -> Any:
-    return {sentence: render.looked_at(seen) for sentence, seen in group().items()}
+    return {sentence: render.looked_at(observation) for sentence, observation in group().items()}

@@ -227,15 +227,15 @@ def _manifest(changes: dict[str, Any], metadata: dict[str, Any] | None = None) -
     return yaml.safe_dump(body)
 
 
-def _compared(found: Any) -> Any:
+def _compared(rendered: Any) -> Any:
     """Return what was rendered, without what the base job has, too."""
-    if "grpo render" in found:
-        return found
-    compared = {"grpo plan": unlike(_narrow(found["grpo plan"]), _narrow(_base()["grpo plan"]))}
+    if "grpo render" in rendered:
+        return rendered
+    compared = {"grpo plan": unlike(_narrow(rendered["grpo plan"]), _narrow(_base()["grpo plan"]))}
     for part in ("objects", "training plans"):
-        alike = {key: _base()[part].get(key.split()[0]) for key in found[part]}
-        compared[part] = {key: unlike(item, alike[key]) for key, item in found[part].items()}
-    return {**compared, "order": list(found["objects"])}
+        alike = {key: _base()[part].get(key.split()[0]) for key in rendered[part]}
+        compared[part] = {key: unlike(item, alike[key]) for key, item in rendered[part].items()}
+    return {**compared, "order": list(rendered["objects"])}
 
 
 def _narrow(run: Any) -> Any:
@@ -245,9 +245,9 @@ def _narrow(run: Any) -> Any:
 
 
 def _of_spread(name: str) -> Any:
-    asked = SPREAD[name]
+    spread = SPREAD[name]
     return _compared(
-        render.job(_manifest(asked.changes, asked.metadata), *asked.flags, plans=asked.plans)
+        render.job(_manifest(spread.changes, spread.metadata), *spread.flags, plans=spread.plans)
     )
 
 
@@ -257,10 +257,10 @@ def _of_example(path: Path) -> Any:
 
 def _as_json() -> Any:
     """Return what `grpo plan -o json` prints; docs/reference/plan-schema.json has its fields."""
-    found = render.grpo(
+    printed = render.grpo(
         "plan", "-f", "-", *ONE_H100, "-o", "json", stdin=_manifest(SPREAD["clone-1b"].changes)
     )
-    return InOrder(json.loads("\n".join(found["prints"])))
+    return InOrder(json.loads("\n".join(printed["prints"])))
 
 
 def _refused_specs() -> Any:

@@ -16,7 +16,7 @@ from tests.unit.kueue_world import (
     make_item,
     make_queued,
     make_workload,
-    told,
+    workload_condition,
 )
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -59,12 +59,12 @@ def waiting() -> Any:
         job("mine", gang(1, 4, engines=2, per_engine=2)),
         job("mine", gang(2, 4), active=True),
     )
-    own = [own_pod(restarts, 4, name) for name in ("node-0", "node-1")]
+    own_pods = [own_pod(restarts, 4, name) for name in ("node-0", "node-1")]
     new = make_job(
         {"placement": {"accelerator": "GPU", "nodes": None}}, name="mine", uid="uid-mine"
     )
     urgent = job("mine", gang(1, 4), priorityClassName="urgent")
-    asked: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+    cases: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         "enough is free": (mine, (), cluster(8)),
         "a first plan": (new, (), cluster(8, 8)),
         "others hold it": (mine, (holder,), cluster(8, pods=[own_pod(holder, 8, "node-0")])),
@@ -76,12 +76,12 @@ def waiting() -> Any:
         "no node has GPUs": (new, (), cluster()),
         "a quota allows less": (mine, (), cluster(8, quotas={"team-a": (quota({GPU: "2"}),)})),
         "no such priority class": (urgent, (), cluster(8, priorities={"": 0, "low": -1})),
-        "a restart": (restarts, (), cluster(4, 4, pods=own)),
-        "a restart whose node is lost": (restarts, (), cluster(4, pods=own[:1])),
+        "a restart": (restarts, (), cluster(4, 4, pods=own_pods)),
+        "a restart whose node is lost": (restarts, (), cluster(4, pods=own_pods[:1])),
     }
-    found = {
+    looks = {
         name: render.looked_at(make_seen(one), others, there)
-        for name, (one, others, there) in asked.items()
+        for name, (one, others, there) in cases.items()
     }
     short = {
         "out of memory, planned again": ran_out(),
@@ -89,31 +89,32 @@ def waiting() -> Any:
             4, learned=learned(3), spec={"restarts": {"limit": 9}}
         ),
     }
-    return found | {
-        name: render.looked_at(seen, snapshot=cluster(8)) for name, seen in short.items()
+    return looks | {
+        name: render.looked_at(observation, snapshot=cluster(8))
+        for name, observation in short.items()
     }
 
 
 def kueue() -> Any:
     """Jobs that Kueue admits, by what it says of their Workload."""
     reserved: dict[str, Any] = {
-        "conditions": [told("QuotaReserved", False, "Pending", "no quota is left")]
+        "conditions": [workload_condition("QuotaReserved", False, "Pending", "no quota is left")]
     }
     failed = (make_child(), make_pod(0, state=terminated(1, said("Error"))), make_pod(1))
     running, done = active_status(), {"status": DONE}
-    asked: dict[str, tuple[dict[str, Any] | None, tuple[Any, ...], dict[str, Any]]] = {
+    cases: dict[str, tuple[dict[str, Any] | None, tuple[Any, ...], dict[str, Any]]] = {
         "no Workload yet": (None, (), {}),
         "it waits": ({}, (), {"status": WAITS}),
         "it waits for quota": (reserved, (), {"status": WAITS}),
         "it waits for checks": (
-            {**admitted(told("Admitted", False)), "admission": None},
+            {**admitted(workload_condition("Admitted", False)), "admission": None},
             (),
             {"status": WAITS},
         ),
         "it is admitted": (admitted(), (), {"status": WAITS}),
         "its gang runs": (admitted(), TRAINERS, {"status": running}),
         "its gang runs and is told ready": (
-            admitted(told("PodsReady")),
+            admitted(workload_condition("PodsReady")),
             TRAINERS,
             {"status": running},
         ),
@@ -126,10 +127,14 @@ def kueue() -> Any:
         "done": (admitted(), (), done),
         "done, with pods that run": (admitted(), TRAINERS, done),
     }
-    found = {}
-    for name, (status, things, more) in asked.items():
-        seen = make_queued(None if status is None else make_workload(status), *things, **more)
-        found[name] = render.write_to_workload(seen, None if status is None else make_item(status))
+    looks = {}
+    for name, (status, things, more) in cases.items():
+        observation = make_queued(
+            None if status is None else make_workload(status), *things, **more
+        )
+        looks[name] = render.write_to_workload(
+            observation, None if status is None else make_item(status)
+        )
     away = replace(make_queued(None, status=WAITS), kueue_problem="the operator may not see")
     moved = make_queued(
         make_workload({}), status=WAITS, placement={**QUEUED["placement"], "queueName": "other"}
@@ -145,7 +150,9 @@ def kueue() -> Any:
         "suspended no more": make_queued(paused, status=WAITS),
         "two queues": make_seen(make_job(QUEUED, labels={"kueue.x-k8s.io/queue-name": "another"})),
     }
-    return found | {name: render.write_to_workload(seen, None) for name, seen in more.items()}
+    return looks | {
+        name: render.write_to_workload(observation, None) for name, observation in more.items()
+    }
 
 
 def workloads() -> Any:

@@ -129,23 +129,23 @@ def shared_objects(watchers: Sequence[Json]) -> Json:
 
 
 def attempt(
-    found: GRPOJobRecord, plan: ExecutionPlan, number: int, pods: PodDefaults = PODS
+    record: GRPOJobRecord, plan: ExecutionPlan, number: int, pods: PodDefaults = PODS
 ) -> Json:
     """Return the objects that the operator creates for an attempt."""
-    one = _attempt(found, plan, number)
+    one = _attempt(record, plan, number)
     claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
     made = (claim, indexed_job(one, pods), engines_job(one, pods))
     return objects_of(item for item in made if item)
 
 
-def _attempt(found: GRPOJobRecord, plan: ExecutionPlan, number: int) -> Attempt:
-    assert found.spec is not None, found.problems
-    return attempt_of(found, found.spec, plan, number)
+def _attempt(record: GRPOJobRecord, plan: ExecutionPlan, number: int) -> Attempt:
+    assert record.spec is not None, record.problems
+    return attempt_of(record, record.spec, plan, number)
 
 
-def helper_jobs(found: GRPOJobRecord, plan: ExecutionPlan) -> Json:
+def helper_jobs(record: GRPOJobRecord, plan: ExecutionPlan) -> Json:
     """Return the Jobs of `grpo prefetch` and `grpo export`."""
-    one = _attempt(found, plan, 1)
+    one = _attempt(record, plan, 1)
     return {
         "grpo prefetch": objects_of([prefetch_job(one.key, one.spec, PODS)]),
         "grpo export": objects_of([export_job(one, PODS)]),
@@ -156,34 +156,34 @@ def helper_jobs(found: GRPOJobRecord, plan: ExecutionPlan) -> Json:
 
 
 def workload_for(
-    found: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind: str = "", name: str = ""
+    record: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind: str = "", name: str = ""
 ) -> Json:
     """Return the Workload of a job that Kueue admits; its priority is that of the class."""
-    body = workload(found, plan, Priority(value, kind, name), PODS)
+    body = workload(record, plan, Priority(value, kind, name), PODS)
     annotations = body["metadata"]["annotations"]
     read = {key: json.loads(annotation) for key, annotation in annotations.items()}
     return {**body, "metadata": {**body["metadata"], "annotations": read}}
 
 
 def placed_by_kueue(
-    item: Json, found: GRPOJobRecord, plan: ExecutionPlan, labels: Mapping[str, str]
+    item: Json, record: GRPOJobRecord, plan: ExecutionPlan, labels: Mapping[str, str]
 ) -> Json:
     """Return the gang's pod where Kueue's flavor with these node labels and a toleration puts
     it."""
     tolerations = ({"key": "spot", "operator": "Exists"},)
-    body = indexed_job(_attempt(found, plan, 1), PODS)
+    body = indexed_job(_attempt(record, plan, 1), PODS)
     made = place_job(body, workload_record(item), [Flavor("spot", labels, tolerations)])
     template = made["spec"]["template"]
     template["metadata"]["annotations"].pop(PLAN_ANNOTATION)
-    kept = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
+    placement_fields = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
     return {
         "metadata": template["metadata"],
-        "spec": {key: template["spec"].get(key) for key in kept},
+        "spec": {key: template["spec"].get(key) for key in placement_fields},
     }
 
 
 def looked_at(
-    seen: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None
+    observation: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None
 ) -> Json:
     """Return what one look at a job leads to: the decision, the write to its status, its event,
     what is deleted.
@@ -191,30 +191,30 @@ def looked_at(
     Where the job asks for an attempt, the queue answers: the cluster has the nodes of `snapshot`
     and the other jobs.
     """
-    decision = decide(seen, LIMITS)
-    found: Json = {"decides": _decision(decision)}
+    decision = decide(observation, LIMITS)
+    rendered: Json = {"decides": _decision(decision)}
     if decision.action is Action.ADMIT:
-        decision = _answered(seen, decision, jobs, snapshot)
+        decision = _answered(observation, decision, jobs, snapshot)
         answer = _decision(decision)
-        found["is answered"] = {
-            key: value for key, value in answer.items() if value != found["decides"].get(key)
+        rendered["is answered"] = {
+            key: value for key, value in answer.items() if value != rendered["decides"].get(key)
         }
     if decision.action is Action.DELETE:
-        return found
-    new = build_status(seen, decision)
-    found["writes"] = _patch(seen, to_json(new))
-    change = telling_change(seen.job.status.conditions, new.conditions)
+        return rendered
+    new = build_status(observation, decision)
+    rendered["writes"] = _patch(observation, to_json(new))
+    change = telling_change(observation.job.status.conditions, new.conditions)
     if change:
-        told = event(seen.job, change, seen.now, new)
-        found["tells"] = f"{told['type']} {told['reason']}: {told['message']}"
-    if seen.job.key == KEY and seen.job.spec is not None:
-        left = clean_up(_looked_again(seen, stored(seen.job, new)), LIMITS)
-        found |= {"clears up": ends} if (ends := fields(left)) else {}
-    return found
+        sent_event = event(observation.job, change, observation.now, new)
+        rendered["tells"] = f"{sent_event['type']} {sent_event['reason']}: {sent_event['message']}"
+    if observation.job.key == KEY and observation.job.spec is not None:
+        clean_up_result = clean_up(_looked_again(observation, stored(observation.job, new)), LIMITS)
+        rendered |= {"clears up": ends} if (ends := fields(clean_up_result)) else {}
+    return rendered
 
 
 def _answered(
-    seen: Observation,
+    observation: Observation,
     decision: Decision,
     jobs: Sequence[GRPOJobRecord] = (),
     snapshot: Snapshot | None = None,
@@ -222,13 +222,13 @@ def _answered(
     """Return what the admission queue says after a pass."""
 
     async def answer() -> Decision | None:
-        there = queue([seen.job, *jobs], snapshot or Snapshot(), image=PODS.image)
+        there = queue([observation.job, *jobs], snapshot or Snapshot(), image=PODS.image)
         await there.run_cycle()
-        return await there.answer(seen, decision)
+        return await there.answer(observation, decision)
 
-    found = virtually(answer())
-    assert found is not None, f"{seen.job.key} has no verdict"
-    return found
+    answers = virtually(answer())
+    assert answers is not None, f"{observation.job.key} has no verdict"
+    return answers
 
 
 @cache
@@ -238,14 +238,14 @@ def base_plan() -> Json:
     assert spec is not None
     chosen = plan_job(spec, Inventory()).chosen
     assert chosen is not None
-    found: Json = chosen.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return found
+    plan: Json = chosen.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return plan
 
 
-def _patch(seen: Observation, new: Json) -> Json:
+def _patch(observation: Observation, new: Json) -> Json:
     """Return what of a status changes, a condition in a line and a plan by what differs from
     base_plan."""
-    patch: Json = merge_patch(to_json(seen.job.status), new)
+    patch: Json = merge_patch(to_json(observation.job.status), new)
     if "conditions" in patch:
         patch["conditions"] = [condition(one) for one in patch["conditions"]]
     if patch.get("usage"):
@@ -255,47 +255,56 @@ def _patch(seen: Observation, new: Json) -> Json:
     return patch
 
 
-def _looked_again(seen: Observation, job: GRPOJobRecord) -> Observation:
+def _looked_again(observation: Observation, job: GRPOJobRecord) -> Observation:
     """Return the next look, at the job with its new status and at the same children."""
-    children = [child for child in (seen.child, seen.engines, *seen.earlier_jobs) if child]
-    pods = [*seen.pods, *seen.engine_pods, *seen.earlier_pods]
-    return observe(job, children, pods, now=seen.now, at=seen.at, first_seen=FirstSeen())
+    children = [
+        child
+        for child in (observation.child, observation.engines, *observation.earlier_jobs)
+        if child
+    ]
+    pods = [*observation.pods, *observation.engine_pods, *observation.earlier_pods]
+    return observe(
+        job, children, pods, now=observation.now, at=observation.at, first_seen=FirstSeen()
+    )
 
 
 def _decision(decision: Decision) -> Json:
     """Return a decision without what the status says anyway: plan, outcome, what was learned."""
-    found = fields(decision)
+    rendered = fields(decision)
     for name in ("plan", "ended", "learned", "rollback", "resume_from", "revisions"):
-        if found.pop(name, None) is not None:
-            found.setdefault("carries", []).append(name)
-    return found
+        if rendered.pop(name, None) is not None:
+            rendered.setdefault("carries", []).append(name)
+    return rendered
 
 
 def write_to_workload(
-    seen: Observation, item: Json | None, snapshot: Snapshot | None = None
+    observation: Observation, item: Json | None, snapshot: Snapshot | None = None
 ) -> Json:
     """Return what one look at a job leads to, with the write to its Workload, which Kueue has left
     as `item`."""
-    found = looked_at(seen, snapshot=snapshot)
-    decision = decide(seen, LIMITS)
+    rendered = looked_at(observation, snapshot=snapshot)
+    decision = decide(observation, LIMITS)
     if decision.action is Action.ADMIT:
-        decision = _answered(seen, decision, snapshot=snapshot)
-    due = None if decision.action is Action.COMMIT else next_step(seen, decision, PODS)
+        decision = _answered(observation, decision, snapshot=snapshot)
+    due = None if decision.action is Action.COMMIT else next_step(observation, decision, PODS)
     return (
-        {**found, "writes to its Workload": {due.write.value: _body(due.write, seen, item)}}
+        {
+            **rendered,
+            "writes to its Workload": {due.write.value: _body(due.write, observation, item)},
+        }
         if due
-        else found
+        else rendered
     )
 
 
-def _body(write: Write, seen: Observation, item: Json | None) -> Json | str:
+def _body(write: Write, observation: Observation, item: Json | None) -> Json | str:
     """Return the body of the write; a new Workload is recorded elsewhere."""
     if write is Write.AMEND:
-        return queue_patch(seen.job, Priority())
+        return queue_patch(observation.job, Priority())
     if write in (Write.PAUSE, Write.RESUME):
         return pause_patch(write is Write.PAUSE)
     if write is Write.ADOPT:
-        return adoption_patch(seen.job)
+        return adoption_patch(observation.job)
     if item is None or write in (Write.CREATE, Write.DELETE):
         return "(recorded as a Workload)" if write is Write.CREATE else ""
     if write is Write.CLEAR:
@@ -341,13 +350,13 @@ def story(seed: int) -> Json:
     }
 
 
-def screen(found: GRPOJobRecord) -> list[str]:
+def screen(record: GRPOJobRecord) -> list[str]:
     """Return the lines of `grpo status`."""
-    assert found.spec is not None, found.problems
+    assert record.spec is not None, record.problems
     out = io.StringIO()
     console = Console(width=WIDTH, file=out, force_terminal=False, highlight=False, emoji=False)
     status_screen.show_status(
-        console, str(found.key), GRPOJob(spec=found.spec, status=found.status)
+        console, str(record.key), GRPOJob(spec=record.spec, status=record.status)
     )
     return _lines(out.getvalue())
 

@@ -23,9 +23,9 @@ def objects_of(objects: Iterable[Json]) -> Json:
         name = _free(body["kind"], found)
         annotations = body["spec"].get("template", {}).get("metadata", {}).get("annotations", {})
         if PLAN_ANNOTATION in annotations:
-            own = InOrder(json.loads(annotations[PLAN_ANNOTATION]))
-            known = next((key for key, plan in plans.items() if plan == own), name)
-            plans.setdefault(known, own)
+            pod_plan = InOrder(json.loads(annotations[PLAN_ANNOTATION]))
+            known = next((key for key, plan in plans.items() if plan == pod_plan), name)
+            plans.setdefault(known, pod_plan)
             annotations[PLAN_ANNOTATION] = f"(training plan of {known})"
         found[name] = "(shared)" if body["kind"] == "Service" else _sorted(body)
     return {"objects": found, "training plans": plans} if plans else {"objects": found}
@@ -57,11 +57,11 @@ def filled(value: Any) -> Any:
     """Return an account of time without what is zero or empty."""
     if not isinstance(value, dict):
         return [filled(item) for item in value] if isinstance(value, list) else value
-    found = {key: filled(item) for key, item in value.items()}
-    return {key: item for key, item in found.items() if item not in (0, "", [], {})}
+    values = {key: filled(item) for key, item in value.items()}
+    return {key: item for key, item in values.items() if item not in (0, "", [], {})}
 
 
 def fields(value: Any) -> Json:
     """Return the fields of a dataclass that are not empty."""
-    found = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    return {name: item for name, item in found.items() if item not in ("", None, False, 0, ())}
+    values = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    return {name: item for name, item in values.items() if item not in ("", None, False, 0, ())}

@@ -53,7 +53,7 @@ class ApiProxy:
         self.lost: Lost = lambda _: False
         self._watches: list[web.Request] = []
         self._cut: Callable[[], object] = str
-        self.seen: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         """Requests so far: `WATCH pods`, `LIST grpojobs`, and the methods of all others."""
 
     def kubeconfig_of(self, client: str, token: str = "") -> Path:
@@ -89,7 +89,7 @@ class ApiProxy:
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def answer(request: web.Request) -> web.StreamResponse:
-                self.seen[_name(request)] += 1
+                self.request_counts[_name(request)] += 1
                 spoiled = await self.spoil(request) if self.spoil else None
                 if spoiled is None:
                     await self.delay(request)
@@ -112,15 +112,15 @@ class ApiProxy:
             body = await request.read() or None
             async with session.request(
                 request.method, url, data=body, headers=headers, timeout=timeout, ssl=tls
-            ) as found:
+            ) as upstream:
                 if self.lost(request):
                     hang_up(request)
                 answer = web.StreamResponse(
-                    status=found.status, headers={"Content-Type": found.content_type}
+                    status=upstream.status, headers={"Content-Type": upstream.content_type}
                 )
                 with self._watched(request):
                     await answer.prepare(request)
-                    async for chunk in found.content.iter_any():
+                    async for chunk in upstream.content.iter_any():
                         await answer.write(chunk)
                     await answer.write_eof()
         except (

@@ -40,10 +40,10 @@ class GpuBench(Bench):
         )
 
         def ready() -> bool:
-            found = self.client.get(f"{NODES}/{name}")
-            conditions = found["status"].get("conditions", [])
+            node = self.client.get(f"{NODES}/{name}")
+            conditions = node["status"].get("conditions", [])
             # the node controller takes its taint away a moment after the node is Ready
-            untainted = not found["spec"].get("taints")
+            untainted = not node["spec"].get("taints")
             return untainted and any(
                 one["type"] == "Ready" and one["status"] == "True" for one in conditions
             )

@@ -33,12 +33,12 @@ class KueueBench(GpuBench):
         """Makes the namespace and its flavor, which says nothing; `real`: and the real queues, with
         these levels."""
         super().__init__(cluster, client)
-        own: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
+        api_client: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
         self._made: list[str] = []
         if real:
-            self.kueue: KueueStandIn = RealQueues(own, self.namespace, 4, *levels)
+            self.kueue: KueueStandIn = RealQueues(api_client, self.namespace, 4, *levels)
         else:
-            self.kueue = KueueStandIn(own, self.namespace, flavor=self.namespace)
+            self.kueue = KueueStandIn(api_client, self.namespace, flavor=self.namespace)
             self.make(FLAVORS, "ResourceFlavor", self.namespace, spec={})
 
     def make(self, path: str, kind: str, name: str, **body: Any) -> None:

@@ -94,8 +94,8 @@ class RealQueues(KueueStandIn):
 
     def until(self, what: str, probe: Callable[[], T]) -> T:
         """Waits until the manager has written it."""
-        found: T = until(f"{what} in {self.namespace}", probe, SECONDS)
-        return found
+        result: T = until(f"{what} in {self.namespace}", probe, SECONDS)
+        return result
 
     def end(self) -> None:
         """Deletes what is outside the namespace; the manager's finalizers let go once the queue is
@@ -129,8 +129,8 @@ def make_workload(
 
 def named(kueue: KueueStandIn, name: str) -> Workload:
     """The Workload of that name."""
-    (found,) = [one for one in kueue.all() if one["metadata"]["name"] == name]
-    return found
+    (match,) = [one for one in kueue.all() if one["metadata"]["name"] == name]
+    return match
 
 
 def wait_said(kueue: KueueStandIn, name: str, **conditions: tuple[str, str]) -> Workload:
@@ -142,6 +142,6 @@ def wait_said(kueue: KueueStandIn, name: str, **conditions: tuple[str, str]) -> 
             one if all(said(one, kind) == wanted for kind, wanted in conditions.items()) else None
         )
 
-    found = kueue.until(f"{name}: {conditions}", says)
-    assert found
-    return found
+    workload = kueue.until(f"{name}: {conditions}", says)
+    assert workload
+    return workload

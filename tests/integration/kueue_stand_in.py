@@ -54,9 +54,10 @@ class KueueStandIn:
 
     def all(self) -> list[Workload]:
         """The Workloads, oldest first."""
-        found: list[Workload] = self.client.get(self._path)["items"]
+        workloads: list[Workload] = self.client.get(self._path)["items"]
         return sorted(
-            found, key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"])
+            workloads,
+            key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]),
         )
 
     def owned(self, job: str) -> list[Workload]:
@@ -65,8 +66,8 @@ class KueueStandIn:
 
     def of(self, job: str) -> Workload:
         """The GRPOJob's only one."""
-        (found,) = self.owned(job)
-        return found
+        (workload,) = self.owned(job)
+        return workload
 
     def create(self, name: str, **spec: object) -> Workload:
         """Makes a Workload without an owner."""
@@ -83,11 +84,11 @@ class KueueStandIn:
         """Changes its status in one write, whatever others write meanwhile."""
         path = f"{self._path}/{workload['metadata']['name']}"
         while True:
-            found: Workload = self.client.get(path)
+            stored: Workload = self.client.get(path)
             for change in changes:
-                change(found)
+                change(stored)
             try:
-                written: Workload = self.client.request("PUT", f"{path}/status", found)
+                written: Workload = self.client.request("PUT", f"{path}/status", stored)
             except ApiStatusError as error:
                 if error.status != 409:
                     raise
@@ -138,9 +139,9 @@ class KueueStandIn:
         hold then."""
         while self.answer():
             pass
-        if not (found := probe()):
-            raise ClusterError(f"{what}: got {found!r}")
-        return found
+        if not (result := probe()):
+            raise ClusterError(f"{what}: got {result!r}")
+        return result
 
     def _serve(self, one: Workload, held: list[Workload]) -> bool:
         """Gives it quota, or preempts the youngest whom it may, or says once that it waits."""
@@ -190,5 +191,5 @@ class KueueStandIn:
 
 def priority(workload: Workload) -> int:
     """Of two the higher is served first."""
-    found: int = workload["spec"].get("priority", 0)
-    return found
+    value: int = workload["spec"].get("priority", 0)
+    return value

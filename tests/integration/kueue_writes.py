@@ -17,14 +17,18 @@ GPU = "nvidia.com/gpu"
 
 def said(workload: Workload, kind: str) -> tuple[str, str]:
     """Status and reason of a condition, empty if it was never written."""
-    found = [one for one in workload.get("status", {}).get("conditions", []) if one["type"] == kind]
-    return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+    conditions = [
+        one for one in workload.get("status", {}).get("conditions", []) if one["type"] == kind
+    ]
+    return (conditions[0]["status"], conditions[0]["reason"]) if conditions else ("", "")
 
 
 def message(workload: Workload, kind: str) -> str:
     """A condition's message, empty if it was never written."""
-    found = [one for one in workload.get("status", {}).get("conditions", []) if one["type"] == kind]
-    return found[0]["message"] if found else ""
+    conditions = [
+        one for one in workload.get("status", {}).get("conditions", []) if one["type"] == kind
+    ]
+    return conditions[0]["message"] if conditions else ""
 
 
 def is_true(workload: Workload, kind: str) -> bool:
@@ -37,10 +41,10 @@ def say(workload: Workload, kind: str, status: str, reason: str, message: str) -
     conditions = workload.setdefault("status", {}).setdefault("conditions", [])
     new = {"type": kind, "status": status, "reason": reason, "message": message}
     new["observedGeneration"] = workload["metadata"]["generation"]
-    for found in conditions:
-        if found["type"] == kind:
-            changed = found["status"] != status
-            found.update(new | ({"lastTransitionTime": now()} if changed else {}))
+    for condition in conditions:
+        if condition["type"] == kind:
+            changed = condition["status"] != status
+            condition.update(new | ({"lastTransitionTime": now()} if changed else {}))
             return
     conditions.append({**new, "lastTransitionTime": now()})
 
@@ -150,14 +154,14 @@ def answer_check(
     workload: Workload, state: str, *updates: dict[str, Any], name: str = "check"
 ) -> None:
     """An admission check's controller answers, with what the pods get if they are admitted."""
-    kept = [
+    other_checks = [
         one
         for one in workload.setdefault("status", {}).get("admissionChecks", [])
         if one["name"] != name
     ]
     new = {"name": name, "state": state, "message": "", "lastTransitionTime": now()}
     workload["status"]["admissionChecks"] = [
-        *kept,
+        *other_checks,
         {**new, "podSetUpdates": list(updates)} if updates else new,
     ]
 

@@ -66,8 +66,8 @@ class Bench:
 
     def get(self, path: str, name: str = "") -> Object:
         """An object, or a list; `{}` in the path is the namespace."""
-        found: Object = self.client.get(path.format(self.namespace) + (f"/{name}" if name else ""))
-        return found
+        item: Object = self.client.get(path.format(self.namespace) + (f"/{name}" if name else ""))
+        return item
 
     def exists(self, path: str, name: str) -> bool:
         """Whether the object is there."""
@@ -81,15 +81,15 @@ class Bench:
 
     def post(self, path: str, body: Object) -> Object:
         """Creates an object."""
-        found: Object = self.client.request("POST", path.format(self.namespace), body)
-        return found
+        created: Object = self.client.request("POST", path.format(self.namespace), body)
+        return created
 
     def patch(self, path: str, name: str, body: Object) -> Object:
         """Merge-patches an object."""
-        found: Object = self.client.request(
+        patched: Object = self.client.request(
             "PATCH", f"{path.format(self.namespace)}/{name}", body, MERGE
         )
-        return found
+        return patched
 
     def delete(self, path: str, name: str, **options: Any) -> None:
         """Deletes an object in the background."""
@@ -112,27 +112,27 @@ class Bench:
 
     def status(self, name: str = "run") -> Object:
         """Its status; empty before the operator wrote it."""
-        found: Object = self.job(name).get("status", {})
-        return found
+        status: Object = self.job(name).get("status", {})
+        return status
 
     def condition(self, kind: str, name: str = "run") -> tuple[str, str, str]:
         """Status, reason and message of a condition; empty before it was written."""
-        for found in self.status(name).get("conditions", []):
-            if found["type"] == kind:
-                return found["status"], found["reason"], found["message"]
+        for condition in self.status(name).get("conditions", []):
+            if condition["type"] == kind:
+                return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
 
     def children(self, name: str = "run") -> list[str]:
         """Names of its Jobs."""
-        found = self.get(f"{JOBS}?labelSelector={LABEL_JOB}={name}")["items"]
-        return sorted(item["metadata"]["name"] for item in found)
+        jobs = self.get(f"{JOBS}?labelSelector={LABEL_JOB}={name}")["items"]
+        return sorted(item["metadata"]["name"] for item in jobs)
 
     def pods(self, name: str = "run", attempt: int = 1) -> list[Object]:
         """The pods of an attempt by index."""
         query = f"{PODS}?labelSelector={LABEL_JOB}={name},{LABEL_ATTEMPT}={attempt}"
         index = "batch.kubernetes.io/job-completion-index"
-        found: list[Object] = self.get(query)["items"]
-        return sorted(found, key=lambda pod: pod["metadata"]["labels"][index])
+        pods: list[Object] = self.get(query)["items"]
+        return sorted(pods, key=lambda pod: pod["metadata"]["labels"][index])
 
     def end(self, pod: Object, code: int = 0, message: str = "", reason: str = "") -> None:
         """Ends a running pod with an exit code and a termination message."""
@@ -163,14 +163,14 @@ class Bench:
 
         def look() -> T:
             nonlocal moves
-            found = probe()
-            if moves and not found:
+            result = probe()
+            if moves and not result:
                 moves -= 1
                 self.clock.advance(1.0)
-            return found
+            return result
 
-        found: T = until(f"{what} in {self.namespace}", look, seconds)
-        return found
+        result: T = until(f"{what} in {self.namespace}", look, seconds)
+        return result
 
     def wait_phase(self, phase: str, name: str = "run", *, hurry: bool = False) -> Object:
         """Waits for a phase and returns the status; `hurry` as for `wait`."""

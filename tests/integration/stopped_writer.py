@@ -126,13 +126,13 @@ def things(spec: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """What must be there before, by path."""
     pod = {"nodeSelector": {"no": "node"}, "containers": CONTAINERS}
     named = {"name": "own", "labels": OURS}
-    own = {"metadata": named, "spec": {"ports": [{"port": 80}]}}
+    service = {"metadata": named, "spec": {"ports": [{"port": 80}]}}
     stays = {"apiVersion": API_VERSION, "kind": KIND, "spec": {**spec, "suspend": True}}
     return [
         *((GRPOJOBS.path("{}"), {**stays, "metadata": {"name": name}}) for name in ("run", "gone")),
         (JOBS.path("{}"), job_body("old")),
         (PODS.path("{}"), {"metadata": {"name": "left", "labels": OURS}, "spec": pod}),
-        (SERVICES.path("{}"), own),
+        (SERVICES.path("{}"), service),
         (NETWORK_POLICIES.path("{}"), {"metadata": named, "spec": {"podSelector": {}}}),
     ]
 

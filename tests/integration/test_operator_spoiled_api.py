@@ -47,7 +47,7 @@ def test_a_watch_that_closes_at_once_is_not_hammered(
         resync."""
         prefix = "WATCH " if kind == "all" else f"WATCH {kind}"
         return Counter(
-            {name: count for name, count in proxy.seen.items() if name.startswith(prefix)}
+            {name: count for name, count in proxy.request_counts.items() if name.startswith(prefix)}
         )
 
     proxy.spoil = close

@@ -66,9 +66,9 @@ class Release:
     @property
     def fenced(self) -> bool:
         """Whether the API server has the release's policies."""
-        found = self._bench.client.get(POLICIES)["items"]
+        policies = self._bench.client.get(POLICIES)["items"]
         return any(
-            one["metadata"]["name"].startswith(named(self._bench.namespace)) for one in found
+            one["metadata"]["name"].startswith(named(self._bench.namespace)) for one in policies
         )
 
     def end(self) -> None:
@@ -148,8 +148,11 @@ def story(bench: GpuBench) -> dict[str, Object]:
     jobs, pods = bench.get(JOBS)["items"], bench.get(PODS)["items"]
     found = {}
     for item in bench.get(GRPOJOBS)["items"]:
-        own = _owned(jobs, item)
-        known = {"jobs": _identities(own), "pods": [_identities(_owned(pods, job)) for job in own]}
+        owned_jobs = _owned(jobs, item)
+        known = {
+            "jobs": _identities(owned_jobs),
+            "pods": [_identities(_owned(pods, job)) for job in owned_jobs],
+        }
         found[item["metadata"]["name"]] = _standing(item["status"]) | known
     return found
 
@@ -170,18 +173,18 @@ def _standing(status: Object) -> Object:
     return {name: status[name] for name in _KEPT if name in status} | {"conditions": since}
 
 
-def _owned(found: list[Object], owner: Object) -> list[Object]:
+def _owned(items: list[Object], owner: Object) -> list[Object]:
     uid = owner["metadata"]["uid"]
     return [
         one
-        for one in found
+        for one in items
         if uid in [by["uid"] for by in one["metadata"].get("ownerReferences", [])]
     ]
 
 
-def _identities(found: list[Object]) -> dict[str, tuple[str, str]]:
+def _identities(items: list[Object]) -> dict[str, tuple[str, str]]:
     """uid and, of pods, phase by name."""
     return {
         one["metadata"]["name"]: (one["metadata"]["uid"], one["status"].get("phase", ""))
-        for one in found
+        for one in items
     }

@@ -192,10 +192,10 @@ def changed_buffer(world: World) -> dict[str, Any]:
     ]
     for table in tables:
         table.mul_(0.5)  # exact, so that doubling restores every bit
-    changed = told(world, "", 0)
+    changed = sync_with_fault(world, "", 0)
     for table in tables:
         table.mul_(2)
-    return {"tables": len(tables), "changed": changed, "restored": told(world, "", 0)}
+    return {"tables": len(tables), "changed": changed, "restored": sync_with_fault(world, "", 0)}
 
 
 def canary(folder: Path) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def with_arguments(folder: Path) -> dict[str, Any]:
     return {"tokens": tokens, "apart": apart, "words": words, "known": known}
 
 
-def told(world: World, fault: str, times: int) -> dict[str, Any]:
+def sync_with_fault(world: World, fault: str, times: int) -> dict[str, Any]:
     """What a sync and a generation come to with a fault that strikes so many times."""
     world.drift()
     before = world.engine.failures
@@ -343,10 +343,10 @@ def main(folder: Path) -> None:
         one.engine.sync_weights()
         found["seeds"].append(one.completions()[0])
     found["greedy"] = greedy(World(folder), folder)
-    found["once"] = {fault: told(world, fault, 1) for fault in FAULTS}
-    found["always"] = {fault: told(world, fault, 99) for fault in FAULTS}
+    found["once"] = {fault: sync_with_fault(world, fault, 1) for fault in FAULTS}
+    found["always"] = {fault: sync_with_fault(world, fault, 99) for fault in FAULTS}
     found["buffer"] = changed_buffer(world)
-    found["after"] = told(world, "", 0)
+    found["after"] = sync_with_fault(world, "", 0)
     found["canary"] = canary(folder)
     found["acceptance"] = find_damage(world.engine)
     found["ratios"] = ratios(folder)
@@ -355,7 +355,7 @@ def main(folder: Path) -> None:
     settings: dict[str, dict[str, Any]] = {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}
     settings["hot cut"] = {"topP": 0.5, "temperature": 0.7}
     for name, training in settings.items():
-        found[name] = told(World(folder, **training), "", 0)
+        found[name] = sync_with_fault(World(folder, **training), "", 0)
     (folder / FACTS).write_text(json.dumps(found))
 
 

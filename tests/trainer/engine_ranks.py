@@ -25,7 +25,7 @@ HOSTS = ["127.0.0.4", "127.0.0.5"]
 def plan(folder: Path, name: str, ranks: int) -> TrainingPlan:
     """A run of so many pods with one rank each."""
     execution = {"nodes": ranks, "processesPerNode": 1, "engine": engine(len(HOSTS), sequences=1)}
-    told = runs.plan(
+    plan_json = runs.plan(
         folder / "model",
         "None",
         3 if ranks > 1 else 0,
@@ -34,13 +34,13 @@ def plan(folder: Path, name: str, ranks: int) -> TrainingPlan:
         training={"beta": 0.0, "maxSteps": STEPS, "learningRate": 1e-4},
         execution=execution,
     ).model_dump(by_alias=True)
-    told["rendezvous"]["port"] = free_port()
-    told["engines"] = {"hosts": HOSTS, "port": free_port(), "weightsPort": free_port()}
-    told["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
-    told["rewards"] = [
+    plan_json["rendezvous"]["port"] = free_port()
+    plan_json["engines"] = {"hosts": HOSTS, "port": free_port(), "weightsPort": free_port()}
+    plan_json["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
+    plan_json["rewards"] = [
         {"python": {"function": "tests.trainer.recording_reward:digits", "timeoutSeconds": 500}}
     ]
-    return TrainingPlan.model_validate(told)
+    return TrainingPlan.model_validate(plan_json)
 
 
 def trained(folder: Path, name: str, ranks: int, fault: str | None = None) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def trained(folder: Path, name: str, ranks: int, fault: str | None = None) -> di
     return found | {"completions": list(recorded(here, ranks).values())}
 
 
-def told(folder: Path) -> dict[str, Any]:
+def train_on_ranks(folder: Path) -> dict[str, Any]:
     """One rank; two; and two with an engine that dies in mid-batch, comes back, and is brought the
     weights."""
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))

@@ -29,9 +29,9 @@ def faults(pods: EnginePods, world: World) -> dict[str, Any]:
     for fault in POD_FAULTS:
         world.drift()
         pods.strike(1, fault)
-        found[fault] = world.told() | {"struck": pods.struck(1, fault)}
+        found[fault] = world.sync_and_sample() | {"struck": pods.struck(1, fault)}
     world.drift()
-    found["after"] = world.told()
+    found["after"] = world.sync_and_sample()
     return found
 
 
@@ -72,7 +72,7 @@ def blocked(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     world = World(job)
     world.engine.sync_weights()
     pods.signal(0, signal.SIGSTOP)
-    found = {"sync": world.told()}
+    found = {"sync": world.sync_and_sample()}
     world.engine.proven_version = world.engine._last
     try:
         world.sampled()
@@ -90,7 +90,7 @@ def differing(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     world = World(job)
     for fault in ("always", SKIPPED):
         pods.strike(0, fault)
-    found = world.told()
+    found = world.sync_and_sample()
     code, outcome = pods.ended(0)
     world.close()
     return found | {"code": code, "outcome": outcome.message}
@@ -130,8 +130,8 @@ def main(folder: Path, part: str) -> None:
     with EnginePods(job(), folder) as pods:
         found = gate(pods, job) if part == "gate" else more(pods, job)
     if part == "more":
-        found["ranks"] = engine_ranks.told(folder)
-        found["soak"] = engine_soak.told(folder, "0", steps=16, kills=3)
+        found["ranks"] = engine_ranks.train_on_ranks(folder)
+        found["soak"] = engine_soak.soak(folder, "0", steps=16, kills=3)
     (folder / FACTS).write_text(json.dumps(found))
 
 

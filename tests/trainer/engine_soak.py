@@ -89,7 +89,7 @@ class Struck(World):
         else:
             self.pods.strike(index, DIES if phase == "sampling" else DIES_RECEIVING)
 
-    def told(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """What the training came to."""
         found = self.trained()
         weights = hashlib.sha256()
@@ -104,7 +104,7 @@ class Struck(World):
         }
 
 
-def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
+def soak(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
     """The undisturbed training and the other, with what struck it."""
     proven: list[int] = []
     prove = EngineView.record_proof
@@ -124,9 +124,9 @@ def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
         )
 
     with EnginePods(job(), own) as pods, pods.kept_up():
-        calm = Struck(job(), pods, []).told()
+        calm = Struck(job(), pods, []).result()
         proven.clear()
-        struck = Struck(job(), pods, story).told()
+        struck = Struck(job(), pods, story).result()
         armed = [
             index
             for index in (0, 1)
@@ -151,6 +151,6 @@ def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
 if __name__ == "__main__":
     engine_world.set_up(here := Path(sys.argv[1]))
     (here / FACTS).write_text(
-        json.dumps(told(here, sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+        json.dumps(soak(here, sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
     )
     os._exit(0)

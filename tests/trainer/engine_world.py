@@ -65,11 +65,11 @@ def plan(
         | (training or {}),
         execution={"engine": engine(len(engines), sequences)},
     )
-    told = job.model_dump(by_alias=True)
+    plan_json = job.model_dump(by_alias=True)
     hosts = [HOSTS[index] for index in engines]
-    told["engines"] = {"hosts": hosts, "port": port or free_port(), "weightsPort": free_port()}
-    told["guard"] |= guard or {}
-    return TrainingPlan.model_validate(told)
+    plan_json["engines"] = {"hosts": hosts, "port": port or free_port(), "weightsPort": free_port()}
+    plan_json["guard"] |= guard or {}
+    return TrainingPlan.model_validate(plan_json)
 
 
 class World:
@@ -142,7 +142,7 @@ class World:
         ]
         return scores
 
-    def told(self) -> dict[str, Any]:
+    def sync_and_sample(self) -> dict[str, Any]:
         """A sync and a generation."""
         before = self.engine.failures
         try:

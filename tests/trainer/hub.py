@@ -81,7 +81,7 @@ class HubServer(ThreadingHTTPServer):
         """One is used up per request, the first first; an empty one lets the request pass."""
         self.held = ""
         """Requests with this in their path get no answer, until `release`."""
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """`GET /path` of every request."""
         self.lock = threading.Lock()
         self._released = threading.Event()
@@ -107,7 +107,7 @@ class HubServer(ThreadingHTTPServer):
     def fault(self, request: str) -> str:
         """Takes note of a request; the fault that it is to meet."""
         with self.lock:
-            self.asked.append(request)
+            self.requests.append(request)
             fault = self.faults.pop(0) if self.faults else ""
         if self.held and self.held in request:
             # Not at the top: as a pod's file this module has nothing but Python beside it.
@@ -237,11 +237,11 @@ def _respond(
     )
 
 
-def _file(found: Repository, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
-    commit = found.main if revision == "main" else revision
-    if commit not in found.commits:
+def _file(repository: Repository, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
+    commit = repository.main if revision == "main" else revision
+    if commit not in repository.commits:
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-    content = found.commits[commit].get(name)
+    content = repository.commits[commit].get(name)
     if content is None:
         return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b""
     return (
@@ -251,8 +251,8 @@ def _file(found: Repository, revision: str, name: str) -> tuple[int, dict[str, s
     )
 
 
-def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> Any:
-    files = found.commits[commit]
+def _info(stored: Repository, what: str, commit: str, name: str, sent: bytes) -> Any:
+    files = stored.commits[commit]
     if what == "tree":
         below = "/".join(name.split("/")[5:])
         names = [file for file in files if file.startswith(below)]
@@ -260,23 +260,23 @@ def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> 
         asked = json.loads(sent)["paths"]
         names = [file for file in files if file in asked]
     elif what == "refs":
-        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": found.main}
+        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": stored.main}
         return {"branches": [main], "converts": [], "tags": []}
     else:
         repository = "/".join(name.split("/")[1:3])
         siblings = [{"rfilename": file} for file in files]
-        return {"id": repository, "sha": commit, "private": found.private, "siblings": siblings}
-    return [_entry(found, name, files[name]) for name in sorted(names)]
+        return {"id": repository, "sha": commit, "private": stored.private, "siblings": siblings}
+    return [_entry(stored, name, files[name]) for name in sorted(names)]
 
 
-def _entry(found: Repository, name: str, content: bytes) -> dict[str, Any]:
+def _entry(repository: Repository, name: str, content: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "type": "file",
         "path": name,
         "size": len(content),
         "oid": _blob(content),
     }
-    if found.uploaded and name.endswith(LARGE):
+    if repository.uploaded and name.endswith(LARGE):
         entry["lfs"] = {
             "oid": hashlib.sha256(content).hexdigest(),
             "size": len(content),

@@ -228,14 +228,14 @@ class Uploads:
         return files, ""
 
 
-def _extend(found: Repository, files: Files) -> str:
+def _extend(repository: Repository, files: Files) -> str:
     """A commit on top of the branch, with exactly these files."""
-    digest = hashlib.sha1(found.main.encode(), usedforsecurity=False)
+    digest = hashlib.sha1(repository.main.encode(), usedforsecurity=False)
     for name, content in sorted(files.items()):
         digest.update(name.encode() + content)
-    found.main = digest.hexdigest()
-    found.commits[found.main] = dict(files)
-    return found.main
+    repository.main = digest.hexdigest()
+    repository.commits[repository.main] = dict(files)
+    return repository.main
 
 
 def _oid(path: str, files: Files) -> str | None:

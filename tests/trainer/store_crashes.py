@@ -84,7 +84,7 @@ class Door:
     fallen: threading.Event = field(default_factory=threading.Event)
     """Set when the strike falls."""
     gang: Gang | None = None
-    seen: int = 0
+    matching_requests: int = 0
 
     def __post_init__(self) -> None:
         """Opens it."""
@@ -102,8 +102,8 @@ class Door:
                 strike.way, "cut before"
             )
         if re.fullmatch(REQUESTS[strike.kind], words):
-            self.seen += 1
-        if self.seen > strike.number:
+            self.matching_requests += 1
+        if self.matching_requests > strike.number:
             self.fallen.set()
             return "held" if strike.way == "cut off" else f"dies {strike.way.split()[1]}"
         return "503" if strike.stormy and self.chance.random() < STORM else ""

@@ -63,7 +63,7 @@ class StoreProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(endpoint)
         self.fault: Fault = lambda *_: ""
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """`METHOD /path` of every request, without queries."""
         self.struck: Callable[[], None] = lambda: None
         self.passed: Callable[[str, int], None] = lambda *_: None
@@ -80,13 +80,13 @@ class StoreProxy(ThreadingHTTPServer):
     def reset(self, fault: Fault = lambda *_: "") -> None:
         """Forget what was asked; from now on these faults."""
         with self._lock:
-            self.asked, self.fault = [], fault
+            self.requests, self.fault = [], fault
 
     def noted(self, words: str) -> str:
         """Takes note of a request; its fault."""
         with self._lock:
-            self.asked.append(words)
-            return self.fault(len(self.asked) - 1, words)
+            self.requests.append(words)
+            return self.fault(len(self.requests) - 1, words)
 
     def handle_error(self, *_: Any) -> None:
         """A client that goes away is no error here."""

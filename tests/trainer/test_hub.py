@@ -129,7 +129,7 @@ def test_what_the_hub_refuses_is_bad_input_at_once(
         BadInput, match=r"spec\.model\.name: team/model \(revision default\) can't be fetched"
     ):
         located()
-    assert len(hub.asked) <= requests_before + 12, "not asked again and again"
+    assert len(hub.requests) <= requests_before + 12, "not asked again and again"
 
 
 @pytest.mark.parametrize("revision", ["v9", "0" * 40])
@@ -152,7 +152,7 @@ def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(hub: 
         located(Hub(clock=clock))
     assert classify_error(caught.value)[0] not in PERMANENT
     assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
-    assert len(hub.asked) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
+    assert len(hub.requests) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
 
 
 def test_nobody_there_is_waited_for_too(
@@ -203,12 +203,12 @@ def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
     first = stepped()
     before = (located(first), prompts(first))
     assert set(first.commits) == {"model", "dataset"}
-    hub.asked.clear()
+    hub.requests.clear()
     again = stepped(first.commits)
     plan = runs.plan(Path("team/model"))
     assert load_policy(plan.model, plan.execution, plan.adapter, again).source == before[0]
     assert prompts(again).fingerprint == before[1].fingerprint
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_moved_main_changes_nothing_in_later_attempts(hub: HubServer, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_offline_what_is_cached_is_all_there_is(
     before = (located(first), prompts(first).fingerprint)
     for module in (constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    hub.asked.clear()
+    hub.requests.clear()
     assert (located(), prompts().fingerprint) == before
     assert (located(stepped(first.commits)), prompts(stepped(first.commits)).fingerprint) == before
     forget(tmp_path)
@@ -263,7 +263,7 @@ def test_offline_what_is_cached_is_all_there_is(
         located()
     with pytest.raises(BadInput, match=r"team/rows.* can't be loaded"):
         prompts(stepped(first.commits))
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_token_of_the_store_that_has_run_out_passes() -> None:

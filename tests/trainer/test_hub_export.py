@@ -151,4 +151,4 @@ def test_a_token_that_may_only_read_ends_the_attempt_before_the_model_is_loaded(
     monkeypatch.setenv(EXPORT_TOKEN_ENV, READER)
     with pytest.raises(BadInput, match="no right to write"):
         trained(tmp_path / "run")
-    assert not [request for request in hub.asked if "team/model" in request]
+    assert not [request for request in hub.requests if "team/model" in request]

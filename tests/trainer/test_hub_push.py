@@ -116,7 +116,7 @@ def test_a_model_is_pushed_in_one_commit_to_a_private_repository(
     assert (made(hub).private, len(made(hub).commits)) == (True, 1)
     assert_pushed_once(hub, export, push(export, told=told))
     assert max(told) > 55_000, "what goes out is a sign of life"
-    assert sum("/store/" in request for request in hub.asked) == 4, (
+    assert sum("/store/" in request for request in hub.requests) == 4, (
         "one file whole, one in three parts"
     )
 
@@ -183,10 +183,10 @@ def test_a_file_that_went_out_is_not_sent_again(hub: WritableHub, export: Path) 
     push(export)
     hub.repositories.clear()
     hub.uploads.objects.clear()
-    hub.faults = [""] * next(i for i, one in enumerate(hub.asked) if "/commit/" in one) + ["503"]
-    hub.asked.clear()
+    hub.faults = [""] * next(i for i, one in enumerate(hub.requests) if "/commit/" in one) + ["503"]
+    hub.requests.clear()
     assert_pushed_once(hub, export, push(export))
-    assert sum(one.startswith("PUT") for one in hub.asked) == 4, (
+    assert sum(one.startswith("PUT") for one in hub.requests) == 4, (
         "the second try found them on the hub"
     )
 
@@ -207,10 +207,10 @@ def test_a_token_without_the_right_is_found_before_training(
     there.push(FIRST_COMMIT)
     for existing in ({}, {NAME: there}):
         hub.repositories |= existing
-        hub.asked.clear()
+        hub.requests.clear()
         with pytest.raises(BadInput, match=says):
             require_target()
-        assert len(hub.asked) < 6, "not asked again and again"
+        assert len(hub.requests) < 6, "not asked again and again"
         with pytest.raises(BadInput, match=says):
             push(export)
 
@@ -300,7 +300,7 @@ def test_a_link_that_has_run_out_is_asked_for_again(
     hub: WritableHub, export: Path, fault: str
 ) -> None:
     push(export)
-    position = next(i for i, one in enumerate(hub.asked) if one.startswith("PUT"))
+    position = next(i for i, one in enumerate(hub.requests) if one.startswith("PUT"))
     hub.repositories.clear()
     hub.uploads.objects.clear()
     hub.faults = [""] * position + [fault]

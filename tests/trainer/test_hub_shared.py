@@ -40,7 +40,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 def fetched(hub: HubServer) -> list[str]:
     """The files that were fetched, as often as they were."""
     return sorted(
-        one.rsplit("/", 1)[1] for one in hub.asked if one.startswith("GET") and "/resolve/" in one
+        one.rsplit("/", 1)[1]
+        for one in hub.requests
+        if one.startswith("GET") and "/resolve/" in one
     )
 
 
@@ -85,7 +87,7 @@ def test_the_ranks_of_a_pod_fetch_once(hub: HubServer, tmp_path: Path) -> None:
         == {"commit": hub.repositories["models/team/model"].main, "files": sorted(FILES)}
     )
     assert fetched(hub) == sorted(FILES)
-    assert hub.asked.count("GET /api/models/team/model") == 1, "only rank 0 asks what main is"
+    assert hub.requests.count("GET /api/models/team/model") == 1, "only rank 0 asks what main is"
 
 
 def test_ranks_wait_for_their_leaders_and_fail_with_them(hub: HubServer, tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ def test_later_attempts_train_what_the_first_one_found(hub: HubServer, tmp_path:
     shutil.rmtree(
         tmp_path / "run" / "attempt-1" / "checkpoint-6"
     )  # as if it had been killed before
-    hub.asked.clear()
+    hub.requests.clear()
     hub.shutdown()
     hub.server_close()
     second = trained(tmp_path / "run", 2, first.revisions)
     assert (second.step, second.revisions) == (6, first.revisions)
-    assert hub.asked == []
+    assert hub.requests == []

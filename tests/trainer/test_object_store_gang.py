@@ -65,7 +65,7 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(
         with run.gang(2, proxy.url) as gang:
             run.ended(gang)
             outcome = gang.outcome()
-        asked = list(proxy.asked)
+        asked = list(proxy.requests)
     killed, resumed = run.logged
     assert outcome.result is Result.SUCCEEDED, outcome
     assert min(resumed) == CASE.kill // CASE.save * CASE.save + 1

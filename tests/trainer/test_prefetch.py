@@ -74,7 +74,7 @@ def plan(
 
 def fetched(hub: HubServer) -> list[str]:
     """The files whose content was asked for."""
-    return [one for one in hub.asked if one.startswith("GET") and "/resolve/" in one]
+    return [one for one in hub.requests if one.startswith("GET") and "/resolve/" in one]
 
 
 def load(job: TrainingPlan, commits: dict[str, str]) -> None:
@@ -93,18 +93,18 @@ def test_the_job_finds_everything_and_asks_the_hub_nothing_any_more(hub: HubServ
         "rewards[1].model": hub.repositories["models/team/judge"].main,
         "dataset": hub.repositories["datasets/team/rows"].main,
     }
-    assert not any("pytorch_model.bin" in one for one in hub.asked)
-    hub.asked.clear()
+    assert not any("pytorch_model.bin" in one for one in hub.requests)
+    hub.requests.clear()
     load(plan(), {})
     assert fetched(hub) == []
-    hub.asked.clear()
+    hub.requests.clear()
     load(plan(), outcome.revisions)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_folders_are_left_where_they_are(hub: HubServer) -> None:
     outcome = prefetch.fetch_inputs(plan("/models/policy", "/rewards/1", "/data"))
-    assert (outcome.message, outcome.revisions, hub.asked) == (
+    assert (outcome.message, outcome.revisions, hub.requests) == (
         "in the cache: nothing to fetch",
         {},
         [],
@@ -133,7 +133,7 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
             _try(plan())
         server.faults = list(faults)
         prefetch.fetch_inputs(plan(), SteppedClock())
-        server.asked.clear()
+        server.requests.clear()
         server.faults = []
         assert (
             prefetch.fetch_inputs(plan(), SteppedClock()).message
@@ -158,7 +158,7 @@ def test_what_is_there_is_not_fetched_again_after_a_refusal(
     with pytest.raises(BadInput, match=r"spec.rewards\[1\].model.name: team/judge"):
         prefetch.fetch_inputs(plan(), SteppedClock())
     hub.repositories["models/team/judge"] = judge
-    hub.asked.clear()
+    hub.requests.clear()
     prefetch.fetch_inputs(plan(), SteppedClock())
     assert fetched(hub)
     assert not any("team/model" in one for one in fetched(hub))
@@ -210,7 +210,7 @@ def test_a_pod_that_is_deleted_ends_and_lets_go_of_the_lease(
     variables = environment(hub.url, tmp_path / "cache") | {PLAN_ENV: str(tmp_path / "plan.json")}
     process = launch("grpo_trainer.prefetch", [], variables, tmp_path / "log", fresh=True)
     try:
-        while not any(hub.held in one for one in hub.asked):
+        while not any(hub.held in one for one in hub.requests):
             assert process.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)

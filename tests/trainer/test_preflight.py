@@ -276,7 +276,7 @@ def test_of_the_hub_only_small_files_and_the_first_rows_are_fetched(
         "rewards[1].model": hub.repositories["models/team/judge"].main,
         "dataset": hub.repositories["datasets/team/rows"].main,
     }
-    assert not any(one.startswith("GET") and one.endswith(".safetensors") for one in hub.asked)
+    assert not any(one.startswith("GET") and one.endswith(".safetensors") for one in hub.requests)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_sigterm_ends_the_checks_although_nobody_answers(
     variables = written(job, hub_plan(job)) | environment(hub.url, job.folder / "other cache")
     process = launch(module, [], variables, job.folder / "log", fresh=True)
     try:
-        while not hub.asked:
+        while not hub.requests:
             assert process.poll() is None, (job.folder / "log").read_text()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)

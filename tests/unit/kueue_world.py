@@ -17,7 +17,7 @@ ASSIGNED: dict[str, Any] = {
 }
 
 
-def told(
+def workload_condition(
     kind: str, status: bool | str = True, reason: str = "Because", message: str = ""
 ) -> dict[str, Any]:
     """One condition of a Workload."""
@@ -29,13 +29,16 @@ def told(
 
 def admitted(*more: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The status of a Workload that Kueue has admitted."""
-    given = {one["type"]: one for one in (told("QuotaReserved"), told("Admitted"), *more)}
+    given = {
+        one["type"]: one
+        for one in (workload_condition("QuotaReserved"), workload_condition("Admitted"), *more)
+    }
     return {"admission": ASSIGNED, "conditions": list(given.values()), **fields}
 
 
 def evicted(reason: str = "Preempted") -> dict[str, Any]:
     """The status of one that Kueue has evicted, while it still holds its quota."""
-    return admitted(told("Evicted", True, reason, "somebody else needs it"))
+    return admitted(workload_condition("Evicted", True, reason, "somebody else needs it"))
 
 
 def make_item(

@@ -313,9 +313,9 @@ def running(*things: Thing, ago: float = 10, **status: Any) -> Observation:
     return make_seen(make_job(status=active_status(**status)), *child, *things, ago=ago)
 
 
-def judged(seen: Observation, limits: Limits = LIMITS) -> Decision:
+def judged(observation: Observation, limits: Limits = LIMITS) -> Decision:
     """What the policies decide."""
-    return decide(seen, limits)
+    return decide(observation, limits)
 
 
 def make_pull(ago: float = 1, attempt: int = 1, still: float = 1, **more: Any) -> Pull:
@@ -325,9 +325,9 @@ def make_pull(ago: float = 1, attempt: int = 1, still: float = 1, **more: Any) -
     return Pull(progress, Observed(NOW - ago), Observed(NOW - still))
 
 
-def after(seen: Observation, decision: Decision) -> GRPOJobStatus:
+def after(observation: Observation, decision: Decision) -> GRPOJobStatus:
     """The status that the decision leads to."""
-    return build_status(seen, decision)
+    return build_status(observation, decision)
 
 
 def stored(job: GRPOJobRecord, status: GRPOJobStatus) -> GRPOJobRecord:

@@ -153,12 +153,15 @@ ASKED = Decision(Action.ADMIT, "OutOfMemory", "CUDA out of memory", counted=True
 
 
 async def answered(
-    jobs: list[GRPOJobRecord], snapshot: Snapshot, one: GRPOJobRecord, asked: Decision | None = None
+    jobs: list[GRPOJobRecord],
+    snapshot: Snapshot,
+    one: GRPOJobRecord,
+    decision: Decision | None = None,
 ) -> Decision:
     """What a job is answered after a pass."""
     there = queue(jobs, snapshot)
     await there.run_cycle()
-    found = await there.answer(make_seen(one), asked or ASKED)
+    found = await there.answer(make_seen(one), decision or ASKED)
     assert found is not None
     return found
 

@@ -21,7 +21,7 @@ from tests.unit.kueue_world import (
     evicted,
     make_queued,
     make_workload,
-    told,
+    workload_condition,
 )
 from tests.unit.operator_world import (
     LIMITS,
@@ -59,9 +59,9 @@ def running(workload: dict[str, Any] | None, *more: Any, **spec: Any) -> Observa
     ("status", "words"),
     [
         (evicted(), "Evicted: Preempted: somebody else needs it"),
-        (admitted(told("Finished")), "Finished: Because"),
-        (admitted(told("Admitted", False)), "Admitted condition is not True"),
-        (admitted(told("Admitted", "Unknown")), "Admitted condition is not True"),
+        (admitted(workload_condition("Finished")), "Finished: Because"),
+        (admitted(workload_condition("Admitted", False)), "Admitted condition is not True"),
+        (admitted(workload_condition("Admitted", "Unknown")), "Admitted condition is not True"),
         ({}, "Admitted condition is not True"),
         (None, "is gone"),
     ],
@@ -79,7 +79,12 @@ def test_a_gang_ends_with_its_admission_and_no_restart_is_counted(
 
 
 @pytest.mark.parametrize(
-    "status", [admitted(), admitted(told("Evicted", False)), admitted(told("Preempted"))]
+    "status",
+    [
+        admitted(),
+        admitted(workload_condition("Evicted", False)),
+        admitted(workload_condition("Preempted")),
+    ],
 )
 def test_a_gang_runs_on_while_it_is_admitted(status: dict[str, Any]) -> None:
     assert judged(running(status)).action is Action.WAIT
@@ -132,16 +137,16 @@ NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "que
         (evicted(), WAITS, (make_pod(0),), None),
         (evicted(), WAITS, (make_pod(0, deleted=True),), None),
         (evicted(), WAITS, (make_pod(0, state=terminated(1)),), Write.CLEAR),
-        ({"conditions": [told("Evicted")]}, WAITS, (), None),
-        (admitted(told("Finished")), WAITS, (), Write.DELETE),
-        (admitted(told("Finished")), WAITS, (make_pod(0),), None),
+        ({"conditions": [workload_condition("Evicted")]}, WAITS, (), None),
+        (admitted(workload_condition("Finished")), WAITS, (), Write.DELETE),
+        (admitted(workload_condition("Finished")), WAITS, (make_pod(0),), None),
         # one that runs
         (admitted(), active_status(), TRAINERS, Write.READY),
-        (admitted(told("PodsReady")), active_status(), TRAINERS, None),
+        (admitted(workload_condition("PodsReady")), active_status(), TRAINERS, None),
         (admitted(), active_status(), (make_child(),), None),
         (evicted(), active_status(), TRAINERS, None),
         (
-            admitted(told("PodsReady")),
+            admitted(workload_condition("PodsReady")),
             active_status(),
             (make_child(), make_pod(0, state=terminated(1))),
             None,
@@ -150,7 +155,7 @@ NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "que
         (admitted(), DONE, (), Write.FINISH),
         ({}, DONE, (), Write.FINISH),
         (admitted(), DONE, TRAINERS, None),
-        (admitted(told("Finished")), DONE, (), None),
+        (admitted(workload_condition("Finished")), DONE, (), None),
     ],
 )
 def test_each_state_has_one_write_or_none(
@@ -221,12 +226,12 @@ def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> D
 
 def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None:
     assert commits(admitted()).action is Action.COMMIT
-    reserved = {"admission": ASSIGNED, "conditions": [told("QuotaReserved")]}
+    reserved = {"admission": ASSIGNED, "conditions": [workload_condition("QuotaReserved")]}
     checks = [{"name": "nodes", "state": "Pending", "message": "asked for"}]
     for status, words in (
         (None, "waits for Kueue's LocalQueue team"),
         (
-            {"conditions": [told("QuotaReserved", False, message="too many")]},
+            {"conditions": [workload_condition("QuotaReserved", False, message="too many")]},
             "LocalQueue team: too many",
         ),
         (
@@ -234,7 +239,7 @@ def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None
             "its quota is reserved, nodes is Pending: asked for",
         ),
         (evicted(), "it was evicted: Preempted: somebody else needs it"),
-        ({"conditions": [told("Admitted")]}, "waits for"),
+        ({"conditions": [workload_condition("Admitted")]}, "waits for"),
     ):
         found = commits(status)
         assert (found.action, found.reason, found.plan) == (Action.QUEUE, "WaitingForKueue", PLAN)
@@ -289,7 +294,7 @@ WORDS = st.sampled_from(["True", "False", "Unknown", ""])
 KINDS = st.sampled_from(
     ["QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Else"]
 )
-CONDITIONS = st.lists(st.builds(told, KINDS, WORDS, st.text(max_size=9)), max_size=8)
+CONDITIONS = st.lists(st.builds(workload_condition, KINDS, WORDS, st.text(max_size=9)), max_size=8)
 STATUSES = st.fixed_dictionaries(
     {"conditions": CONDITIONS},
     optional={"admission": st.just(ASSIGNED), "admissionChecks": st.just([])},

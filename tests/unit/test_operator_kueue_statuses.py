@@ -12,7 +12,7 @@ from grpo_kube.objects.json_reader import Unreadable
 from grpo_operator.kueue.workload_manifest import status_without_admission
 from grpo_operator.records.workloads import MAX_UPDATES, workload_record
 from tests.generated import cases
-from tests.unit.kueue_world import admitted, evicted, make_item, make_workload, told
+from tests.unit.kueue_world import admitted, evicted, make_item, make_workload, workload_condition
 from tests.unit.operator_world import NOW
 
 ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
@@ -43,7 +43,7 @@ def test_what_an_eviction_gives_back() -> None:
 
 
 def test_what_others_say_gives_way_where_there_is_no_room() -> None:
-    others = [told(f"example.com/Says{number}") for number in range(13)]
+    others = [workload_condition(f"example.com/Says{number}") for number in range(13)]
     item = make_item(evicted())
     item["status"]["conditions"] = [*others, *item["status"]["conditions"]]
     found = [one["type"] for one in status_without_admission(item, NOW)["conditions"]]

@@ -18,7 +18,14 @@ from grpo_operator.loop.workload_sync import Workloads, sync_dispatched, unseen_
 from grpo_operator.pods.manifests import attempt_of, indexed_job
 from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
 from grpo_operator.records.records import GRPOJobRecord
-from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, told
+from tests.unit.kueue_world import (
+    QUEUED,
+    admitted,
+    evicted,
+    make_item,
+    make_queued,
+    workload_condition,
+)
 from tests.unit.operator_world import (
     KEY,
     NOW,
@@ -197,7 +204,7 @@ async def test_an_eviction_is_given_back_in_one_write_of_the_version_that_was_lo
 
 
 async def test_a_job_that_ends_says_how_and_keeps_what_others_have_written() -> None:
-    world = World(make_item(admitted(told("example.com/Mine"))))
+    world = World(make_item(admitted(workload_condition("example.com/Mine"))))
     await world.step(make_queued(None, status=DONE), Decision(Action.WAIT))
     found = next(one for one in world.only()["status"]["conditions"] if one["type"] == "Finished")
     assert (found["status"], found["reason"], found["message"]) == ("True", "Failed", "no such row")
@@ -269,7 +276,7 @@ async def test_on_multikueues_manager_the_workload_is_all_that_is_made() -> None
     assert world.only()["spec"]["podSets"][0]["count"] == 2
     assert "POST" in world.sent
     copied = dispatched(status=active_status(3))
-    for status in (admitted(), {"conditions": [told("QuotaReserved")]}):
+    for status in (admitted(), {"conditions": [workload_condition("QuotaReserved")]}):
         item = make_item(status, job=copied)
         world = World(item)
         await dispatch(world, copied)

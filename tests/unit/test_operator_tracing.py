@@ -250,7 +250,7 @@ def test_traces_tell_the_truth_over_losses_and_restarts_of_the_operator(
     world = lived(chance, 12)
     assert world.restarts > 3
     everything = list(world.spans())
-    for process in world.told:
+    for process in world.spans_by_process:
         assert len({one.id for one in process}) == len(process), "no process tells anything twice"
     same = {(one.id, one.name, one.parent, one.trace.id) for one in everything}
     once = {one.id: one for one in everything}

@@ -42,21 +42,23 @@ def steps_of(run: Run, attempt: int, until: float = float("inf")) -> list[StepTi
 class TracedWorld(World):
     """A world whose operator makes spans."""
 
-    told: list[list[Span]] = field(default_factory=list)
+    spans_by_process: list[list[Span]] = field(default_factory=list)
     """Spans by each process of the operator."""
     attempts_over_restarts: set[int] = field(default_factory=set)
     """Attempts that more than one process has seen, or none for a while."""
     _traces: AttemptTraces | None = None
 
-    def _act(self, seen: Observation, decision: Decision) -> None:
+    def _act(self, observation: Observation, decision: Decision) -> None:
         status = GRPOJobStatus.model_validate(self.status)
-        if self._traces is None or len(self.told) <= self.restarts:
-            self.told += [[] for _ in range(self.restarts + 1 - len(self.told))]
-            self._traces = AttemptTraces(self.told[-1].append, every=EVERY, version="1")
-            self.attempts_over_restarts |= {seen.job.status.attempt, status.attempt}
-        self._traces.record_observation(seen)
-        self._traces.record_status(seen.job, status, seen.now)
-        super()._act(seen, decision)
+        if self._traces is None or len(self.spans_by_process) <= self.restarts:
+            self.spans_by_process += [
+                [] for _ in range(self.restarts + 1 - len(self.spans_by_process))
+            ]
+            self._traces = AttemptTraces(self.spans_by_process[-1].append, every=EVERY, version="1")
+            self.attempts_over_restarts |= {observation.job.status.attempt, status.attempt}
+        self._traces.record_observation(observation)
+        self._traces.record_status(observation.job, status, observation.now)
+        super()._act(observation, decision)
 
     def _pull(self, attempt: int) -> Pull | None:
         gang = next((one for one in self.gangs if one.attempt == attempt), None)
@@ -80,8 +82,8 @@ class TracedWorld(World):
 
     def spans(self) -> Iterator[Span]:
         """All of them."""
-        for told in self.told:
-            yield from told
+        for spans in self.spans_by_process:
+            yield from spans
 
 
 def lived(chance: random.Random, losses: int) -> TracedWorld:

@@ -158,14 +158,14 @@ class World:
         """Whether this operator saw a pod end that has been deleted since."""
         return self.up_since <= max(pod.started, pod.ended) <= pod.gone <= self.now
 
-    def _answer(self, asked: Decision) -> Decision:
+    def _answer(self, decision: Decision) -> Decision:
         """What the queue says: that others are first, for a while, then that the attempt may
         start."""
         if self.now < self.admitted_from:
-            return replace(asked, action=Action.QUEUE, reason="WaitingForGPUs", plan=GPU_PLAN)
-        return replace(asked, action=Action.COMMIT, reason="Admitted", plan=GPU_PLAN)
+            return replace(decision, action=Action.QUEUE, reason="WaitingForGPUs", plan=GPU_PLAN)
+        return replace(decision, action=Action.COMMIT, reason="Admitted", plan=GPU_PLAN)
 
-    def _act(self, seen: Observation, decision: Decision) -> None:
+    def _act(self, observation: Observation, decision: Decision) -> None:
         if decision.action is Action.START:
             self._start(self.status["attempt"])
         if decision.action is Action.SUSPEND and self.suspended[1] == NEVER:
@@ -176,7 +176,7 @@ class World:
             gang.attempt for gang in self.gangs
         }:
             self.unstarted.add(self.status["attempt"])
-        left = clean_up(replace(seen, job=self._job()), Limits())
+        left = clean_up(replace(observation, job=self._job()), Limits())
         for gang in self.gangs:
             if f"{KEY.name}-{gang.attempt}" in left.delete_jobs and gang.job_gone == NEVER:
                 gang.job_gone = self.now

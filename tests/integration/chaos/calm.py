@@ -161,14 +161,14 @@ def _unsettled(world: World, job: Object) -> str:
 def _told(job: Object) -> str:
     """A job with all that its status says."""
     status, metadata = job.get("status", {}), job["metadata"]
-    told = [
+    messages = [
         f"{one['type']}={one['status']} {one['message'][:150]!r}"
         for one in status.get("conditions", [])
     ]
     attempt = f"attempt {status.get('attempt', 0)} of {metadata['uid'][:8]}"
     return (
         f"{metadata['namespace']}/{metadata['name']}, {attempt}, is {status.get('phase')}: "
-        f"{'; '.join(told)}"
+        f"{'; '.join(messages)}"
     )
 
 
@@ -212,7 +212,7 @@ def _pause(world: World, job: Object, suspend: bool) -> None:
     )
 
 
-def told(world: World, since: float) -> list[str]:
+def ends_without_event(world: World, since: float) -> list[str]:
     """Every job that has ended since that unix time, when nothing disturbed the operator, has an
     event that says so. An operator that ends between a status and its event disturbs it."""
 

@@ -142,15 +142,15 @@ class History:
         self.nodes: dict[str, list[Offer]] = {}
 
     def see(
-        self, plural: str, found: Object, at: float, *, gone: bool = False, gap: bool = False
+        self, plural: str, item: Object, at: float, *, gone: bool = False, gap: bool = False
     ) -> None:
         """An object as it is now; `gone`: as it was when it went."""
         if plural == "grpojobs":
-            self._see_job(found, at, gone, gap)
+            self._see_job(item, at, gone, gap)
         elif plural == "pods":
-            self._see_pod(found, at, gone)
+            self._see_pod(item, at, gone)
         else:
-            self._see_node(found, at, gone)
+            self._see_node(item, at, gone)
 
     def listed(self, plural: str, uids: set[str], at: float) -> None:
         """A full LIST: what it lacks went unnoticed."""
@@ -161,13 +161,13 @@ class History:
         if plural == "pods":
             self.pods = {uid: pod for uid, pod in self.pods.items() if uid in uids}
 
-    def _see_job(self, found: Object, at: float, gone: bool, gap: bool) -> None:
-        metadata = found["metadata"]
+    def _see_job(self, item: Object, at: float, gone: bool, gap: bool) -> None:
+        metadata = item["metadata"]
         job = self.jobs.setdefault(
             metadata["uid"], Job(metadata["uid"], f"{metadata['namespace']}/{metadata['name']}")
         )
         version = Version(
-            at, metadata["generation"], found["spec"], _judged(found.get("status", {})), gap
+            at, metadata["generation"], item["spec"], _judged(item.get("status", {})), gap
         )
         if job.versions and version.spec == job.last.spec:
             version = replace(version, spec=job.last.spec)  # one copy of what hardly ever changes
@@ -181,11 +181,11 @@ class History:
         if gone:
             job.gone_at = at
 
-    def _see_pod(self, found: Object, at: float, gone: bool) -> None:
+    def _see_pod(self, item: Object, at: float, gone: bool) -> None:
         metadata, spec, labels = (
-            found["metadata"],
-            found["spec"],
-            found["metadata"].get("labels", {}),
+            item["metadata"],
+            item["spec"],
+            item["metadata"].get("labels", {}),
         )
         gpus = sum(
             int(one.get("resources", {}).get("limits", {}).get(GPU, 0))
@@ -200,8 +200,8 @@ class History:
             at,
         )
         pod = self.pods.setdefault(metadata["uid"], fresh)
-        pod.phase = found.get("status", {}).get("phase", "")
-        conditions = found.get("status", {}).get("conditions", [])
+        pod.phase = item.get("status", {}).get("phase", "")
+        conditions = item.get("status", {}).get("conditions", [])
         unready = any(one["type"] == "Ready" and one["status"] == "False" for one in conditions)
         if unready and pod.phase == "Running" and pod.job in self.jobs:
             self.jobs[pod.job].lost.add(pod.attempt)
@@ -212,13 +212,13 @@ class History:
         if gone:
             self.pods.pop(metadata["uid"])
 
-    def _see_node(self, found: Object, at: float, gone: bool) -> None:
-        metadata, status = found["metadata"], found.get("status", {})
+    def _see_node(self, item: Object, at: float, gone: bool) -> None:
+        metadata, status = item["metadata"], item.get("status", {})
         ready = any(
             one["type"] == "Ready" and one["status"] == "True"
             for one in status.get("conditions", [])
         )
-        usable = ready and not gone and not found["spec"].get("unschedulable")
+        usable = ready and not gone and not item["spec"].get("unschedulable")
         gpus = int(status.get("allocatable", {}).get(GPU, 0)) if usable else 0
         offers = self.nodes.setdefault(metadata["name"], [])
         if not offers or offers[-1].gpus != gpus:

@@ -228,10 +228,10 @@ def judge(history: History, job: Job) -> Iterator[str]:
             )
 
 
-def _named(job: Job, name: str, found: Iterator[str]) -> Iterator[str]:
+def _named(job: Job, name: str, sentences: Iterator[str]) -> Iterator[str]:
     return (
         f"{name.replace('_', ' ')}: {job.name} ({job.uid[:8]}) at {_clock(job.last.at)}: {one}"
-        for one in found
+        for one in sentences
     )
 
 

@@ -137,15 +137,15 @@ class Observer:
             self._violations += judge(self.history, job)
 
     def _see(
-        self, plural: str, found: dict[str, Any], at: float, *, gone: bool, gap: bool
+        self, plural: str, item: dict[str, Any], at: float, *, gone: bool, gap: bool
     ) -> Job | None:
         """Takes an object in; returns the job that has a new version by it."""
-        known = self.history.jobs.get(found["metadata"]["uid"])
+        known = self.history.jobs.get(item["metadata"]["uid"])
         before = len(known.versions) if known else 0
-        self.history.see(plural, found, at, gone=gone, gap=gap)
+        self.history.see(plural, item, at, gone=gone, gap=gap)
         if plural != "grpojobs":
             return None
-        job = self.history.jobs[found["metadata"]["uid"]]
+        job = self.history.jobs[item["metadata"]["uid"]]
         return job if len(job.versions) > before else None
 
     def _look_on(self) -> None:

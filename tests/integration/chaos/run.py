@@ -56,7 +56,7 @@ class Report:
     seed: int
     only: str = ""
     struck: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    strikes: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     jobs: int = 0
     attempts: int = 0
@@ -91,7 +91,7 @@ def storm(
     kinds = tuple(fault for fault in FAULTS if re.search(only, fault.kind))
     begun = time.monotonic()
     with standing(f"chaos-{seed}", folder, fence=fence) as (world, observer):
-        world.found()
+        world.create()
         prepare(world)
         report = Storm(world, observer, Report(seed, only), say, kinds).blow(faults)
     report.seconds = time.monotonic() - begun
@@ -193,18 +193,18 @@ class Storm:
         if fault.disturbs:
             self._observer.disturbed_until = time.time() + 3600
         try:
-            told = fault.strike(self._world, chance)
-            if told:
+            strike = fault.strike(self._world, chance)
+            if strike:
                 self._world.struck()
         except ApiStatusError as error:
-            told = ""
+            strike = ""
             self._say(f"{fault.kind}: {error}")
         if fault.disturbs:
             self._observer.disturbed_until = time.time() + RECOVERY_SECONDS
-        if told:
+        if strike:
             self._report.struck[fault.kind] += 1
-            self._report.told.append(f"{self._report.faults} {fault.kind}: {told}")
-            self._say(f"{time.strftime('%H:%M:%S')} {self._report.told[-1]}")
+            self._report.strikes.append(f"{self._report.faults} {fault.kind}: {strike}")
+            self._say(f"{time.strftime('%H:%M:%S')} {self._report.strikes[-1]}")
 
     def _lull(self) -> None:
         """All faults end for a while; every job must get somewhere."""
@@ -217,7 +217,7 @@ class Storm:
         self._lull()
         since = time.time()
         self._judge(calm.drained(world))
-        self._judge(calm.told(world, since))
+        self._judge(calm.ends_without_event(world, since))
         events = [one for one in world.all_of(EVENTS) if one["involvedObject"]["kind"] == "GRPOJob"]
         with observer.frozen() as history:
             self._judge(list(audit(history, world.ledger)))

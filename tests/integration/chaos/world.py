@@ -49,7 +49,7 @@ GPU_NODES: dict[str, GpuSettings] = {
 class Undo:
     """What ends a fault that lasts, once so many further faults have struck."""
 
-    left: int
+    strikes_left: int
     act: Callable[[], object]
 
 
@@ -70,7 +70,7 @@ class World:
         self.client: ApiClient = cluster.control_plane.client()
         self._undo: list[Undo] = []
 
-    def found(self) -> None:
+    def create(self) -> None:
         """Makes the nodes and the teams' namespaces."""
         self.cluster.add_kwok_nodes(0, 0)
         for name in GPU_NODES:
@@ -100,27 +100,27 @@ class World:
 
     def get(self, path: str, namespace: str = "", name: str = "") -> Object:
         """An object, or a list; `{}` in the path is the namespace."""
-        found: Object = self.client.get(path.format(namespace) + (f"/{name}" if name else ""))
-        return found
+        item: Object = self.client.get(path.format(namespace) + (f"/{name}" if name else ""))
+        return item
 
     def items(self, path: str, namespace: str = "", query: str = "") -> list[Object]:
         """The objects of a list, by namespace and name."""
-        found: list[Object] = self.client.get(path.format(namespace) + query)["items"]
+        items: list[Object] = self.client.get(path.format(namespace) + query)["items"]
         return sorted(
-            found, key=lambda one: (one["metadata"].get("namespace", ""), one["metadata"]["name"])
+            items, key=lambda one: (one["metadata"].get("namespace", ""), one["metadata"]["name"])
         )
 
     def post(self, path: str, namespace: str, body: Object) -> Object:
         """Creates an object."""
-        found: Object = self.client.request("POST", path.format(namespace), body)
-        return found
+        created: Object = self.client.request("POST", path.format(namespace), body)
+        return created
 
     def patch(self, path: str, namespace: str, name: str, body: Object) -> Object:
         """Merge-patches an object; the name may end in a subresource."""
-        found: Object = self.client.request(
+        patched: Object = self.client.request(
             "PATCH", f"{path.format(namespace)}/{name}", body, MERGE
         )
-        return found
+        return patched
 
     def delete(self, path: str, namespace: str, name: str, **options: Any) -> None:
         """Deletes an object; one that is gone is no error."""
@@ -151,18 +151,18 @@ class World:
 
     def jobs(self, *phases: str) -> list[Object]:
         """The GRPOJobs that nobody has deleted, in these phases or in any."""
-        found = [
+        jobs = [
             one for one in self.items(ALL_GRPOJOBS) if "deletionTimestamp" not in one["metadata"]
         ]
-        return [one for one in found if not phases or one.get("status", {}).get("phase") in phases]
+        return [one for one in jobs if not phases or one.get("status", {}).get("phase") in phases]
 
     def pods_of(self, job: Object, attempt: int | None = None) -> list[Object]:
         """The pods that were made for a job's attempt (the current one), by name; strangers with
         its labels are not."""
         number = job.get("status", {}).get("attempt", 0) if attempt is None else attempt
         labels = f"{LABEL_UID}={job['metadata']['uid']},{LABEL_ATTEMPT}={number}"
-        found = self.items(PODS, job["metadata"]["namespace"], f"?labelSelector={labels}")
-        return [pod for pod in found if PLAN_ANNOTATION in pod["metadata"].get("annotations", {})]
+        pods = self.items(PODS, job["metadata"]["namespace"], f"?labelSelector={labels}")
+        return [pod for pod in pods if PLAN_ANNOTATION in pod["metadata"].get("annotations", {})]
 
     def some_gang(self, chance: random.Random) -> tuple[Object, list[Object]] | None:
         """A job and its current pods that run, or None while there is none."""
@@ -187,8 +187,8 @@ class World:
         Raises ApiStatusError when the API server is not itself yet; the rest is ended next time.
         """
         for one in self._undo:
-            one.left -= 1
-        for one in [one for one in self._undo if one.left <= 0]:
+            one.strikes_left -= 1
+        for one in [one for one in self._undo if one.strikes_left <= 0]:
             one.act()
             self._undo.remove(one)
 

@@ -34,7 +34,7 @@ def measure(folder: Path) -> dict[str, Any]:
     """Findings by check; `other` are those of a GPU that computes something else."""
     context = Context("cpu", str(folder), port=free_port())
     steps.record_cpu_step(context)
-    found: dict[str, list[Finding]] = {
+    findings: dict[str, list[Finding]] = {
         "step": steps.compare_with_cpu(context),
         "kl-zero": steps.check_first_kl(context),
         "adamw-8bit": steps.check_eight_bit(context),
@@ -45,10 +45,10 @@ def measure(folder: Path) -> dict[str, Any]:
         "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
     }
     disturb(folder / "step-float32")
-    found["other"] = steps.compare_with_cpu(context)
+    findings["other"] = steps.compare_with_cpu(context)
     cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
     return {
-        "findings": {name: [asdict(one) for one in rows] for name, rows in found.items()},
+        "findings": {name: [asdict(one) for one in rows] for name, rows in findings.items()},
         "phases": [sorted(memory.Run(case, "cpu").measure_peaks()) for case in cases],
     }
 

@@ -98,7 +98,7 @@ def _run(folder: Path, strategy: str, steps: int, obstacles: tuple[str, ...]) ->
     )
     return {
         "losses": [logs.rows[step]["loss"] for step in range(1, steps + 1)],
-        "checkpoints": disk.seen,
+        "checkpoints": disk.checkpoints,
         "exported": exported,
         "left": sorted(path.name for path in (folder / "attempt-1").iterdir()),
     }
@@ -137,7 +137,7 @@ class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         self._obstacles = obstacles
         self._recorder = recorder
         self._preemption = preemption
-        self.seen: list[dict[str, Any]] = []
+        self.checkpoints: list[dict[str, Any]] = []
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         """Let rank 0 block a write of the checkpoint that follows, or fill the disk."""
@@ -154,7 +154,7 @@ class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         """The disk is well again."""
         progress = self._recorder.progress
         checkpoint = self._folder / "attempt-1" / f"checkpoint-{state.global_step}"
-        self.seen.append(
+        self.checkpoints.append(
             {
                 "there": checkpoint.exists(),
                 "problem": progress.checkpoint_problem,

@@ -38,12 +38,12 @@ def of_run(folder: Path) -> tuple[list[Row], list[Row]]:
 
 def without_clocks(row: Row) -> Row:
     """A row without times and what follows from them, and without who made it."""
-    kept = {
+    values = {
         key: value
         for key, value in row.items()
         if key not in (*CLOCKS, ATTEMPT, ROLLED_BACK)
         and not any(word in key for word in ("seconds", "_time"))
     }
-    if FINDINGS in kept:
-        kept[FINDINGS] = [name for name in kept[FINDINGS] if name not in OF_TIMES]
-    return kept
+    if FINDINGS in values:
+        values[FINDINGS] = [name for name in values[FINDINGS] if name not in OF_TIMES]
+    return values

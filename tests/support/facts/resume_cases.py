@@ -204,9 +204,9 @@ def sampled(folder: Path) -> dict[int, Any]:
 
 def generated(trainer: GRPOTrainer) -> dict[str, Any]:
     """What TRL keeps of the last generation, as plain lists."""
-    kept = trainer._logs
-    texts = {key: list(kept[key]) for key in ("prompt", "completion", "advantages")}
-    return texts | {f"rewards/{name}": list(values) for name, values in kept["rewards"].items()}
+    logs = trainer._logs
+    texts = {key: list(logs[key]) for key in ("prompt", "completion", "advantages")}
+    return texts | {f"rewards/{name}": list(values) for name, values in logs["rewards"].items()}
 
 
 def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
@@ -289,14 +289,14 @@ def killed(case: Case, folder: Path, goes_on: Case) -> tuple[Story, Story]:
 
 def different(one: dict[str, Any], other: dict[str, Any], path: str = "") -> list[str]:
     """Every leaf of two nested dictionaries that differs."""
-    found = []
+    differences = []
     for key in {**one, **other}:
         left, right, where = one.get(key), other.get(key), f"{path}/{key}"
         if isinstance(left, dict) and isinstance(right, dict):
-            found += different(left, right, where)
+            differences += different(left, right, where)
         elif left != right:
-            found.append(f"{where}: {left} and {right}")
-    return found
+            differences.append(f"{where}: {left} and {right}")
+    return differences
 
 
 def several(folder: Path, cases: list[dict[str, Any]]) -> list[list[str]]:

@@ -49,10 +49,10 @@ def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
     # pod has one only.
     GlobalOptimManager.get_instance().initialize()
     trainer = runs.build(job, output_dir=str(folder / "output"), save_strategy="no")
-    seen = watch(trainer)
+    counts = watch(trainer)
     trainer.train()
     engine = getattr(trainer.model_wrapped, "optimizer", None)
-    return seen | {
+    return counts | {
         "optimizer": type(innermost(trainer.optimizer)).__module__.split(".")[0],
         "state_dtypes": state_dtypes(trainer),
         "state_bytes": state_bytes(trainer),
@@ -82,7 +82,7 @@ def resumed_states(
         trainer.train(resume_from_checkpoint=checkpoint)
         rows[name] = logs.numbers(step + 1, job.training.max_steps or 0)
     runs.reset()
-    return keeper.seen[step][0], keeper.seen[step][-1], rows
+    return keeper.states_by_step[step][0], keeper.states_by_step[step][-1], rows
 
 
 class KeepStates(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -91,7 +91,7 @@ class KeepStates(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     trainer: ReferenceGRPOTrainer
 
     def __init__(self) -> None:
-        self.seen: dict[int, list[States]] = {}
+        self.states_by_step: dict[int, list[States]] = {}
 
     def on_save(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         """After a checkpoint."""
@@ -109,7 +109,7 @@ class KeepStates(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             for kind, value in state.items()
             if isinstance(value, torch.Tensor) and not kind.startswith("qmap")
         }
-        self.seen.setdefault(step, []).append(states)
+        self.states_by_step.setdefault(step, []).append(states)
 
 
 def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
@@ -117,7 +117,7 @@ def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
     hooks on a matrix of the last layer then (TRL takes them off while everything is gathered), the
     most elements that were whole on this rank at once in each of the generation's passes, and the
     steps in which that layer ran again during backward."""
-    seen: dict[str, list[int]] = {
+    counts: dict[str, list[int]] = {
         "generated_rows": [],
         "zero_hooks": [],
         "live_elements": [],
@@ -136,18 +136,20 @@ def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
             and tokens is not None
             and tokens.shape[1] > 1
         ):
-            seen["generated_rows"].append(len(tokens))
-            seen["zero_hooks"].append(len(layer.mlp.down_proj._forward_pre_hooks))
+            counts["generated_rows"].append(len(tokens))
+            counts["zero_hooks"].append(len(layer.mlp.down_proj._forward_pre_hooks))
         if not torch.is_grad_enabled() and kwargs.get("use_cache"):
-            seen["live_elements"].append(0)
+            counts["live_elements"].append(0)
 
     def ends(*_: Any) -> None:
-        if not torch.is_grad_enabled() and seen["live_elements"]:
-            seen["live_elements"][-1] = max(seen["live_elements"][-1], live_elements(trainer.model))
+        if not torch.is_grad_enabled() and counts["live_elements"]:
+            counts["live_elements"][-1] = max(
+                counts["live_elements"][-1], live_elements(trainer.model)
+            )
 
     def passes(*_: Any) -> None:
         if torch._C._current_graph_task_id() >= 0:
-            seen["recomputed"].append(trainer.state.global_step)
+            counts["recomputed"].append(trainer.state.global_step)
 
     model.get_submodule("model").register_forward_pre_hook(begins, with_kwargs=True)
     for module in trainer.model.modules():
@@ -156,7 +158,7 @@ def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
     layer.mlp.register_forward_pre_hook(
         passes
     )  # inside: the layer's own hooks are not part of its recomputation
-    return seen
+    return counts
 
 
 def live_elements(model: nn.Module) -> int:
@@ -197,7 +199,7 @@ def state_bytes(trainer: ReferenceGRPOTrainer) -> int:
 def state_dtypes(trainer: ReferenceGRPOTrainer) -> dict[str, list[str]]:
     """Dtypes of both moments by kind of parameter: embedding, matrix (at least 4096 elements) and
     small."""
-    found: dict[str, set[str]] = {}
+    dtypes_by_kind: dict[str, set[str]] = {}
     embedding = trainer.model.get_input_embeddings().weight
     for parameter, state in innermost(trainer.optimizer).state.items():
         kind = (
@@ -212,5 +214,5 @@ def state_dtypes(trainer: ReferenceGRPOTrainer) -> dict[str, list[str]]:
             for name in ("state1", "state2", "exp_avg", "exp_avg_sq")
             if name in state
         }
-        found.setdefault(kind, set()).update(moments)
-    return {kind: sorted(dtypes) for kind, dtypes in found.items()}
+        dtypes_by_kind.setdefault(kind, set()).update(moments)
+    return {kind: sorted(dtypes) for kind, dtypes in dtypes_by_kind.items()}

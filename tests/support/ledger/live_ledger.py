@@ -100,13 +100,13 @@ class LiveLedger:
         """Walks the tree from the top: an event only knows its parents as long as somebody holds
         them."""
         waiting: list[tuple[Any, tuple[str, ...], str]] = [(root, (), "") for root in roots]
-        own = next(root.start_tid for root in roots if root.name == WHOLE)
+        whole_thread = next(root.start_tid for root in roots if root.name == WHOLE)
         while waiting:
             event, sites, operator = waiting.pop()
             name = event.name
             if event.tag == _EventType.Allocation:
                 allocated = event.extra_fields
-                sites = sites if event.start_tid == own else (ledger_sites.OTHER_THREAD,)
+                sites = sites if event.start_tid == whole_thread else (ledger_sites.OTHER_THREAD,)
                 self._events.append(
                     Event(
                         event.start_time_ns,

@@ -56,10 +56,10 @@ _inherited: list[ForkServer] = []
 def start(process: BaseProcess, environment: Mapping[str, str]) -> None:
     """Start a process of multiprocessing from the server that sees what this environment's paths
     have."""
-    own = _inherited[0] if _inherited else _server(vllm_folder(environment))
+    server = _inherited[0] if _inherited else _server(vllm_folder(environment))
     with _one_at_a_time:
         usual = forkserver.connect_to_new_process
-        forkserver.connect_to_new_process = own.connect_to_new_process
+        forkserver.connect_to_new_process = server.connect_to_new_process
         try:
             process.start()
         finally:
@@ -68,9 +68,9 @@ def start(process: BaseProcess, environment: Mapping[str, str]) -> None:
 
 def inherit() -> None:
     """Called in a forked process: what it starts comes from the same server."""
-    own = forkserver._forkserver  # has the server's address already
-    own.ensure_running = resource_tracker.ensure_running  # type: ignore[method-assign]
-    _inherited.append(own)
+    server = forkserver._forkserver  # has the server's address already
+    server.ensure_running = resource_tracker.ensure_running  # type: ignore[method-assign]
+    _inherited.append(server)
 
 
 def vllm_folder(environment: Mapping[str, str]) -> str | None:
@@ -81,9 +81,9 @@ def vllm_folder(environment: Mapping[str, str]) -> str | None:
 
 def set_environment(values: Mapping[str, str]) -> None:
     """Replace this process's environment."""
-    own = dict(values)
+    variables = dict(values)
     os.environ.clear()
-    os.environ.update(own)
+    os.environ.update(variables)
     tempfile.tempdir = None  # it was looked up in the old one
 
 

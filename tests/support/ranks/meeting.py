@@ -49,8 +49,10 @@ def meet(
             str(wires.holder(host)),
             json.dumps(settings),
         ]
-        own = environment | {"POD_NAME": f"demo-1-{host}"}
-        ranks.append(launch("tests.support.ranks.meeting", command, own, folder / f"log-{host}"))
+        pod_environment = environment | {"POD_NAME": f"demo-1-{host}"}
+        ranks.append(
+            launch("tests.support.ranks.meeting", command, pod_environment, folder / f"log-{host}")
+        )
     for rank in ranks:
         wait_for_exit(rank, 300)
     return [json.loads((folder / f"said-{host}").read_text()) for host in range(hosts)]

@@ -52,13 +52,15 @@ class Gang:
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
-        own = {
+        variables = {
             DATA_MOUNT_ENV: str(data),
             PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}",
             **environment,
         }
         plans = [self._of_pod(plan, index, own_disks) for index in range(plan.execution.nodes)]
-        self.pods = [self._start(own, index, one, fresh, traced) for index, one in enumerate(plans)]
+        self.pods = [
+            self._start(variables, index, one, fresh, traced) for index, one in enumerate(plans)
+        ]
 
     def _of_pod(self, plan: TrainingPlan, index: int, own_disks: bool) -> TrainingPlan:
         if not own_disks or plan.checkpoint_directory is None:
@@ -71,13 +73,13 @@ class Gang:
     ) -> Launched:
         path = self.folder / f"plan-{index}.json"
         path.write_text(plan.model_dump_json())
-        own = {
+        variables = {
             INDEX_ENV: str(index),
             TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}"),
         }
-        own[PLAN_ENV] = str(path)
+        variables[PLAN_ENV] = str(path)
         log = self.folder / f"pod-{index}.log"
-        return launch("grpo_trainer", [], environment | own, log, fresh=fresh, traced=traced)
+        return launch("grpo_trainer", [], environment | variables, log, fresh=fresh, traced=traced)
 
     def __enter__(self) -> "Gang":
         return self
@@ -143,12 +145,12 @@ class Gang:
 def json_lines(log: str, key: str) -> dict[int, dict[str, Any]]:
     """What the log's JSON lines say that have `key`, a number, by that, without what every line
     has."""
-    found = {}
+    rows = {}
     for text in re.findall(r"^\{.*\}$", log, flags=re.MULTILINE):
         line = json.loads(text)
         if isinstance(line.get(key), int):
-            found[line[key]] = {name: line[name] for name in line if name not in EVERY_LINE}
-    return found
+            rows[line[key]] = {name: line[name] for name in line if name not in EVERY_LINE}
+    return rows
 
 
 EVERY_LINE = {"time", "level", "namespace", "grpojob", "attempt", "rank", "logger", "message"}

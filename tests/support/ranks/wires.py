@@ -27,10 +27,10 @@ class Wires:
         ]
 
     def __enter__(self) -> "Wires":
-        own = Path("/proc/self/ns/net").readlink()
+        namespace = Path("/proc/self/ns/net").readlink()
         for holder in self._holders:
             entry = Path(f"/proc/{holder.pid}/ns/net")
-            until("a namespace", lambda entry=entry: entry.readlink() != own)  # type: ignore[misc]  # no such default
+            until("a namespace", lambda entry=entry: entry.readlink() != namespace)  # type: ignore[misc]  # no such default
         self._inside(-1, "ip", "link", "add", SWITCH, "type", "bridge")
         self._inside(-1, "ip", "link", "set", SWITCH, "up")
         for host in range(len(self._holders) - 1):

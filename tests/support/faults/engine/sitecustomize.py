@@ -91,14 +91,14 @@ def wrong(generate: Any, changes: dict[str, float]) -> Any:
     """The engine's `generate` with other settings; without any it tells numbers that are none."""
 
     def generate_wrongly(prompts: Any, parameters: Sequence[Any], **more: Any) -> Any:
-        for asked in parameters:
+        for sampling in parameters:
             for name, value in changes.items():
-                setattr(asked, name, value)
+                setattr(sampling, name, value)
         answers = generate(prompts, parameters, **more)
         for answer in () if changes else answers:
             for step in answer.outputs[0].logprobs:
-                for told in step.values():
-                    told.logprob = float("nan")
+                for logprob in step.values():
+                    logprob.logprob = float("nan")
         return answers
 
     return generate_wrongly
