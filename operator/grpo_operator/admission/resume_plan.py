@@ -104,7 +104,7 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
 
 
 def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
-    """The same job, once it has learned this."""
+    """Return the job with this lesson in its status."""
     status = job.status.model_copy(update={"learned": learned})
     content = replace(job.content, status=status)
     return replace(job, typed=content)

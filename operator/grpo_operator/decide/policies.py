@@ -450,7 +450,7 @@ def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
 
 
 def goes_on(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
-    """Wait: the attempt runs, and only its progress is published."""
+    """Wait: the attempt is running, and only its progress is published."""
     return Decision(Action.WAIT)
 
 

@@ -47,8 +47,8 @@ def adapters(shape: Shape, setup: Setup, *names: str) -> float:
 
 
 def saved_attention(shape: Shape, setup: Setup) -> float:
-    """Per token: query, keys, values and output, log-sum-exp, and the additive mask's row; eagerly,
-    all scores.
+    """Bytes per token: query, keys, values and output, log-sum-exp, and the additive mask's row;
+    eagerly, all scores.
 
     With a padding mask, keys and values are repeated for every query head before the kernel, except
     where a single key head can be expanded without a copy. Under mixed precision rotated keys are
@@ -96,7 +96,7 @@ def saved_inputs(shape: Shape, setup: Setup) -> float:
 
 
 def saved_norms(shape: Shape, setup: Setup) -> float:
-    """Per token: what RMSNorms keep, and their outputs as inputs of the projections.
+    """Bytes per token: what RMSNorms keep, and their outputs as inputs of the projections.
 
     Projections share one input in plain precision; under autocast each that is trained, or has an
     adapter, keeps its own bfloat16 cast.
@@ -110,7 +110,7 @@ def saved_norms(shape: Shape, setup: Setup) -> float:
 
 
 def saved_head_norms(shape: Shape, setup: Setup) -> float:
-    """Per token: the same for the norms of queries and keys."""
+    """Bytes per token: the same for the norms of queries and keys."""
     if not (shape.qk_norm or shape.whole_qk_norm):
         return 0
     values = shape.query + shape.key_value
@@ -126,8 +126,8 @@ def is_gate_adapted(shape: Shape, setup: Setup) -> bool:
 
 
 def saved_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: the adapters' inner values, and the attention output's cast for its adapter under
-    autocast."""
+    """Bytes per token: the adapters' inner values, and the attention output's cast for its adapter
+    under autocast."""
     if not setup.has_lora:
         return 0
     inner_values = setup.compute_bytes * setup.lora_rank * adapters(shape, setup)
@@ -138,7 +138,7 @@ def saved_adapters(shape: Shape, setup: Setup) -> float:
 
 
 def saved_feed_forward(shape: Shape, setup: Setup) -> float:
-    """Per token: gate, activation, up and their product, which only a trained or adapted down
+    """Bytes per token: gate, activation, up and their product, which only a trained or adapted down
     projection keeps."""
     if shape.experts:
         return layer_kinds.saved_rows(shape, setup)
@@ -167,7 +167,7 @@ def not_yet_saved(shape: Shape, setup: Setup) -> float:
 
 
 def checkpoint(shape: Shape, setup: Setup) -> float:
-    """One layer's input, kept instead of its activations."""
+    """Bytes of one layer's input, which is saved instead of its activations."""
     return setup.weight_bytes * shape.hidden * setup.tokens
 
 
@@ -234,7 +234,7 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
 
 
 def feed_forward_transient(shape: Shape, setup: Setup) -> float:
-    """Those around the gated product, or of the experts' weighted rows.
+    """Transient bytes around the gated product, or of the experts' weighted rows.
 
     Full training: gate, up and their product. LoRA adds a float32 copy of the product for its
     adapter; a checkpointed layer has two residual streams beside what a pass without gradients
@@ -263,7 +263,7 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
 
 
 def held_feed_forward(shape: Shape, setup: Setup) -> float:
-    """Per token: the most that a feed-forward part holds at once when nothing is saved.
+    """Bytes per token: the most that a feed-forward part holds at once when nothing is saved.
 
     Without adapters gate, activation or up, and their product; one fused gate_up matrix writes
     twice the width at once.
@@ -278,7 +278,7 @@ def held_feed_forward(shape: Shape, setup: Setup) -> float:
 
 
 def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: an adapter's sum on gate or up: its map's output, the adapter's own and that
+    """Bytes per token: an adapter's sum on gate or up: its map's output, the adapter's own and that
     scaled, for up beside the activation; and a bfloat16 input once more in the adapter's float32.
     """
     if not adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj"):
@@ -292,8 +292,8 @@ def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
 
 
 def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: an adapter on down has the product in float32 and, for its first map, cast back
-    beside the base map's output; then that output, the adapter's own and that scaled. A fused
+    """Bytes per token: an adapter on down has the product in float32 and, for its first map, cast
+    back beside the base map's output; then that output, the adapter's own and that scaled. A fused
     matrix' output is held by its halves."""
     if not adapters(shape, setup, "down_proj"):
         return 0
@@ -335,7 +335,8 @@ def backward_transient(shape: Shape, setup: Setup) -> float:
 
 
 def feed_forward_backward(shape: Shape, setup: Setup) -> float:
-    """Those at the product of gate and up projections, or of the experts' weighted rows.
+    """Transient bytes of the backward pass at the product of gate and up projections, or of the
+    experts' weighted rows.
 
     LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer
     beside its gradient.

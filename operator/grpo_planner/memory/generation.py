@@ -102,7 +102,7 @@ def prefill_layer(shape: Shape, setup: Setup) -> float:
 
 
 def prefill_attention(shape: Shape, setup: Setup) -> float:
-    """Per token of the prompts: queries, keys and values of all heads and attention's output,
+    """Bytes per token of the prompts: queries, keys and values of all heads and attention's output,
     beside residual streams.
 
     With a kernel the additive mask's row as well; and under autocast the float32 states, rotated

@@ -105,8 +105,8 @@ def has_expert_gradients(shape: Shape, setup: Setup) -> bool:
 
 
 def saved_rows(shape: Shape, setup: Setup) -> float:
-    """Per token: rows in and out of the experts, the gated product, the router's probabilities, and
-    indices.
+    """Bytes per token: rows in and out of the experts, the gated product, the router's
+    probabilities, and indices.
 
     Where the experts have no gradient, the inputs of their products are not kept.
     """
@@ -128,8 +128,8 @@ def effective_weights(shape: Shape, setup: Setup) -> float:
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
-    """Per token: the weighted rows, in the experts' order and in the tokens', and those that the
-    experts read where they are not kept; or biases gathered for each row."""
+    """Bytes per token: the weighted rows, in the experts' order and in the tokens', and those that
+    the experts read where they are not kept; or biases gathered for each row."""
     weighted_rows = 2 * copies(shape) * weighted_element(shape, setup)
     read = 0 if has_expert_gradients(shape, setup) else copies(shape)
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
@@ -137,7 +137,7 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:
-    """Per token, without gradients: four times the rows at the end, or rows and the gate's
+    """Bytes per token, without gradients: four times the rows at the end, or rows and the gate's
     tensors."""
     rows = copies(shape)
     gate_tensors = 9.1 if shape.expert_bias else 4
@@ -148,7 +148,7 @@ def scoring_transient(shape: Shape, setup: Setup) -> float:
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
-    """Per token: the gradients of the weighted rows, of the rows, and their product with the
+    """Bytes per token: the gradients of the weighted rows, of the rows, and their product with the
     weights' gradient; those of GPT-OSS's gate come on top."""
     row_bytes = 3 * weighted_element(shape, setup)
     gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
@@ -156,9 +156,9 @@ def backward_transient(shape: Shape, setup: Setup) -> float:
 
 
 def gate_backward(shape: Shape, setup: Setup) -> float:
-    """Per token: gradients of the gated product and of both its factors, in place of the rows that
-    the experts returned and of the product, which only experts with a gradient keep; and of the
-    residual stream."""
+    """Bytes per token: gradients of the gated product and of both its factors, in place of the rows
+    that the experts returned and of the product, which only experts with a gradient keep; and of
+    the residual stream."""
     tensors = 2 if has_expert_gradients(shape, setup) else 3
     gradients = tensors * shape.intermediate * shape.active_experts - copies(shape)
     return setup.weight_bytes * gradients + setup.weight_bytes * shape.hidden

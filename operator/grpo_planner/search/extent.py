@@ -200,8 +200,8 @@ class Times:
         return self._least_sampling[key]
 
     def fitting_training(self, extent: Extent) -> list[tuple[float, float]]:
-        """Least seconds of training beside nothing, and by how much longer they count, for each
-        share of a GPU that is weighed."""
+        """For each share of a GPU that is weighed: the least seconds of training alone, and the
+        factor by which its risk makes them count longer."""
         if not extent.fitting_training:
             alone = extent.without_engine
             quickest, _ = alone.quickest

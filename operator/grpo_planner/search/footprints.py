@@ -397,10 +397,8 @@ class Footprints:
     def floor(
         self, method: Method, precision: Precision, world: int, *, engined: bool = False
     ) -> int:
-        """Bytes that each of `world` GPUs must have at the least for a method: the policy's own,
-        and what passes take. `engined`: an engine generates in its place, of which nothing is
-        counted.
-        """
+        """Lower bound of a method's bytes on each of `world` GPUs: the policy's states and the
+        passes. `engined`: an engine generates in its place, whose bytes are not counted."""
         # What the passes take doesn't shrink with more processes, and of a method it depends on
         # whether an adapter is trained. So one prediction does for all sizes of all pools.
         key = (method.lora, precision, engined)
