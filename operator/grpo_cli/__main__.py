@@ -40,7 +40,7 @@ COMMANDS = {
     "submit": Command("create the jobs of a file, and wait for their end if asked to", "jobs"),
     "list": Command("list jobs: what each does and how far it is", "jobs"),
     "why": Command("say in a few lines why a job is where it is, and what to do", "jobs"),
-    "wait": Command("wait for a job's end and say it by the exit code", "jobs", "submit"),
+    "wait": Command("wait for a job's end and say it by the exit code", "jobs"),
     "suspend": Command("let a job save a checkpoint and give its GPUs back", "jobs", "change"),
     "resume": Command("let a suspended job go on", "jobs", "change"),
     "retry": Command("try a failed job again", "jobs", "change"),

@@ -1,5 +1,5 @@
 """`grpo submit`: creates the objects of a file once its jobs are without mistakes, and may wait for
-their end. `grpo wait` waits for a job's end, whichever it is, and says it by the exit code."""
+their end."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -41,12 +41,3 @@ def run(options: Namespace) -> int:
         job_options = Namespace(**{**vars(options), "namespace": namespace})
         codes.append(wait_for_end(job_options, job.metadata["name"]))
     return next(filter(None, codes), 0)
-
-
-def register_wait(parser: ArgumentParser) -> None:
-    """Adds the arguments of `grpo wait`, which is 0 once the job has succeeded, 1 if it fails, 6 at
-    the timeout."""
-    parser.add_argument("name", help="name of the GRPOJob")
-    add_timeout(parser)
-    kubectl.add_arguments(parser)
-    parser.set_defaults(run=lambda options: wait_for_end(options, options.name))
