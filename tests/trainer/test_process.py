@@ -253,9 +253,10 @@ def page_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 page_faults()
-before, changed = page_faults(), keep_freed_memory(os.environ)
+before = page_faults()
+keep_freed_memory(os.environ)
 page_faults()
-print(before, page_faults(), changed)
+print(before, page_faults())
 """
 
 
@@ -267,10 +268,9 @@ def test_training_on_cpus_keeps_freed_memory_unless_the_job_has_settings_of_its_
     environment = os.environ | RETURN_FREED_MEMORY | changed
     command = [sys.executable, "-c", PAGE_FAULTS]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    before, after, is_changed = shown.stdout.split()
+    before, after = shown.stdout.split()
     pages = 50 * 2**20 // os.sysconf("SC_PAGESIZE")
     assert int(before) >= pages // 2, "each block is mapped and returned"
-    assert is_changed == str(not changed)
     assert (int(after) < pages // 50) is not bool(changed)
 
 

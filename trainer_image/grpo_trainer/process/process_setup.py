@@ -77,16 +77,15 @@ def unused_libraries(execution: ExecutionPlan) -> list[str]:
     return [name for name, used in needed.items() if not used]
 
 
-def keep_freed_memory(environment: Mapping[str, str]) -> bool:
-    """Let glibc keep freed memory for the next tensors. Return False, and change nothing, where the
-    environment does not have the pod's RETURN_FREED_MEMORY.
+def keep_freed_memory(environment: Mapping[str, str]) -> None:
+    """Let glibc keep freed memory for the next tensors, unless the environment has other settings
+    than the pod's RETURN_FREED_MEMORY.
 
     With those thresholds each tensor above 128 KiB is a mapping of its own. On CPUs a step makes
     thousands, and their page faults took a third of the first job's steps.
     """
     if not RETURN_FREED_MEMORY.items() <= environment.items():
-        return False
+        return
     libc = ctypes.CDLL(None)
     for option, value in KEEP_FREED_MEMORY.items():
         libc.mallopt(option, value)
-    return True
