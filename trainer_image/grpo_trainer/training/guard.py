@@ -189,7 +189,7 @@ class FindingGuard(LogReader):
         self._stop_on = guard.stop_on
         self._read_findings = read_findings
 
-    def read_logs(self, logs: Mapping[str, Any], _step: int) -> None:
+    def read_logs(self, logs: Mapping[str, Any], step: int) -> None:  # noqa: ARG002  all guards get it
         """Compare rank 0's findings with guard.stopOn. A collective where that is set.
 
         Raises:
