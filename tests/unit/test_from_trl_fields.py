@@ -117,6 +117,11 @@ def is_taken(name: str, value: Any, arguments: dict[str, Any], spec: dict[str, A
     return False
 
 
+def test_a_zero_is_a_setting_although_it_equals_false() -> None:
+    _, _, noted = arguments_of(script("model_init_kwargs={'device': 0}"))
+    assert "model_init_kwargs" in noted
+
+
 @given(seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=cases(40, gate=3), phases=[Phase.generate])  # shrinking takes minutes
 def test_every_field_reaches_trl_or_is_named(seed: int, data: st.DataObject) -> None:

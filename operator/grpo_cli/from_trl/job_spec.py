@@ -125,7 +125,8 @@ def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, given: 
         run.note(
             given.line, name, value, "the base is trained in its full precision, not quantised"
         )
-    elif value not in (None, False) and key not in WITHOUT_EFFECT:
+    # 0 equals False, but a device 0 is a setting
+    elif value is not None and value is not False and key not in WITHOUT_EFFECT:
         run.note(given.line, name, value, "the trainer loads the model with its own settings")
 
 
