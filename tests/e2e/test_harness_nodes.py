@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,12 @@ from harness.nodes.network import Addresses
 from harness.programs.processes import Processes, until
 from harness.settings import ClusterSettings, GpuSettings, load_settings
 
+SO_NETNS_COOKIE = 71  # Linux' asm-generic/socket.h; Python's socket module has no name for it
+PRINT_COOKIE = f"""
+import socket
+cookie = socket.socket().getsockopt(socket.SOL_SOCKET, {SO_NETNS_COOKIE}, 8)
+print(int.from_bytes(cookie, "little"))
+"""
 GANG = """
 apiVersion: v1
 kind: Namespace
@@ -279,10 +285,10 @@ def _host() -> dict[str, str]:
     return {kind: _output(command) for kind, command in commands.items()}
 
 
-def _traces(directory: Path, slot: int, namespaces: set[str]) -> dict[str, list[str]]:
+def _traces(directory: Path, slot: int, namespaces: set[int]) -> dict[str, list[str]]:
     """Return what is on the host of the cluster with this state folder and slot, by kind."""
     link = Addresses(slot).link
-    alive = _output("lsns --noheadings --type net --output NS").split()
+    alive = _cookies(Path("/proc").glob("[0-9]*"))
     return {
         "cgroups": [
             str(path) for root in cgroups.roots() for path in root.glob(cgroups.group(directory))
@@ -293,20 +299,38 @@ def _traces(directory: Path, slot: int, namespaces: set[str]) -> dict[str, list[
             for line in _output("ip route show table all").splitlines()
             if f"dev {link}" in line
         ],
-        "namespaces": [name for name in alive if name in namespaces],
+        "namespaces": [str(cookie) for cookie in alive & namespaces],
     }
 
 
-def _namespaces(directory: Path) -> set[str]:
+def _namespaces(directory: Path) -> set[int]:
     """Return the network namespaces of the cluster's processes and of its pods."""
-    host = Path("/proc/self/ns/net").readlink().name
     group, ours = cgroups.group(directory), set(Processes(directory).find())
-    found = set()
+    members = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
             if int(process.name) in ours or group in (process / "cgroup").read_text():
-                found.add((process / "ns" / "net").readlink().name)
-    return {name.strip("net:[]") for name in found - {host}}
+                members.append(process)
+    return _cookies(members) - _cookies([Path("/proc/self")])
+
+
+def _cookies(processes: Iterable[Path]) -> set[int]:
+    """Return the cookies of the processes' network namespaces.
+
+    The kernel gives a namespace's number (/proc/PID/ns/net) to the next one as soon as the first is
+    gone: a pod of a cluster beside this one may get it. It never gives a cookie twice.
+    """
+    by_number = {}
+    for process in processes:
+        with suppress(OSError):  # it ended meanwhile
+            by_number[(process / "ns" / "net").readlink()] = process
+    cookies = set()
+    for process in by_number.values():
+        command = ["nsenter", f"--net={process}/ns/net", sys.executable, "-c", PRINT_COOKIE]
+        answer = subprocess.run(command, check=False, capture_output=True, text=True)
+        if answer.returncode == 0:  # else it ended meanwhile
+            cookies.add(int(answer.stdout))
+    return cookies
 
 
 def _output(command: str) -> str:
