@@ -16,7 +16,7 @@ DEAD_WINDOW = 8
 """Generations without any live group that need no longer look."""
 NEARLY_ALL = 0.99
 LONG = 50
-"""Steps over which a reward must gain for a change to count as paid for."""
+"""Steps over which a reward must gain for cut completions to count as paid for."""
 KL_WINDOW = 20
 """Steps without a better reward after which the KL is held against it."""
 EVALUATIONS = 4
@@ -103,13 +103,21 @@ def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
     series = run.series["completion_length"]
     now = series.level()
     has_grown = now - series.first >= limits.LENGTH_RISE.value
-    is_growing = now >= limits.LENGTH_RATE.value * run.level_before("completion_length", LONG)
-    # A run that has learned to think keeps its length when its reward stands still.
-    has_paid = run.has_new_best(LONG) if is_growing else run.has_learned()
-    is_harmless = not has_grown or has_paid
+    # Compared with the time of half the length, not with some steps ago: where the length grows
+    # slowly, the reward gains less than its noise in any few steps.
+    half = now / limits.LENGTH_GROWTH.value
+    is_harmless = not has_grown or _has_better_reward(run, half)
     evidence = {"meanLength": now, "firstMeanLength": series.first} | _reward_evidence(run)
     score = _ratio(now, limits.LENGTH_GROWTH.value * series.first)
     return Verdict(0.0 if is_harmless else score, evidence)
+
+
+def _has_better_reward(run: RunNumbers, length: float) -> bool:
+    """Whether the reward stands noticeably above what it was when completions had this length."""
+    then = run.reward_at_length(length)
+    if math.isnan(then):
+        return False
+    return run.long_level(REWARD) > then + limits.NOTICEABLE.value * run.series[REWARD].error
 
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -209,18 +217,18 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
     """The policy moves away from its reference and gets nothing for it."""
     if not run.has_values("kl", 2 * SMOOTH):
         return None
-    now, peak = run.level("kl"), run.reward_gain
+    now, best = run.level("kl"), run.first_best_reward
     evidence = {"kl": now}
     guarded = now / limits.KL_ABSURD.value
     if run_limits.max_kl is not None:
         evidence["maxKL"] = run_limits.max_kl
         guarded = max(guarded, _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl))
-    then = peak.beside.get("kl")
     unpaid = 0.0
-    if then is not None and run.series[REWARD].count - peak.count >= KL_WINDOW:
-        evidence |= {"klAtBestReward": then, "bestReward": peak.value}
-        needed = max(limits.KL_GROWTH.value * then, then + limits.KL_RISE.value)
-        unpaid = _ratio(now, needed)
+    if best is not None and best.kl is not None:
+        evidence |= {"klAtBestReward": best.kl, "bestReward": best.value}
+        needed = max(limits.KL_GROWTH.value * best.kl, best.kl + limits.KL_RISE.value)
+        has_stood_still = run.series[REWARD].count - best.num_rewards >= KL_WINDOW
+        unpaid = _ratio(now, needed) if has_stood_still else 0.0
     return Verdict(max(guarded, unpaid), evidence | _reward_evidence(run))
 
 

@@ -129,10 +129,10 @@ class Peak:
         self.beside: dict[str, float] = {}
         """Levels of other series at that time."""
 
-    def is_reached(self, series: Series, errors: float = 1.0) -> bool:
-        """Return True if the series stands above its best level by more than `errors` standard
-        errors of a level."""
-        least_gain = errors * series.error if math.isfinite(self.value) else 0.0
+    def is_reached(self, series: Series) -> bool:
+        """Return True if the series stands above its best level by more than a level's standard
+        error."""
+        least_gain = series.error if math.isfinite(self.value) else 0.0
         return series.count >= SMOOTH and series.level() > self.value + least_gain
 
     def move(self, series: Series, beside: dict[str, float]) -> None:
@@ -148,11 +148,16 @@ class Peak:
 
 REWARD = "reward"
 DEAD_GROUPS = "zero_variance_groups"
-SAMPLED = ("completion_length", "completion_clipped_ratio", DEAD_GROUPS)
+LENGTH = "completion_length"
+SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 """TRL logs these of every generation, as it does the reward."""
 EQUAL_REWARDS = 1e-4
 """Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
 KEPT_EVALUATIONS = 64
+LONGER = 1.05
+"""Mean length over the longest so far from which it is remembered."""
+KEPT_LENGTHS = 256
+"""Enough to remember a length that grows from one token to 200,000."""
 SAVES = 3
 """Checkpoints over which their time is taken."""
 
@@ -168,6 +173,24 @@ def has_reward(row: StepRow) -> bool:
     return not math.isnan(row.values.get(REWARD, math.nan))
 
 
+class BestReward(NamedTuple):
+    """A level of the reward that was its best when it was reached."""
+
+    value: float
+    num_rewards: int
+    """Rewards until then."""
+    kl: float | None
+    """Level of the KL then; None where it had none."""
+
+
+class Longest(NamedTuple):
+    """A mean length of completions that was the longest when it was reached."""
+
+    length: float
+    reward: float
+    """Long level of the reward then; NaN where none was logged."""
+
+
 class RunNumbers:
     """The run so far."""
 
@@ -175,8 +198,9 @@ class RunNumbers:
         self.series: dict[str, Series] = {}
         self.rewards: dict[str, Series] = {}
         self.reward_peak = Peak()
-        self.reward_gain = Peak()
-        """The best reward that noise does not explain, with the KL that it was paid with."""
+        self._best_rewards: deque[BestReward] = deque()
+        """The best levels so far that noise may explain the newest by, oldest first."""
+        self._longest: deque[Longest] = deque(maxlen=KEPT_LENGTHS)
         self.peaks: dict[str, Peak] = {}
         """Best level of each reward function, with the levels of the others then."""
         self.evaluations: deque[tuple[float, float]] = deque(maxlen=KEPT_EVALUATIONS)
@@ -227,24 +251,33 @@ class RunNumbers:
             return math.nan
         return series.first if first else series.level()
 
-    def level_before(self, key: str, count: int) -> float:
-        """Level of a number `count` steps ago, or of its first steps where there are no more."""
-        series = self.series[key]
-        has_earlier = len(series.newest(SMOOTH, count)) == SMOOTH
-        return series.level(ago=count) if has_earlier else series.first
+    def long_level(self, key: str) -> float:
+        """Level of a number now, of twice as many values; NaN where it was never logged."""
+        series = self.series.get(key)
+        return math.nan if series is None or not series.count else series.level(2 * SMOOTH)
 
-    def has_new_best(self, count: int) -> bool:
-        """Return True if the reward reached its best level within the last `count` steps."""
-        series = self.series.get(REWARD)
-        return series is not None and series.count - self.reward_peak.count < count
+    @property
+    def first_best_reward(self) -> BestReward | None:
+        """The first best level that only noise may set apart from the newest: since then the reward
+        has not risen. None before the reward has a level.
 
-    def has_learned(self, count: int | None = None) -> bool:
-        """Return True if the reward stands noticeably above its level of `count` steps ago; unset:
-        above that of the first steps."""
+        The newest itself would be a late one: noise alone sets new ones for ever.
+        """
+        return self._best_rewards[0] if self._best_rewards else None
+
+    def reward_at_length(self, length: float) -> float:
+        """The reward when completions were longest within this length; NaN if they never were or
+        no reward was logged then."""
+        shorter = [entry for entry in self._longest if entry.length <= length]
+        return shorter[-1].reward if shorter else math.nan
+
+    def has_learned(self, count: int) -> bool:
+        """Return True if the reward stands noticeably above its level of `count` steps ago."""
         series = self.series.get(REWARD)
         if series is None or series.count < 2 * SMOOTH:
             return False
-        before = series.first if count is None else self.level_before(REWARD, count)
+        has_earlier = len(series.newest(SMOOTH, count)) == SMOOTH
+        before = series.level(ago=count) if has_earlier else series.first
         return series.level() > before + NOTICEABLE.value * series.error
 
     def _count_missing_rewards(self, row: StepRow) -> None:
@@ -268,22 +301,38 @@ class RunNumbers:
         return values.get(key, 0.0) > self._last_values.get(key, 0.0)
 
     def _move_peaks(self, row: StepRow) -> None:
-        reward = self.series.get(REWARD)
-        if reward is not None and REWARD in row.values:
-            if self.reward_peak.is_reached(reward):
-                self.reward_peak.move(reward, self._levels())
-            if self.reward_gain.is_reached(reward, BEST_OF_NOISE.value):
-                self.reward_gain.move(reward, self._levels())
+        if REWARD in row.values:
+            self._move_reward_peak(self.series[REWARD])
+        self._add_longest()
         for name in row.rewards:
             series = self.rewards[name]
             peak = self.peaks.setdefault(name, Peak())
             if peak.is_reached(series):
                 peak.move(series, self._levels())
 
+    def _move_reward_peak(self, reward: Series) -> None:
+        peak = self.reward_peak
+        if not peak.is_reached(reward):
+            return
+        peak.move(reward, self._levels())
+        self._best_rewards.append(BestReward(peak.value, peak.count, peak.beside.get("kl")))
+        # Those that are worse by more than noise explains are forgotten.
+        least = peak.value - BEST_OF_NOISE.value * reward.error
+        while self._best_rewards[0].value < least:
+            self._best_rewards.popleft()
+
+    def _add_longest(self) -> None:
+        """Remember the mean length, with the reward then, if it is clearly longer than ever."""
+        if not self.has_values(LENGTH):
+            return
+        length = self.level(LENGTH)
+        if not self._longest or length > LONGER * self._longest[-1].length:
+            self._longest.append(Longest(length, self.long_level(REWARD)))
+
     def _levels(self) -> dict[str, float]:
         """Levels of the numbers that are compared with those at a best one; a reward function's is
         under `rewards/NAME`."""
-        watched = ("kl", "completion_length", REWARD)
+        watched = ("kl", LENGTH, REWARD)
         levels = {key: self.level(key) for key in watched if self.has_values(key)}
         for name, series in self.rewards.items():
             if series.count >= SMOOTH:

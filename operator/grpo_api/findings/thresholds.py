@@ -44,10 +44,9 @@ TRUNCATED_RISE = Threshold(
     0.25, "rise of that share", "a run that began so may have a limit on purpose"
 )
 LENGTH_GROWTH = Threshold(
-    2.0, "mean length over its beginning", "reasoning grows so too, and its reward rises with it"
-)
-LENGTH_RATE = Threshold(
-    1.15, "mean length over that of 50 steps before", "below it the length stands still"
+    2.0,
+    "mean length over its beginning",
+    "reasoning grows so too; its reward is better than at half the length",
 )
 LENGTH_RISE = Threshold(32.0, "rise of the mean length in tokens", "short answers vary by a word")
 REWARD_LOSS = Threshold(
@@ -66,7 +65,7 @@ NOTICEABLE = Threshold(
     2.0, "gain in standard errors of a level", "below it a reward counts as standing still"
 )
 BEST_OF_NOISE = Threshold(
-    4.0, "gain in standard errors of a level", "noise alone sets new records below it"
+    4.0, "gain in standard errors of a level", "noise alone sets new best levels below it"
 )
 KL_GUARD_SHARE = Threshold(
     0.8, "KL over guard.maxKL", "leaves time to act before the guard ends the attempt"

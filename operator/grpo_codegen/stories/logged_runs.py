@@ -129,6 +129,13 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
         "LengthExploding",
         {"completions/mean_length": Noisy(ramp(250, 800)), "reward": Noisy(always(0.8))},
     ),
+    "answers grow when all is learned": (
+        "LengthExploding",
+        {
+            "completions/mean_length": Noisy(ramp(250, 900, 260)),
+            "reward": Noisy(towards(0.2, 0.8, 25), 0.06),
+        },
+    ),
     "the reward falls": ("RewardFalling", {"reward": Noisy(ramp(1.5, 0.1), 0.06)}),
     "the reward fell long ago": ("RewardFalling", {"reward": Noisy(_step(1.5, 0.4), 0.06)}),
     "format is rewarded and accuracy lost, longer answers": (
@@ -177,6 +184,14 @@ WELL: dict[str, dict[str, Noisy | None]] = {
     "reasoning grows with the reward": {
         "completions/mean_length": Noisy(ramp(500, 4000, 300, 1)),
         "reward": Noisy(towards(0.2, 0.8, 200), 0.06),
+    },
+    "reasoning grows slowly with a noisy reward": {
+        "completions/mean_length": Noisy(ramp(500, 2500, 300, 1)),
+        "reward": Noisy(towards(0.3, 0.6, 200), 0.12),
+    },
+    "reasoning grows at once": {
+        "completions/mean_length": Noisy(ramp(300, 3000, 120, 20)),
+        "reward": Noisy(ramp(0.2, 0.8, 120, 20), 0.08),
     },
     "long reasoning that has settled": {
         "completions/mean_length": Noisy(towards(500, 3000, 60)),
