@@ -122,6 +122,13 @@ def test_a_zero_is_a_setting_although_it_equals_false() -> None:
     assert "model_init_kwargs" in noted
 
 
+def test_the_first_layer_alone_of_an_adapter_is_named() -> None:
+    config = "peft_config=LoraConfig(layers_to_transform=0)"
+    text = script().replace("reward_funcs=letters", f"reward_funcs=letters, {config}")
+    _, _, noted = arguments_of("from peft import LoraConfig\n" + text)
+    assert "layers_to_transform" in noted
+
+
 @given(seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=cases(40, gate=3), phases=[Phase.generate])  # shrinking takes minutes
 def test_every_field_reaches_trl_or_is_named(seed: int, data: st.DataObject) -> None:

@@ -58,7 +58,7 @@ def read_config(values: Mapping[str, Given], source: str, read_module: ReadModul
             run.note(given.line, name, "", "set spec.env; secrets go there by valueFrom")
         elif name in FIELDS or name not in CLI_PLACES:
             run.config[name] = given
-        elif CLI_PLACES[name].kind == "Refused" and given.value not in (None, False):
+        elif CLI_PLACES[name].kind == "Refused" and given.value:
             place = CLI_PLACES[name]
             fix = f"; use spec.{place.path}" if place.path else ""
             run.note(given.line, name, given.value, f"{place.reason}{fix}")

@@ -121,12 +121,11 @@ def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, given: 
         builder.put("model.trustRemoteCode", value, name, given)
     elif key in ("token", "use_auth_token"):
         run.note(given.line, name, "", "set model.tokenSecretRef")
-    elif key in QUANTISING and value not in (None, False):
+    elif key in QUANTISING and value:
         run.note(
             given.line, name, value, "the base is trained in its full precision, not quantised"
         )
-    # 0 equals False, but a device 0 is a setting
-    elif value is not None and value is not False and key not in WITHOUT_EFFECT:
+    elif given.is_set and key not in WITHOUT_EFFECT:
         run.note(given.line, name, value, "the trainer loads the model with its own settings")
 
 
@@ -244,7 +243,8 @@ def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
             run.note(modules.line, "target_modules", modules.value, advice)
     for field, given in run.lora.items():
         is_known = field in LORA_FIELDS or field == "target_modules"
-        if is_known or given.value in (None, False, PEFT_DEFAULTS.get(field)):
+        is_default = field in PEFT_DEFAULTS and given.value == PEFT_DEFAULTS[field]
+        if is_known or is_default or not given.is_set:
             continue
         advice = "a job's adapter has rank, alpha, dropout and targetModules"
         if field == "use_rslora":

@@ -41,6 +41,12 @@ class Given:
     value: Any
     line: int
 
+    @property
+    def is_set(self) -> bool:
+        """Return True for all but None and False. 0 equals False, but a device 0 or a layer 0 is a
+        setting."""
+        return self.value is not None and self.value is not False
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
