@@ -82,7 +82,12 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
         if not target.exists():
             part = target.parent / f".{target.name}.part"
             remove(part)
-            make(part)
+            try:
+                make(part)
+            except BaseException:
+                # A full disk stays full where the half of an image of 9 GB stays on it.
+                remove(part)
+                raise
             part.rename(target)
             os.utime(target)  # a make may set an older time, and the newest are kept
             _drop_old(target)

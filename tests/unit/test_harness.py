@@ -45,17 +45,22 @@ def test_parts_of_a_key_cannot_run_together() -> None:
     assert content_key("ab", "c") != content_key("a", "bc")
 
 
-def test_an_interrupted_build_is_started_anew(tmp_path: Path) -> None:
-    target = tmp_path / "tool"
-
+def test_an_interrupted_build_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
     def interrupted(part: Path) -> None:
         part.mkdir()
         (part / "half").touch()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached(target, interrupted)
-    assert not target.exists()
+        cached(tmp_path / "tool", interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == [".tool.lock"]
+
+
+def test_a_build_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    target = tmp_path / "tool"
+    killed = tmp_path / ".tool.part"
+    killed.mkdir()
+    (killed / "half").touch()
     assert cached(target, lambda part: part.mkdir()) == target
     assert list(target.iterdir()) == []
 
