@@ -8,7 +8,17 @@ import math
 from itertools import pairwise
 
 from . import thresholds as limits
-from .run_numbers import DEAD_GROUPS, REWARD, SMOOTH, Peak, RunLimits, RunNumbers, Verdict
+from .run_numbers import (
+    DEAD_GROUPS,
+    GRADIENT,
+    LENGTH,
+    REWARD,
+    SMOOTH,
+    Peak,
+    RunLimits,
+    RunNumbers,
+    Verdict,
+)
 
 GROUPS_WINDOW = 20
 """Generations over which the share of dead groups is taken: a batch has few groups."""
@@ -17,8 +27,11 @@ DEAD_WINDOW = 8
 NEARLY_ALL = 0.99
 LONG = 50
 """Steps over which a reward must gain for cut completions to count as paid for."""
-KL_WINDOW = 20
-"""Steps without a better reward after which the KL is held against it."""
+PATIENCE = 20
+"""Steps without a better reward after which a greater KL or length is held against it."""
+NO_GRADIENT = 2.0
+"""Score of a step whose gradient is infinite or NaN. One alone does not matter: a gradient scaler
+leaves it out."""
 EVALUATIONS = 4
 """Evaluations that a trend needs."""
 
@@ -98,26 +111,32 @@ def _has_fixed_length(run: RunNumbers) -> bool:
 
 def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """Completions get longer and not better."""
-    if not run.has_values("completion_length", 2 * SMOOTH):
+    if not run.has_values(LENGTH, 2 * SMOOTH):
         return None
-    series = run.series["completion_length"]
+    series = run.series[LENGTH]
     now = series.level()
     has_grown = now - series.first >= limits.LENGTH_RISE.value
-    # Compared with the time of half the length, not with some steps ago: where the length grows
-    # slowly, the reward gains less than its noise in any few steps.
-    half = now / limits.LENGTH_GROWTH.value
-    is_harmless = not has_grown or _has_better_reward(run, half)
     evidence = {"meanLength": now, "firstMeanLength": series.first} | _reward_evidence(run)
+    is_harmless = not has_grown or _has_paid_for_length(run)
     score = _ratio(now, limits.LENGTH_GROWTH.value * series.first)
     return Verdict(0.0 if is_harmless else score, evidence)
 
 
-def _has_better_reward(run: RunNumbers, length: float) -> bool:
-    """Whether the reward stands noticeably above what it was when completions had this length."""
-    then = run.reward_at_length(length)
-    if math.isnan(then):
+def _has_paid_for_length(run: RunNumbers) -> bool:
+    """Whether the reward stands noticeably above what it was when completions were half as long, or
+    may still come to do so.
+
+    The time of half the length, and not some steps ago: where the length grows slowly, the reward
+    gains less than its noise in any few steps.
+    """
+    series = run.series[LENGTH]
+    then = run.first_longer_than(series.level() / limits.LENGTH_GROWTH.value)
+    if then is None or series.count - then.num_lengths < PATIENCE:
+        return True
+    if not run.has_values(REWARD, 1) or math.isnan(then.reward):
         return False
-    return run.long_level(REWARD) > then + limits.NOTICEABLE.value * run.series[REWARD].error
+    least_gain = limits.NOTICEABLE.value * run.series[REWARD].error
+    return run.long_level(REWARD) > then.reward + least_gain
 
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -154,6 +173,9 @@ def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:
     if rival is None:
         return Verdict(0.0, {})
     other, before = rival
+    if peak.value <= 0:
+        # A penalty that grows less than another reward gains is its price, as that of long answers.
+        limit = max(limit, limits.HACKED_LOSS.value * (run.rewards[other].level() - before))
     evidence = {
         name: fallen.level(),
         f"{name} at its best": peak.value,
@@ -183,8 +205,8 @@ def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] 
 
 def _has_side_effect(run: RunNumbers, peak: Peak) -> bool:
     """Whether answers have become of another length, or the policy another one, since then."""
-    length, kl = (peak.beside.get(key) for key in ("completion_length", "kl"))
-    is_longer = length is not None and abs(run.level("completion_length") / length - 1) >= 0.2
+    length, kl = (peak.beside.get(key) for key in (LENGTH, "kl"))
+    is_longer = length is not None and abs(run.level(LENGTH) / length - 1) >= 0.2
     is_further = kl is not None and run.level("kl") >= 1.5 * kl + 0.01
     return is_longer or is_further
 
@@ -227,17 +249,20 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
     if best is not None and best.kl is not None:
         evidence |= {"klAtBestReward": best.kl, "bestReward": best.value}
         needed = max(limits.KL_GROWTH.value * best.kl, best.kl + limits.KL_RISE.value)
-        has_stood_still = run.series[REWARD].count - best.num_rewards >= KL_WINDOW
+        has_stood_still = run.series[REWARD].count - best.num_rewards >= PATIENCE
         unpaid = _ratio(now, needed) if has_stood_still else 0.0
     return Verdict(max(guarded, unpaid), evidence | _reward_evidence(run))
 
 
 def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
-    """Gradients grow, or most of a step is clipped."""
+    """Gradients grow or are no numbers, or most of a step is clipped."""
     scores: list[float] = []
     evidence: dict[str, float] = {}
-    if run.has_values("grad_norm", 2 * SMOOTH):
-        series = run.series["grad_norm"]
+    if run.steps_without_gradient:
+        scores.append(NO_GRADIENT)
+        evidence["stepsWithoutGradient"] = float(run.steps_without_gradient)
+    if run.has_values(GRADIENT, 2 * SMOOTH):
+        series = run.series[GRADIENT]
         limit = max(limits.GRADIENT_GROWTH.value * series.first, limits.GRADIENT_LEAST.value)
         scores.append(_ratio(series.level(), limit))
         evidence |= {"gradNorm": series.level(), "firstGradNorm": series.first}

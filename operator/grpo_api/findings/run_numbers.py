@@ -149,6 +149,7 @@ class Peak:
 REWARD = "reward"
 DEAD_GROUPS = "zero_variance_groups"
 LENGTH = "completion_length"
+GRADIENT = "grad_norm"
 SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 """TRL logs these of every generation, as it does the reward."""
 EQUAL_REWARDS = 1e-4
@@ -187,6 +188,8 @@ class Longest(NamedTuple):
     """A mean length of completions that was the longest when it was reached."""
 
     length: float
+    num_lengths: int
+    """Lengths until then."""
     reward: float
     """Long level of the reward then; NaN where none was logged."""
 
@@ -207,6 +210,8 @@ class RunNumbers:
         """Each with the level of the training reward then."""
         self.steps_without_reward = 0
         """Generations in a row of which no completion had a reward."""
+        self.steps_without_gradient = 0
+        """Steps in a row whose gradient norm is infinite or NaN."""
         self.saves: deque[float] = deque(maxlen=SAVES)
         """Seconds of the newest checkpoints."""
         self.seconds_since_saves: deque[float] = deque(maxlen=SAVES)
@@ -233,6 +238,9 @@ class RunNumbers:
         if row.rank_seconds:
             self.rank_seconds.append(row.rank_seconds)
         self._count_missing_rewards(row)
+        if GRADIENT in values:
+            is_finite = math.isfinite(values[GRADIENT])
+            self.steps_without_gradient = 0 if is_finite else self.steps_without_gradient + 1
         self._count_saves(values)
         self._move_peaks(row)
         if row.evaluation is not None and math.isfinite(row.evaluation):
@@ -265,11 +273,9 @@ class RunNumbers:
         """
         return self._best_rewards[0] if self._best_rewards else None
 
-    def reward_at_length(self, length: float) -> float:
-        """The reward when completions were longest within this length; NaN if they never were or
-        no reward was logged then."""
-        shorter = [entry for entry in self._longest if entry.length <= length]
-        return shorter[-1].reward if shorter else math.nan
+    def first_longer_than(self, length: float) -> Longest | None:
+        """What was when completions became longer than this on average; None if they never did."""
+        return next((entry for entry in self._longest if entry.length > length), None)
 
     def has_learned(self, count: int) -> bool:
         """Return True if the reward stands noticeably above its level of `count` steps ago."""
@@ -327,7 +333,8 @@ class RunNumbers:
             return
         length = self.level(LENGTH)
         if not self._longest or length > LONGER * self._longest[-1].length:
-            self._longest.append(Longest(length, self.long_level(REWARD)))
+            num_lengths = self.series[LENGTH].count
+            self._longest.append(Longest(length, num_lengths, self.long_level(REWARD)))
 
     def _levels(self) -> dict[str, float]:
         """Levels of the numbers that are compared with those at a best one; a reward function's is

@@ -88,6 +88,10 @@ def _step(first: float, last: float) -> Line:
     return ramp(first, last, CHANGE + 1)
 
 
+def _numbers_until_change(step: int) -> float:
+    return 0.6 if step < CHANGE else math.nan
+
+
 _HACKED = {
     "rewards/accuracy/mean": Noisy(ramp(1.0, 0.2), 0.08),
     "rewards/format/mean": Noisy(ramp(0.2, 2.0), 0.08),
@@ -159,6 +163,7 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
         },
     ),
     "the gradient grows": ("StepsTooLarge", {"grad_norm": Noisy(ramp(0.5, 25, 160), 0.3)}),
+    "gradients are no numbers": ("StepsTooLarge", {"grad_norm": Noisy(_numbers_until_change)}),
     "most tokens are clipped": (
         "StepsTooLarge",
         {"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100), 0.1)},
@@ -192,6 +197,17 @@ WELL: dict[str, dict[str, Noisy | None]] = {
     "reasoning grows at once": {
         "completions/mean_length": Noisy(ramp(300, 3000, 120, 20)),
         "reward": Noisy(ramp(0.2, 0.8, 120, 20), 0.08),
+    },
+    "reasoning grows before the reward": {
+        "completions/mean_length": Noisy(ramp(200, 900, 90), 0.08),
+        "reward": Noisy(ramp(0.5, 1.5, 110, 70), 0.06),
+    },
+    "a penalty on length grows with the accuracy": {
+        "completions/mean_length": Noisy(towards(300, 700)),
+        "reward": Noisy(towards(0.2, 0.75, 100), 0.08),
+        "rewards/accuracy/mean": Noisy(towards(0.2, 0.8, 100), 0.08),
+        "rewards/overlong/mean": Noisy(towards(-0.005, -0.06), 0.3),
+        "rewards/format/mean": None,
     },
     "long reasoning that has settled": {
         "completions/mean_length": Noisy(towards(500, 3000, 60)),
