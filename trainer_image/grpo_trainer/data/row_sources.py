@@ -111,8 +111,10 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
         matches = sorted(root.glob(path)) if "*" in path else [root / path]
         matches = [match for match in matches if match.is_file()]
         if not matches:
-            names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else ["nothing"]
-            there = ", ".join(names[:10])
+            entries = sorted(root.iterdir()) if root.is_dir() else []
+            # A folder's name ends in a slash: its files are named by FOLDER/*.
+            names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+            there = ", ".join(names[:10]) or "nothing"
             raise BadInput(
                 f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has "
                 f"{there}"
@@ -141,7 +143,7 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
     try:
         file = FileTable(name, _parquet_table(path, most_rows))
     except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(f"{name} can't be read as Parquet: {error}") from error
+        raise BadInput(f"{name} can't be read as Parquet: {error}; copy the file again") from error
     for column in file.table.column_names:
         try:
             file.table[column].validate(full=True)

@@ -1,7 +1,11 @@
 """Checks the models of a job by their small files: configuration, tokenizer, and whether the
 weights are there."""
 
+import ast
+import functools
+import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 from grpo_api.spec.model_config import untrainable_message
@@ -37,6 +41,7 @@ def check_policy(preflight: Preflight) -> Any:
         from ..weights.model_files import architecture_of_config
 
         config = _load_config(source, remote_code=model.trust_remote_code)
+        _require_causal(config, remote_code=model.trust_remote_code)
         findings.architecture = architecture_of_config(config)
     with findings.check(path):
         return load_tokenizer(source, model.trust_remote_code, model.chat_template)
@@ -105,3 +110,43 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
             f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
             "transformers knows, or set spec.model.trustRemoteCode"
         ) from error
+
+
+def _require_causal(config: Any, *, remote_code: bool) -> None:
+    """Make sure that the trainer can load the model, as it can't most of those that see images.
+
+    Raises:
+        BadInput: AutoModelForCausalLM knows no class for it.
+    """
+    own_classes = getattr(config, "auto_map", None) or {}
+    has_own_class = remote_code and "AutoModelForCausalLM" in own_classes
+    if has_own_class or config.model_type in _causal_types():
+        return
+    classes = ", ".join(config.architectures or ["a model"])
+    raise BadInput(
+        f"config.json is that of {classes}, model_type {config.model_type}, which "
+        "AutoModelForCausalLM does not load: set spec.model.name to a causal language model "
+        "(…ForCausalLM)"
+    )
+
+
+@functools.cache
+def _causal_types() -> frozenset[str]:
+    """The types that this image's AutoModelForCausalLM loads.
+
+    The module that lists them imports torch, for which a preflight has neither time nor memory:
+    it is read and not run.
+    """
+    package = importlib.util.find_spec("transformers")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    folder = Path(package.submodule_search_locations[0])
+    module = ast.parse((folder / "models/auto/modeling_auto.py").read_text(encoding="utf-8"))
+    for statement in module.body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")],
+                value=ast.Call(args=[pairs]),
+            ):
+                return frozenset(dict(ast.literal_eval(pairs)))
+    raise LookupError("transformers has no MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")

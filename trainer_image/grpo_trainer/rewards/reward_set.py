@@ -219,9 +219,12 @@ def check_answers(name: str, accuracy: AccuracyReward, rows: datasets.Dataset) -
     for index, cell in enumerate(rows[column]):
         row = f"{where}, row {index + 1} of those that are trained on"
         if not isinstance(cell, str | int | float):
-            raise BadInput(f"{row}: {cell!r:.80} is neither text nor a number")
+            raise BadInput(
+                f"{row}: {cell!r:.80} is neither text nor a number; write an answer, or remove the "
+                "row"
+            )
         if not expected_answer(cell):
-            raise BadInput(f"{row}: the answer is empty")
+            raise BadInput(f"{row}: the answer is empty; write one, or remove the row")
         if numeric and parse_number(expected_answer(cell)) is None:
             problem = (
                 f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to "

@@ -130,13 +130,33 @@ def load_tokenizer(
             truncation_side="left",
             trust_remote_code=remote_code,
         )
-    except (OSError, ValueError) as error:
-        raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
+    # The tokenizers library raises anything at a damaged file.
+    except Exception as error:
+        raise BadInput(
+            f"model {source.name} has no usable tokenizer: {type(error).__name__}: {error}; save "
+            "it again beside the model"
+        ) from error
+    _require_files(tokenizer, source)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _require_files(tokenizer: Any, source: Source) -> None:
+    """Make sure that the tokenizer was read from a file. Where there is none, transformers makes an
+    empty one of some model types, by which every prompt has no token.
+
+    Raises:
+        BadInput: the folder has none of the tokenizer's files.
+    """
+    names = sorted(set(tokenizer.vocab_files_names.values()))
+    if names and not any((source.folder / name).is_file() for name in names):
+        raise BadInput(
+            f"model {source.name} has no tokenizer, none of {', '.join(names)}; save it beside the "
+            "model with tokenizer.save_pretrained"
+        )
 
 
 def require_decoder(tokenizer: "PreTrainedTokenizerBase") -> None:
