@@ -120,6 +120,12 @@ def test_host_memory_is_given_or_said_to_be_assumed() -> None:
     )
 
 
+def test_more_gpus_than_a_machine_has_are_said_to_be_of_one_node() -> None:
+    (note,) = parse_gpus("64xH100", 8192 * GIB).warnings
+    assert note == "64xH100 is one node of 64 GPUs: for nodes of 8 write 8x8xH100"
+    assert parse_gpus("2x16xA100", 2048 * GIB).warnings == ()
+
+
 def test_a_refusal_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "Qwen/Qwen2.5-32B", "--gpus", "1xL4", "-o", "json"]) == 3
     assert "128 GiB of host memory per node are assumed" in capsys.readouterr().err

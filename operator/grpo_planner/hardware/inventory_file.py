@@ -7,6 +7,7 @@ planned without a cluster. It is parsed as strictly as a job: an unknown field i
 GPU products may have their short names in it.
 """
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -56,6 +57,10 @@ class NodeGroup(Model):
     """Links of the GPUs."""
     gpu_hour_price: Annotated[float, Field(ge=0, le=1e6)] = 0
     """Price of one GPU for an hour, in any currency; 0: none."""
+
+
+USUAL_GPUS = 8
+"""Most GPUs of nearly all machines."""
 
 
 class InventoryFile(Model):
@@ -112,13 +117,18 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         raise InventoryInvalid(f"{text!r}: {problem}")
     host_gib: float
     warnings: tuple[str, ...] = ()
+    if match[1] is None and gpus > USUAL_GPUS:
+        nodes = math.ceil(gpus / USUAL_GPUS)
+        warnings += (
+            f"{text} is one node of {gpus} GPUs: for nodes of {USUAL_GPUS} write "
+            f"{nodes}x{USUAL_GPUS}x{name}",
+        )
     if host_memory is None:
         host_gib = DEFAULT_HOST_GIB * gpus
-        assumption = (
+        warnings += (
             f"{host_gib} GiB of host memory per node are assumed: say how much there is by "
-            "--host-memory"
+            "--host-memory",
         )
-        warnings = (assumption,)
     else:
         host_gib = host_memory / GIB
     group = NodeGroup(
