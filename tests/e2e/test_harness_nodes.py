@@ -3,6 +3,7 @@ it."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -252,13 +253,14 @@ def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
 )
 def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
     before = _host()
-    name = f"halfway-{os.getpid()}"
+    name = f"halfway-{os.getpid()}-{role.rpartition('/')[2]}"
     processes = Processes(clusters_folder() / name)
     command = [sys.executable, "-m", "harness", "--name", name, "up", "--nodes", "1"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
     ) as owner:
         until(f"the process {role}", lambda: processes.find(role))
+        owner.send_signal(signal.SIGSTOP)  # or it is through before it is killed
         slot = load_settings(processes.directory).slot
         used = _namespaces(processes.directory)
         owner.kill()
