@@ -25,6 +25,7 @@ from .spec.dataset import DatasetSpec
 from .spec.generation import GenerationSpec
 from .spec.keyword_arguments import override_refusal, vllm_refusal
 from .spec.model import ModelSpec
+from .spec.other_names import other_name_hint
 from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .spec.tracking import TrackingSpec
@@ -431,7 +432,7 @@ def _problem_message(problem: ErrorDetails) -> str:
     match problem:
         case {"type": "extra_forbidden", "loc": ("training", "overrides", str(name))}:
             return override_refusal(name, problem["input"])
-    return problem_message(problem, _spec_schema())
+    return problem_message(problem, _spec_schema(), other_name_hint)
 
 
 @cache

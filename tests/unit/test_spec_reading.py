@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.job import SpecInvalid, parse_spec
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.spec.other_names import OTHER_NAMES
 from grpo_api.text.contract import RESERVED_MOUNTS
+from grpo_api.text.schema import schema_fields, structural_schema
 from tests.container_samples import NORMALISED
 from tests.samples import GOOD, SPEC, changed
 
@@ -148,6 +150,38 @@ def test_a_required_field_that_is_null_is_missing() -> None:
             {"placement.resources": {"limits": {}}},
             "spec.placement.resources: unknown field; did you mean spec.resources?",
         ),
+        ({"lora": {}}, "spec.lora: unknown field; did you mean spec.adapter?"),
+        ({"adapter.r": 8}, "spec.adapter.r: unknown field; did you mean spec.adapter.rank?"),
+        (
+            {"checkpoint.pvc": "a"},
+            "spec.checkpoint.pvc: unknown field; did you mean spec.checkpoint.volume?",
+        ),
+        (
+            {"training.klCoef": 1},
+            "spec.training.klCoef: unknown field; did you mean spec.training.beta?",
+        ),
+        (
+            {"training.save_steps": 1},
+            "spec.training.save_steps: unknown field; did you mean spec.checkpoint.everySteps?",
+        ),
+        (
+            {"deepspeed": {}},
+            "spec.deepspeed: unknown field; the plan decides how ranks work together; see "
+            "spec.placement",
+        ),
+        (
+            {"training.tf32": True},
+            "spec.training.tf32: unknown field; did you mean spec.training.overrides.tf32?",
+        ),
+        (
+            {"generation.engine": "vLLM"},
+            "spec.generation.engine: must be one of Auto, Transformers, Colocated, Servers; did "
+            'you mean Colocated? (got "vLLM")',
+        ),
+        (
+            {"env": {"A": "b"}},
+            'spec.env: must be a list, with fields such as `- name: …` below it (got {"A": "b"})',
+        ),
         ({"gpus": {"min": 1}}, "spec.gpus: unknown field; did you mean spec.placement.gpus?"),
         (
             {"monitoring": {}},
@@ -177,3 +211,8 @@ def test_an_unknown_field_is_answered_with_the_right_name(
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(changed(changes))
     assert says in caught.value.problems
+
+
+def test_every_other_name_leads_to_a_field() -> None:
+    paths = {path for path, _ in schema_fields(structural_schema(GRPOJobSpec, defaults=False))}
+    assert set(OTHER_NAMES.values()) <= paths

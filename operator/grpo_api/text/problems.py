@@ -55,6 +55,9 @@ _PATTERNS = {
 }
 """What a text must be that breaks one of the patterns which many fields have."""
 
+_OTHER_VALUES = {"vllm": "Colocated", "hf": "Transformers"}
+"""Values by other names, in small letters."""
+
 Limits = dict[str, Any]
 
 
@@ -86,7 +89,6 @@ _REQUIREMENTS: dict[str, Callable[[Limits], str]] = {
     "string_too_short": lambda limits: _characters(limits, "at least", "min_length"),
     "string_too_long": lambda limits: _characters(limits, "at most", "max_length"),
     "string_type": lambda _: "must be text; a number in quotes is text",
-    "list_type": lambda _: "must be a list",
     "dict_type": lambda _: "must be an object of keys and values",
     "int_from_float": lambda _: "must be a whole number",
     "finite_number": lambda _: "must be a finite number",
@@ -106,12 +108,21 @@ _REQUIREMENTS: dict[str, Callable[[Limits], str]] = {
 """What is allowed, by pydantic's type of an error; the limits are those of the field."""
 
 
-def problem_message(problem: ErrorDetails, schema: Schema) -> str:
-    """`spec.training.beta: must be at least 0 (got -1)`; `schema` is the structural schema of the
-    spec."""
+def problem_message(
+    problem: ErrorDetails, schema: Schema, other_name: Callable[[Sequence[int | str]], str]
+) -> str:
+    """`spec.training.beta: must be at least 0 (got -1)`.
+
+    Args:
+        problem: pydantic's error.
+        schema: the structural schema of the spec.
+        other_name: of the path of an unknown field what to write, if it is another program's.
+    """
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
+        return (
+            f"{dotted_path(path)}: {_unknown(problem['loc'], schema, other_name(problem['loc']))}"
+        )
     return f"{dotted_path(path)}: {requirement(problem, schema)}{_given(problem)}"
 
 
@@ -135,12 +146,18 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     if kind == "literal_error":
         return _choice_requirement(problem, place)
     if kind == "model_type":
-        fields = place.get("required") or list(place.get("properties", ()))
-        example = f", with fields such as `{fields[0]}: …` below it" if fields else ""
-        return f"must be an object{example}"
+        return f"must be an object{_example(place, '')}"
+    if kind == "list_type":
+        return f"must be a list{_example(place.get('items', {}), '- ')}"
     if kind in _REQUIREMENTS:
         return _REQUIREMENTS[kind](limits)
     return problem["msg"].removeprefix("Value error, ")
+
+
+def _example(place: Schema, bullet: str) -> str:
+    """Name a field that an object has; empty if it has none."""
+    fields = place.get("required") or list(place.get("properties", ()))
+    return f", with fields such as `{bullet}{fields[0]}: …` below it" if fields else ""
 
 
 def _text_requirement(pattern: str, place: Schema) -> str:
@@ -161,18 +178,21 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     if problem["input"] is False and "Off" in values:
         return f"{allowed}; YAML reads Off without quotes as false"
     spelled = {str(value).lower(): str(value) for value in values}
+    spelled |= {word: value for word, value in _OTHER_VALUES.items() if value in values}
     close = get_close_matches(str(problem["input"]).lower(), spelled, n=1, cutoff=_LIKENESS)
     meant = f"; did you mean {spelled[close[0]]}?" if close else ""
     return f"{allowed}{meant}"
 
 
-def _unknown(location: Sequence[int | str], schema: Schema) -> str:
+def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
     """What to write instead of a field that is not there."""
     *parents, name = location
     known = _below(schema, parents).get("properties", {})
     spelled = {field.lower(): field for field in known}
     wanted = to_camel(str(name)).lower()
     if wanted not in spelled:
+        if other_name:
+            return f"unknown field; {other_name}"
         places = [path for path, _ in schema_fields(schema, "spec") if _last(path) == wanted]
         if 0 < len(places) <= _MAX_PLACES:
             # Deeper ones belong to containers and volumes: a setting of the job is meant.

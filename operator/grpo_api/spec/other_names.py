@@ -1,0 +1,72 @@
+"""What the fields of TRL's, PEFT's and other trainers' configurations are called in a job's spec.
+
+Who writes a first job knows these words. An unknown field is answered with the right one.
+"""
+
+from collections.abc import Sequence
+
+from pydantic.alias_generators import to_snake
+
+from .trl_places import CLI_PLACES, PLACES
+
+_CLAIMS = frozenset({"pvc", "claim", "claim_name", "persistent_volume_claim"})
+OTHER_NAMES = {
+    "lora": "adapter",
+    "peft": "adapter",
+    "peft_config": "adapter",
+    "r": "adapter.rank",
+    "lora_rank": "adapter.rank",
+    "lr": "training.learningRate",
+    "epochs": "training.numTrainEpochs",
+    "num_epochs": "training.numTrainEpochs",
+    "total_epochs": "training.numTrainEpochs",
+    "steps": "training.maxSteps",
+    "batch_size": "training.promptsPerStep",
+    "train_batch_size": "training.promptsPerStep",
+    "kl_coef": "training.beta",
+    "kl_coeff": "training.beta",
+    "kl_loss_coef": "training.beta",
+    "kl_penalty": "training.beta",
+    "group_size": "training.numGenerations",
+    "num_samples": "training.numGenerations",
+    "rollout_n": "training.numGenerations",
+    "max_tokens": "training.maxCompletionLength",
+    "max_new_tokens": "training.maxCompletionLength",
+    "max_response_length": "training.maxCompletionLength",
+    "response_length": "training.maxCompletionLength",
+    "tensor_parallel_size": "generation.tensorParallel",
+    "gpu_memory_utilization": "generation.memoryShare",
+    "vllm": "generation.engine",
+    "ref_model": "reference",
+    "num_gpus": "placement.gpus",
+    "gpu_count": "placement.gpus",
+    "num_nodes": "placement.nodes",
+    "max_restarts": "restarts",
+    "backoff_limit": "restarts",
+    "timeout": "activeDeadlineSeconds",
+    "hf_token": "model.tokenSecretRef",
+}
+"""Names of verl, OpenRLHF, vLLM, PEFT and of Kubernetes' Job, in snake case."""
+
+
+def other_name_hint(location: Sequence[int | str]) -> str:
+    """Say what to write instead of an unknown field of the spec or of one of its sections.
+
+    Args:
+        location: the field's path below `spec`.
+
+    Returns:
+        Half a sentence; empty where the name is no known one.
+    """
+    *parents, field = location
+    if len(parents) > 1:
+        return ""
+    name = to_snake(str(field))
+    if name in _CLAIMS and parents in (["checkpoint"], ["model"]):
+        return f"did you mean spec.{parents[0]}.volume?"
+    place = PLACES.get(name) or CLI_PLACES.get(name)
+    path = OTHER_NAMES.get(name) if place is None else place.path
+    if place is not None and place.kind == "Refused":
+        instead = f"; see spec.{path}" if path else ""
+        return f"{place.reason}{instead}"
+    return f"did you mean spec.{path}?" if path else ""
