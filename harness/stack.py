@@ -76,10 +76,11 @@ def install_operator(access: Access, operator: Image, trainer: Image, *settings:
     """Installs or upgrades the chart and waits until the operator is ready; `settings` are further
     `--set` pairs."""
     create_namespace(access, SYSTEM_NAMESPACE)
-    values = list(settings)
+    arguments = [part for value in settings for part in ("--set", value)]
     for key, image in (("image", operator), ("trainerImage", trainer)):
-        values += [f"{key}.repository={image.repository}", f"{key}.tag={image.tag}"]
-    arguments = [part for value in values for part in ("--set", value)]
+        arguments += ["--set", f"{key}.repository={image.repository}"]
+        # A tag may have digits only; --set would make a number of it, which the schema refuses.
+        arguments += ["--set-string", f"{key}.tag={image.tag}"]
     access.helm(
         *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE),
         *("--wait", "--timeout", "180s", *arguments),

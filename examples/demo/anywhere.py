@@ -138,7 +138,8 @@ def settings_of(key: str, image: str) -> tuple[str, ...]:
     repository, colon, tag = image.rpartition(":")
     if not colon or "/" in tag:
         raise DemoError(f"image {image} has no tag: write <repository>:<tag>")
-    return "--set", f"{key}.repository={repository}", "--set", f"{key}.tag={tag}"
+    # A tag may have digits only; --set would make a number of it, which the schema refuses.
+    return "--set", f"{key}.repository={repository}", "--set-string", f"{key}.tag={tag}"
 
 
 def apply(cluster: Cluster) -> None:

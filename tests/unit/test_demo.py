@@ -186,7 +186,7 @@ def test_the_operators_image_lies_beside_the_trainers(place: str, tag: str) -> N
     assert sibling(trainer) == f"{place}grpo-operator:{tag}"
     assert settings_of("image", trainer) == (
         *("--set", f"image.repository={place}grpo-trainer"),
-        *("--set", f"image.tag={tag}"),
+        *("--set-string", f"image.tag={tag}"),
     )
 
 

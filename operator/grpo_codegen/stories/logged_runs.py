@@ -136,7 +136,7 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
     "answers grow when all is learned": (
         "LengthExploding",
         {
-            "completions/mean_length": Noisy(ramp(250, 900, 260)),
+            "completions/mean_length": Noisy(ramp(250, 900, 160)),
             "reward": Noisy(towards(0.2, 0.8, 25), 0.06),
         },
     ),
