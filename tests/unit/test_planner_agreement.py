@@ -16,7 +16,7 @@ from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.time.step_range import headline_message
 from tests.generated import cases
-from tests.unit.test_planner_properties import GROUPS, cost, jobs
+from tests.unit.test_planner_properties import GROUPS, cost, is_consent, jobs
 
 FEW = settings(max_examples=cases(100, gate=12))
 ADVICE = r"would take ([0-9]+) s; set spec\.placement\.gpus\.min to ([0-9]+)$"
@@ -139,5 +139,6 @@ def test_one_more_allowed_way_is_never_worse(
         pinned = with_value(job, path, value)
     except ValueError:
         assume(False)
+    assume(not is_consent(job, path, value, plan_job(free, Inventory((group,)))))
     # A pinned adapter is what was asked for, and training all parameters is not worse.
     require_no_worse(pinned, group, group, free)

@@ -18,6 +18,7 @@ from grpo_planner.memory.phases import Predictor, predict
 from grpo_planner.memory.setup import Setup, ZeroStage
 from grpo_planner.model import catalogue
 from grpo_planner.plan import Planner, plan_job
+from grpo_planner.result.result import PlanResult
 from tests.generated import cases
 from tests.unit.planning import (
     A10G,
@@ -103,6 +104,17 @@ def setups(draw: st.DrawFn) -> Setup:
         reference=draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])),
         scores_old_policy=draw(st.booleans()),
     )
+
+
+def is_consent(job: GRPOJobSpec, path: str, value: Any, answer: PlanResult) -> bool:
+    """Whether a pinned engine says what the planner does not assume by itself, so that its plan may
+    beat the answer without it: that an image of the user's has vLLM, or that completions of a model
+    which no engine serves may take many times longer."""
+    if path.removeprefix("spec.") != "generation.engine":
+        return False
+    if value == "Colocated":
+        return job.image is not None
+    return answer.chosen is None and answer.message.startswith("no engine can serve")
 
 
 def cost(job: GRPOJobSpec, plan: ExecutionPlan, price: float) -> tuple[int, float, float]:
