@@ -180,7 +180,7 @@ def test_a_required_field_that_is_null_is_missing() -> None:
         ),
         (
             {"env": {"A": "b"}},
-            'spec.env: must be a list, with fields such as `- name: …` below it (got {"A": "b"})',
+            'spec.env: must be a list, with items such as `- name: …` below it (got {"A": "b"})',
         ),
         ({"gpus": {"min": 1}}, "spec.gpus: unknown field; did you mean spec.placement.gpus?"),
         (

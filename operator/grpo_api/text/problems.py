@@ -146,18 +146,18 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     if kind == "literal_error":
         return _choice_requirement(problem, place)
     if kind == "model_type":
-        return f"must be an object{_example(place, '')}"
+        return f"must be an object{_example(place, 'fields such as `')}"
     if kind == "list_type":
-        return f"must be a list{_example(place.get('items', {}), '- ')}"
+        return f"must be a list{_example(place.get('items', {}), 'items such as `- ')}"
     if kind in _REQUIREMENTS:
         return _REQUIREMENTS[kind](limits)
     return problem["msg"].removeprefix("Value error, ")
 
 
-def _example(place: Schema, bullet: str) -> str:
+def _example(place: Schema, beginning: str) -> str:
     """Name a field that an object has; empty if it has none."""
     fields = place.get("required") or list(place.get("properties", ()))
-    return f", with fields such as `{bullet}{fields[0]}: …` below it" if fields else ""
+    return f", with {beginning}{fields[0]}: …` below it" if fields else ""
 
 
 def _text_requirement(pattern: str, place: Schema) -> str:
