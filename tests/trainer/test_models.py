@@ -22,10 +22,16 @@ def model(tmp_path: Path) -> Path:
     return demo_model.save_policy(tmp_path / "model")
 
 
-def test_a_damaged_tokenizer_is_rejected(model: Path) -> None:
-    path = model / "tokenizer.json"
-    path.write_text(path.read_text()[:-50])
-    with pytest.raises(BadInput, match=r"model .*/model has no usable tokenizer: "):
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0"'])
+def test_a_damaged_tokenizer_is_rejected(model: Path, content: str) -> None:
+    (model / "tokenizer.json").write_text(content)
+    with pytest.raises(BadInput, match=r"model .*/model has no usable tokenizer: .*save it again"):
+        load_model(runs.plan(model))
+
+
+def test_a_model_without_a_tokenizer_is_rejected(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(BadInput, match=r"has no tokenizer, none of .*tokenizer\.json.*; save it"):
         load_model(runs.plan(model))
 
 
