@@ -145,7 +145,7 @@ def load_tokenizer(
 
 
 def _require_files(tokenizer: Any, source: Source) -> None:
-    """Make sure that the tokenizer was read from a file. Where there is none, transformers makes an
+    """Make sure that the tokenizer was read from a file. Without one, transformers makes an
     empty one of some model types, by which every prompt has no token.
 
     Raises:
