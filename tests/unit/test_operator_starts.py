@@ -39,12 +39,15 @@ class World:
         denies: bool = False,
         open_to_all: bool = False,
         there: dict[str, Any] | None = None,
+        unbindable: str = "",
     ) -> None:
         """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these
-        differences of its metadata from what is wanted."""
+        differences of its metadata from what is wanted. `unbindable`: why a claim never gets a
+        volume."""
         self.denies = denies
         self.open_to_all = open_to_all
         self.there = there
+        self.unbindable = unbindable
         self.created: list[dict[str, Any]] = []
         self.services: list[str] = []
 
@@ -71,7 +74,7 @@ class World:
         """The job has none."""
 
     async def unbound_claims(self, *_: Any) -> tuple[set[str], str]:
-        return set(), ""
+        return set(), self.unbindable
 
     @property
     def starts(self) -> AttemptStarter:
@@ -145,3 +148,14 @@ async def test_pods_that_no_policy_may_protect_are_not_made_and_those_that_run_g
     assert "networkpolicies is forbidden" in answer.message
     assert await world.starts.repair_shared_objects(seen_of(*GANG, ran=True)) is None
     assert ENGINE_SERVICE in world.services
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+async def test_a_claim_that_never_gets_a_volume_holds_no_gpus(attempt: int) -> None:
+    world = World(unbindable="PersistentVolumeClaim data is ReadWriteMany")
+    status = active_status(plan=SERVED_GPU_PLAN, running=False, attempt=attempt)
+    answer = await world.start(make_seen(make_job(GPU_JOB, status)))
+    assert answer
+    assert (answer.action, answer.reason) == (Action.RELEASE, "PodsNotCreated")
+    assert answer.message == world.unbindable
+    assert world.created == []

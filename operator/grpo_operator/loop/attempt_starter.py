@@ -23,7 +23,7 @@ from ..pods.pod_volumes import Manifest
 from ..records.names import ENGINE_SERVICE
 from ..records.reasons import Reason
 from .caches import Caches
-from .shared_objects import GOES_PAUSE, STAYS_PAUSE, NameConflict, SharedObjects
+from .shared_objects import GOES_PAUSE, NameConflict, SharedObjects
 from .workload_sync import DENIED_PAUSE, Workloads
 
 log = logging.getLogger(__name__)
@@ -93,11 +93,9 @@ class AttemptStarter:
         try:
             if taken := await self._services(observation) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)
-            if status.attempt == 1:
-                _, unbindable = await self._shared.unbound_claims(job, body)
-                if unbindable:
-                    reason = Reason.STORAGE_NOT_SHARED
-                    return Decision(Action.WAIT, reason, unbindable, look_again=STAYS_PAUSE)
+            _, unbindable = await self._shared.unbound_claims(job, body)
+            if unbindable:
+                return _without_pods(observation, Reason.STORAGE_NOT_SHARED, unbindable)
             await self._shared.ensure_policy(
                 job.key.namespace
             )  # before there are pods that strangers could reach
@@ -112,10 +110,7 @@ class AttemptStarter:
                 f"the API server denies what attempt {status.attempt} needs: "
                 f"{error}{images_need(job.spec)}"
             )
-            if job.is_competing and not observation.has_gang_run:
-                # it must not keep GPUs that others could use
-                return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-            return Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
+            return _without_pods(observation, Reason.FAILED_CREATE, message)
         name = body["metadata"]["name"]
         if answer is None:
             message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
@@ -162,3 +157,11 @@ def _waits_for_name(message: str, look_again: float) -> Decision:
     """What the attempt needs can't be made, for a name is another's; starting.not_started says for
     how long."""
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
+
+
+def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
+    """Wait, or release a gang that competes for nodes: it must not keep GPUs that others could
+    use."""
+    if observation.job.is_competing and not observation.has_gang_run:
+        return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
+    return Decision(Action.WAIT, reason, message, look_again=DENIED_PAUSE)
