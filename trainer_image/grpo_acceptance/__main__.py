@@ -44,17 +44,17 @@ NO_GPU = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance, or one check of it; returns the exit code."""
     begin = SYSTEM_CLOCK.now()
-    given = parse_options(arguments)
-    if given.check:
-        return run_check(Check(**json.loads(given.check)), Context(**json.loads(given.context)))
+    options = parse_options(arguments)
+    if options.check:
+        return run_check(Check(**json.loads(options.check)), Context(**json.loads(options.context)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     image = report.image_versions()
     here = report.installed_versions(image)
     where = Surroundings(
-        report.system_sentence(), given.device, here, report.differing_versions(here, image)
+        report.system_sentence(), options.device, here, report.differing_versions(here, image)
     )
     print(f"{where.machine}; {report.versions_sentence(where.different)}", flush=True)
-    world = given.ranks or (count_gpus() if given.device == "cuda" else 1)
+    world = options.ranks or (count_gpus() if options.device == "cuda" else 1)
     if not world:
         print(
             (
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
         return NO_GPU
-    return run_acceptance(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
+    return run_acceptance(
+        options, where, world, begin + options.budget - options.used - CLOSING_SECONDS
+    )
 
 
 def run_acceptance(
@@ -78,17 +80,17 @@ def run_acceptance(
     checks = [replace(check, seconds=check.seconds * patience) for check in chosen]
     progress = Progress(checks, where, options.output, deadline)
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
-        for one in run_checks(
+        for result in run_checks(
             checks, Context(options.device, folder, world=world), deadline, progress.begin
         ):
-            progress.end(one)
-    done = progress.done
+            progress.end(result)
+    results = progress.results
     print(
-        f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {options.output}",
+        f"\n{report.markdown_page(report.as_json(where, results))}\nwritten to {options.output}",
         flush=True,
     )
-    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(done)]
-    write_outcome(f"acceptance: {report.summary(done)}", wrong)
+    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(results)]
+    write_outcome(f"acceptance: {report.summary(results)}", wrong)
     return int(bool(wrong))
 
 

@@ -37,17 +37,17 @@ class Surroundings:
     """This machine's version and the image's, where these are not the same."""
 
 
-def write_report(folder: Path, where: Surroundings, done: Sequence[CheckResult]) -> None:
+def write_report(folder: Path, where: Surroundings, results: Sequence[CheckResult]) -> None:
     """Replace all three files. Each is whole at any time: the run may be killed while it writes."""
     folder.mkdir(parents=True, exist_ok=True)
     log = "".join(
-        f"==== {finding.name}, {finding.seconds} s\n{finding.log}\n"
-        for finding in done
-        if finding.log
+        f"==== {result.name}, {result.seconds} s\n{result.log}\n"
+        for result in results
+        if result.log
     )
     texts = {
-        RESULT: json.dumps(as_json(where, done), indent=1) + "\n",
-        PAGE: markdown_page(as_json(where, done)),
+        RESULT: json.dumps(as_json(where, results), indent=1) + "\n",
+        PAGE: markdown_page(as_json(where, results)),
         LOG: log,
     }
     for name, text in texts.items():
@@ -56,17 +56,17 @@ def write_report(folder: Path, where: Surroundings, done: Sequence[CheckResult])
         unfinished.replace(folder / name)
 
 
-def as_json(where: Surroundings, done: Sequence[CheckResult]) -> dict[str, Any]:
+def as_json(where: Surroundings, results: Sequence[CheckResult]) -> dict[str, Any]:
     """The whole result without the logs."""
     checks = [
         {
-            "check": one.name,
-            "seconds": one.seconds,
-            "findings": [asdict(finding) for finding in one.findings],
+            "check": result.name,
+            "seconds": result.seconds,
+            "findings": [asdict(finding) for finding in result.findings],
         }
-        for one in done
+        for result in results
     ]
-    return asdict(where) | {"summary": summary(done), "checks": checks}
+    return asdict(where) | {"summary": summary(results), "checks": checks}
 
 
 def markdown_page(result: dict[str, Any]) -> str:
@@ -87,15 +87,20 @@ def markdown_page(result: dict[str, Any]) -> str:
     return "\n".join([head, *versions, "", "| what | state | seen |", "|---|---|---|", *rows, ""])
 
 
-def summary(done: Sequence[CheckResult]) -> str:
+def summary(results: Sequence[CheckResult]) -> str:
     """How many findings ended how, in words."""
-    states = [finding.state for one in done for finding in one.findings]
+    states = [finding.state for result in results for finding in result.findings]
     return ", ".join(f"{states.count(state)} {state}" for state in State)
 
 
-def failed_findings(done: Sequence[CheckResult]) -> list[Finding]:
+def failed_findings(results: Sequence[CheckResult]) -> list[Finding]:
     """The findings that say that something is wrong."""
-    return [finding for one in done for finding in one.findings if finding.state is State.FAILED]
+    return [
+        finding
+        for result in results
+        for finding in result.findings
+        if finding.state is State.FAILED
+    ]
 
 
 def _device(result: dict[str, Any]) -> str:
@@ -187,7 +192,7 @@ class Progress:
     def __init__(
         self, checks: Sequence[Check], where: Surroundings, folder: Path, deadline: float
     ) -> None:
-        self.done: list[CheckResult] = []
+        self.results: list[CheckResult] = []
         self._names = [check.name for check in checks]
         self._where, self._folder, self._deadline = where, folder, deadline
 
@@ -200,22 +205,22 @@ class Progress:
         )
         self._write(running=check.name)
 
-    def end(self, done: CheckResult) -> None:
+    def end(self, result: CheckResult) -> None:
         """Say what a check found."""
-        self.done.append(done)
-        for finding in done.findings:
+        self.results.append(result)
+        for finding in result.findings:
             print(
-                f"{finding.state:8} {finding.what}: {finding.message} ({done.seconds} s)",
+                f"{finding.state:8} {finding.what}: {finding.message} ({result.seconds} s)",
                 flush=True,
             )
         self._write()
 
     def _write(self, running: str = "") -> None:
-        ended = {finding.name for finding in self.done}
+        ended = {result.name for result in self.results}
         open_checks = [name for name in self._names if name not in ended]
         reasons = {running: CUT_OFF}
         unfinished = [
             CheckResult(name, [skipped_finding(name, reasons.get(name, NEVER_BEGUN))])
             for name in open_checks
         ]
-        write_report(self._folder, self._where, [*self.done, *unfinished])
+        write_report(self._folder, self._where, [*self.results, *unfinished])

@@ -258,7 +258,7 @@ def _head_gradients(
     torch.autograd.backward(values, seeds)
     return [
         *(value.detach() for value in values),
-        *(one.grad for one in inputs if one.grad is not None),
+        *(tensor.grad for tensor in inputs if tensor.grad is not None),
     ]
 
 

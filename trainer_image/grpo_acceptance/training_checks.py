@@ -75,8 +75,8 @@ def check_proof(context: Context) -> list[Finding]:
     problems += [] if refusals else ["a turned bit was not found"]
     proven = ran.trainer.proofs
     numbers: dict[str, float | str] = {
-        "bytes": float(sum(one.bytes for one in proven)),
-        "seconds": sum(one.seconds for one in proven),
+        "bytes": float(sum(proof.bytes for proof in proven)),
+        "seconds": sum(proof.seconds for proof in proven),
     }
     measured = f"{len(proven)} proofs; a turned bit: {''.join(refusals)[:160]}"
     return [make_finding("proof of weights", problems, measured, numbers)]

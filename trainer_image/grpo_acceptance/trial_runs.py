@@ -57,8 +57,8 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any
     ) -> None:
         """Keep the numbers of a step."""
-        given = logs or {}
-        numbers = {name: float(given[name]) for name in NUMBERS if name in given}
+        logged_values = logs or {}
+        numbers = {name: float(logged_values[name]) for name in NUMBERS if name in logged_values}
         if "loss" in numbers:
             self.steps[state.global_step] = numbers
 
@@ -121,9 +121,13 @@ def nonfinite_problems(steps: dict[int, Step]) -> list[str]:
     ]
 
 
-def largest_difference(one: dict[int, Step], other: dict[int, Step]) -> float:
+def largest_difference(first_run: dict[int, Step], second_run: dict[int, Step]) -> float:
     """Largest difference between two runs' numbers in the steps that both have; infinite where
     there are none."""
-    both = one.keys() & other.keys()
-    gaps = [abs(value - other[step][name]) for step in both for name, value in one[step].items()]
+    common_steps = first_run.keys() & second_run.keys()
+    gaps = [
+        abs(value - second_run[step][name])
+        for step in common_steps
+        for name, value in first_run[step].items()
+    ]
     return max(gaps, default=math.inf)

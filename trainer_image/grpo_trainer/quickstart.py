@@ -180,10 +180,10 @@ def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) ->
     then learns within few steps to doubt all results alike.
     """
     problems = rng.choices(PROBLEMS, k=BATCH)
-    written = [
+    chat_results = [
         result if rng.random() < right_share else rng.randint(0, LARGEST) for _, result in problems
     ]
-    inputs = _chats(tokenizer, [question for question, _ in problems], written)
+    inputs = _chats(tokenizer, [question for question, _ in problems], chat_results)
     tokens = inputs["input_ids"]
     digits = torch.tensor(
         tokenizer.convert_tokens_to_ids([str(digit) for digit in range(LARGEST + 1)])

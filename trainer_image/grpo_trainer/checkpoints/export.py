@@ -41,7 +41,7 @@ def export_model(
     *,
     describe: Describe = lambda _: None,
     attest: Describe = lambda _: None,
-    read: Read = lambda _: None,
+    report_bytes: Read = lambda _: None,
 ) -> Path | None:
     """Write `<checkpoint_directory>/export`, whole or not at all; None if nothing is to be kept. A
     collective.
@@ -50,7 +50,7 @@ def export_model(
     exported as an adapter, or merged into its base with spec.adapter.mergeOnExport. A full disk is
     waited for: all that is left to do is this. Before the folder has its name, rank 0 calls
     `describe`, when the model is complete, `attest`, when the hashes of all files are there, and
-    `read`, from any thread, with the bytes of each piece of a file that was hashed.
+    `report_bytes`, from any thread, with the bytes of each piece of a file that was hashed.
 
     Raises:
         DiskFailed: the disk took nothing for minutes; the last checkpoint stands.
@@ -64,7 +64,7 @@ def export_model(
 
     def complete(temporary: Path) -> None:
         describe(temporary)
-        sums = sha256_sums(temporary, list_files(temporary), read)
+        sums = sha256_sums(temporary, list_files(temporary), report_bytes)
         (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
         attest(temporary)
 

@@ -133,14 +133,18 @@ def _digest(folder: Path, part: Part) -> str:
     return digest.hexdigest()
 
 
-def sha256_sums(folder: Path, names: Iterable[str], read: Read = lambda _: None) -> dict[str, str]:
+def sha256_sums(
+    folder: Path, names: Iterable[str], report_bytes: Read = lambda _: None
+) -> dict[str, str]:
     """Name → sha256 in hex of whole files, several at a time: what others can check, too.
 
     Raises:
         OSError: a file can't be read.
     """
     files = list(names)
-    return dict(zip(files, sha256_digests([folder / name for name in files], read), strict=True))
+    return dict(
+        zip(files, sha256_digests([folder / name for name in files], report_bytes), strict=True)
+    )
 
 
 def read_sums(folder: Path) -> dict[str, str]:

@@ -142,8 +142,8 @@ def _training_parts(training: TrainingSpec) -> dict[str, Any]:
         "lrSchedulerKwargs": training.lr_scheduler_kwargs.arguments,
     }
     parts = {f"training.{key}": value for key, value in dump.items() if key not in arguments}
-    for name, given in arguments.items():
-        parts |= {f"training.{name}.{key}": value for key, value in given.items()}
+    for name, argument_values in arguments.items():
+        parts |= {f"training.{name}.{key}": value for key, value in argument_values.items()}
     return parts
 
 
@@ -236,8 +236,8 @@ def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
     # no job could be resumed after an upgrade of the image.
     defaults = _training_parts(TrainingSpec())
     by_path = {path: identity_text(value) for path, value in defaults.items()}
-    known = {path: value for path, value in by_path.items() if path in current}
-    saved, current = what_is_trained(known | saved), what_is_trained(current)
+    current_defaults = {path: value for path, value in by_path.items() if path in current}
+    saved, current = what_is_trained(current_defaults | saved), what_is_trained(current)
     paths = sorted(saved.keys() | current.keys())
     changed = [path for path in paths if saved.get(path) != current.get(path)]
     return [

@@ -98,9 +98,12 @@ def subjects(folder: Path) -> list[Subject]:
     Raises:
         OSError: a file can't be read.
     """
-    known = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
-    sums = {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
-    return [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(sums.items())]
+    recorded_sums = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
+    sums = {**sha256_sums(folder, files_of(folder).keys() - recorded_sums.keys()), **recorded_sums}
+    return [
+        Subject(name=name, digest=FileDigest(sha256=digest))
+        for name, digest in sorted(sums.items())
+    ]
 
 
 def _statement(run: Finished, about: list[Subject]) -> Statement:
@@ -183,8 +186,8 @@ def _model(run: Finished, commit: str) -> Dependency:
     """The model that the run began with; its fingerprint names the weights also where there is no
     commit."""
     dependency = from_hub("model", run.source.name, commit or run.source.revision)
-    known = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
-    return dependency.model_copy(update={"annotations": known})
+    annotations = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
+    return dependency.model_copy(update={"annotations": annotations})
 
 
 def _dataset(dataset: DatasetSpec, commit: str) -> Dependency:
@@ -207,8 +210,8 @@ def _image(image: str) -> Dependency:
     digest = image.rpartition("@sha256:")[2] if "@sha256:" in image else ""
     if digest:
         return Dependency(name="image", uri=f"docker://{image}", digest={"sha256": digest})
-    said = {"known": "by its tag only, which may lead elsewhere later"}
-    return Dependency(name="image", uri=f"docker://{image}", annotations=said)
+    annotations = {"known": "by its tag only, which may lead elsewhere later"}
+    return Dependency(name="image", uri=f"docker://{image}", annotations=annotations)
 
 
 def _record(run: Finished) -> RunRecord:

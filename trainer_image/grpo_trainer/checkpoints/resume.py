@@ -100,7 +100,9 @@ def choose(
     if target and (checkpoints := target.list_checkpoints()):
         usable = _usable(checkpoints, outdated)
         newest = _newest(
-            usable, lambda one: require_same_run(one, read_manifest(one), identity), target
+            usable,
+            lambda checkpoint: require_same_run(checkpoint, read_manifest(checkpoint), identity),
+            target,
         )
         # Withdrawn, so that no later attempt goes back to what this run diverged on.
         if dropped := set(checkpoints) - set(usable):
@@ -110,7 +112,9 @@ def choose(
         return None
     usable = _usable(checkpoints, outdated)
     return _newest(
-        usable, lambda one: require_continuable(one, read_manifest(one), identity), source
+        usable,
+        lambda checkpoint: require_continuable(checkpoint, read_manifest(checkpoint), identity),
+        source,
     )
 
 

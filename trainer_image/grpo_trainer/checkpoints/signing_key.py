@@ -46,15 +46,15 @@ def sign_payload(payload: bytes) -> bytes:
 def _run(action: str, payload: bytes) -> bytes:
     path = os.environ.get(SIGNING_KEY_ENV, SIGNING_KEY)
     command = [sys.executable, "-m", __name__, action, path]
-    done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=False)
-    if done.returncode == UNUSABLE:
+    completed_process = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=False)
+    if completed_process.returncode == UNUSABLE:
         raise BadInput(
-            f"{FIELD}: {done.stdout.decode()}; store one by `kubectl create secret generic NAME "
-            "--from-file=key.pem`"
+            f"{FIELD}: {completed_process.stdout.decode()}; store one by `kubectl create secret "
+            "generic NAME --from-file=key.pem`"
         )
     # Any other failure is not of the key.
-    done.check_returncode()
-    return done.stdout
+    completed_process.check_returncode()
+    return completed_process.stdout
 
 
 def main(action: str, path: str) -> int:

@@ -103,22 +103,24 @@ class StoreSource(CheckpointSource):
         their folders."""
         manifests = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
-            for made, manifest in manifests:
+            for checkpoint, manifest in manifests:
                 folder = checkpoint_folder(
-                    self.folder / attempt_folder_name(made.attempt), made.step
+                    self.folder / attempt_folder_name(checkpoint.attempt), checkpoint.step
                 )
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / MANIFEST).write_bytes(manifest)
                 # sealed_at() takes the manifest's time for the checkpoint's.
-                os.utime(folder / MANIFEST, (made.time, made.time))
+                os.utime(folder / MANIFEST, (checkpoint.time, checkpoint.time))
         ranks.gather(None)
         return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
 
     def _manifests(self) -> list[tuple[Committed, bytes]]:
         head = self.run.head()
         counted = head.checkpoints if head else []
-        manifests = [(made, self.run.manifest(made)) for made in counted]
-        complete = [(made, manifest) for made, manifest in manifests if manifest is not None]
+        manifests = [(checkpoint, self.run.manifest(checkpoint)) for checkpoint in counted]
+        complete = [
+            (checkpoint, manifest) for checkpoint, manifest in manifests if manifest is not None
+        ]
         if counted and not complete:
             raise BadInput(
                 f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are "

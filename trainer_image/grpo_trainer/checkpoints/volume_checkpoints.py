@@ -295,7 +295,7 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         hashed = ranks.gather(
             ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own_parts)))
         )
-        return records(sizes, [one for part in hashed for one in part])
+        return records(sizes, [digest for part in hashed for digest in part])
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:
         """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no

@@ -227,8 +227,8 @@ def _read_mounted(
     dataset: DatasetSpec, root: Path, most_rows: int | None
 ) -> tuple[datasets.Dataset, Place]:
     assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
-    read = read_files(dataset.files, root, most_rows)
-    return datasets.Dataset(datasets.table.InMemoryTable(read.table)), read.place
+    file_rows = read_files(dataset.files, root, most_rows)
+    return datasets.Dataset(datasets.table.InMemoryTable(file_rows.table)), file_rows.place
 
 
 def _read_hub(

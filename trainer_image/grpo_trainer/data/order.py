@@ -38,11 +38,11 @@ def rewind_sampler(sampler: Any, epoch: int) -> None:
 def merge_spans(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
     """The same generations as disjoint spans in order."""
     merged: list[Generations] = []
-    for one in sorted(skipped, key=lambda one: one.first):
-        if merged and one.first <= merged[-1].last + 1:
-            merged[-1] = Generations(first=merged[-1].first, last=max(merged[-1].last, one.last))
+    for span in sorted(skipped, key=lambda span: span.first):
+        if merged and span.first <= merged[-1].last + 1:
+            merged[-1] = Generations(first=merged[-1].first, last=max(merged[-1].last, span.last))
         else:
-            merged.append(one)
+            merged.append(span)
     return tuple(merged)
 
 
@@ -134,7 +134,8 @@ class Cadence:
             # other list.
             last_reached = min(span.last, last)
             if not any(
-                known.first <= span.first and last_reached <= known.last for known in left_out
+                omitted_span.first <= span.first and last_reached <= omitted_span.last
+                for omitted_span in left_out
             ):
                 return True
         return False

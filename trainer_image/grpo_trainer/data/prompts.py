@@ -41,20 +41,20 @@ def _message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
         raise BadInput(f"{place}: {message!r:.80} is not a message; write {{role, content}}")
     # a table fills keys that other rows have with None
-    given = {key: value for key, value in message.items() if value is not None}
-    if given.keys() != {"role", "content"}:
+    fields = {key: value for key, value in message.items() if value is not None}
+    if fields.keys() != {"role", "content"}:
         raise BadInput(
-            f"{place} has the keys {sorted(given)}; both role and content are needed, and nothing "
+            f"{place} has the keys {sorted(fields)}; both role and content are needed, and nothing "
             "else"
         )
-    if given["role"] not in ROLES:
-        raise BadInput(f"{place}: role {given['role']!r:.40} must be one of {', '.join(ROLES)}")
-    if not isinstance(given["content"], str):
+    if fields["role"] not in ROLES:
+        raise BadInput(f"{place}: role {fields['role']!r:.40} must be one of {', '.join(ROLES)}")
+    if not isinstance(fields["content"], str):
         raise BadInput(
-            f"{place}: content {given['content']!r:.80} is not text; only text prompts are "
+            f"{place}: content {fields['content']!r:.80} is not text; only text prompts are "
             "supported"
         )
-    return {"role": given["role"], "content": given["content"]}
+    return {"role": fields["role"], "content": fields["content"]}
 
 
 def _with_system(messages: list[Message], system_prompt: str, place: str) -> list[Message]:

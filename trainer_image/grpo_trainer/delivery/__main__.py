@@ -62,11 +62,11 @@ STATE = Path(SCRATCH) / "delivery"
 
 def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
     """Run one of the commands; returns the exit code."""
-    given = _options(arguments)
-    if given.command == "list":
+    options = _options(arguments)
+    if options.command == "list":
         return send_listing(state, sys.stdout.buffer)
-    if given.command == "send":
-        send_file(state, given.name, given.offset, sys.stdout.buffer)
+    if options.command == "send":
+        send_file(state, options.name, options.offset, sys.stdout.buffer)
         return 0
     configure_logs()
     from . import serving  # what prepares a folder needs more than what is asked often
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # the first process has no default for it
     try:
-        return serving.serve(state, given.dtype, merge=given.merge, history=given.history)
+        return serving.serve(state, options.dtype, merge=options.merge, history=options.history)
     except Exception as error:
         log.exception("ended by an error")
         return serving.refuse(f"{type(error).__name__}: {error}")

@@ -70,8 +70,8 @@ def write_conversion(
         OSError: a file can't be read or written.
     """
     used = [
-        Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one})
-        for name, one in sorted(consumed.items())
+        Dependency(name=f"{CONSUMED}{name}", digest={"sha256": digest})
+        for name, digest in sorted(consumed.items())
     ]
     if parameters.merge:
         used.append(from_hub("base", source.name, source.revision))

@@ -32,8 +32,8 @@ def engine_start() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, TrainingError) or is_lost_peer(error)
-        if known or classify_error(error)[0] is Result.OUT_OF_MEMORY:
+        has_known_cause = isinstance(error, TrainingError) or is_lost_peer(error)
+        if has_known_cause or classify_error(error)[0] is Result.OUT_OF_MEMORY:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise EngineNotStarted(f"vLLM did not start: {text[:MAX_TEXT]}") from error

@@ -150,8 +150,12 @@ def expected_prints(
     ]
 
 
-def differing_names(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
+def differing_names(
+    expected: Mapping[str, list[int]], engine_hashes: Mapping[str, list[int]]
+) -> list[str]:
     """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
     return sorted(
-        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+        name
+        for name in expected.keys() | engine_hashes.keys()
+        if expected.get(name) != engine_hashes.get(name)
     )

@@ -192,13 +192,13 @@ def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | N
         return f"{name}: its values are packed away, where nothing can read them"
     # Elements of the storage are marked, since tied parameters and views share one.
     elements = parameter.untyped_storage().nbytes() // parameter.element_size()
-    written = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
+    written_mask = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
     for offset, size, stride in targets:
-        torch.as_strided(written, size, stride, offset).fill_(True)
+        torch.as_strided(written_mask, size, stride, offset).fill_(True)
     missing = int(
         (
             ~torch.as_strided(
-                written, parameter.size(), parameter.stride(), parameter.storage_offset()
+                written_mask, parameter.size(), parameter.stride(), parameter.storage_offset()
             )
         ).sum()
     )

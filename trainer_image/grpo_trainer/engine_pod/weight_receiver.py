@@ -149,9 +149,9 @@ class ReceivingWorker(WeightsWorker):
             raise
 
     def _joined(self, meeting: Meeting) -> WeightGroup:
-        known = self._weights_group
-        if known is None or asdict(known.meeting) != asdict(meeting):
-            if known is not None:
-                known.leave()
-            self._weights_group = known = join_group(meeting, 1 + self.rank)
-        return known
+        group = self._weights_group
+        if group is None or asdict(group.meeting) != asdict(meeting):
+            if group is not None:
+                group.leave()
+            self._weights_group = group = join_group(meeting, 1 + self.rank)
+        return group

@@ -130,9 +130,9 @@ def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
     sums: Scores = []
     for row in zip(*(scores[name] for name in rewards.names), strict=True):
         products = [
-            weight * one
-            for weight, one in zip(rewards.weights, row, strict=True)
-            if one is not None
+            weight * completion_score
+            for weight, completion_score in zip(rewards.weights, row, strict=True)
+            if completion_score is not None
         ]
         sums.append(sum(products) if products else None)
     return sums
@@ -143,9 +143,9 @@ def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     scored none."""
     means: dict[str, float] = {}
     for name, row in scores.items():
-        known = [one for one in row if one is not None]
-        if known:
-            means[name] = fmean(known)
+        row_scores = [completion_score for completion_score in row if completion_score is not None]
+        if row_scores:
+            means[name] = fmean(row_scores)
     return means
 
 
@@ -223,11 +223,13 @@ def _complete(
     stop: Sequence[str],
 ) -> Iterator[tuple[Completion, list[int]]]:
     encoded = encoder.encode(prompts, padding=True, return_tensors="pt").to(model.device)
-    given = [
+    prompt_ids = [
         ids[mask.bool()].tolist()
         for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
     ]
-    criterion = StopStrings(stop, encoder.tokenizer, [config.eos_token_id], given) if stop else None
+    criterion = (
+        StopStrings(stop, encoder.tokenizer, [config.eos_token_id], prompt_ids) if stop else None
+    )
     criteria = StoppingCriteriaList([criterion] if criterion else [])
     tokens: Any = model.generate(**encoded, generation_config=config, stopping_criteria=criteria)
     rows = tokens[:, encoded["input_ids"].size(1) :].tolist()

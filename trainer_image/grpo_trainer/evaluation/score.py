@@ -56,9 +56,9 @@ def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, f
     """
     means: list[float] = []
     for row in rewards:
-        known = [one for one in row if one is not None]
-        if known:
-            means.append(fmean(known))
+        row_rewards = [reward for reward in row if reward is not None]
+        if row_rewards:
+            means.append(fmean(row_rewards))
     if not means:
         raise ValueError("no completion has a reward")
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf
@@ -80,15 +80,16 @@ def reported_reward(
     return Estimate(mean, max(deviation, spread) / math.sqrt(prompts_per_step))
 
 
-def noise_of_difference(one: Estimate, other: Estimate) -> float:
+def noise_of_difference(first_estimate: Estimate, second_estimate: Estimate) -> float:
     """How far two means of the same thing may be apart: half of the 95 % interval of their
     difference."""
-    return NORMAL_95 * math.hypot(one.standard_error, other.standard_error)
+    return NORMAL_95 * math.hypot(first_estimate.standard_error, second_estimate.standard_error)
 
 
-def is_within_noise(one: Estimate, other: Estimate) -> bool:
+def is_within_noise(first_estimate: Estimate, second_estimate: Estimate) -> bool:
     """Whether two means are within noise of each other."""
-    return abs(one.mean - other.mean) <= noise_of_difference(one, other)
+    difference = abs(first_estimate.mean - second_estimate.mean)
+    return difference <= noise_of_difference(first_estimate, second_estimate)
 
 
 def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:

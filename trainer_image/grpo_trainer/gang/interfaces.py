@@ -68,12 +68,12 @@ def choose_interface(
 def interfaces_message(environment: Mapping[str, str]) -> str:
     """The interface settings of NCCL and gloo, for messages about a process group that failed to
     form."""
-    given = [
+    settings = [
         f"{name}={environment[name]}"
         for name in (NCCL_INTERFACE, GLOO_INTERFACE)
         if name in environment
     ]
-    return ", ".join(given) or "one pod"
+    return ", ".join(settings) or "one pod"
 
 
 def interfaces(family: socket.AddressFamily) -> dict[str, str]:
@@ -92,7 +92,7 @@ def is_in_interface_list(wish: str, name: str) -> bool:
     """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^`
     for all others."""
     excluded, exact = wish.startswith("^"), wish.lstrip("^").startswith("=")
-    listed = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
+    listed = [entry for entry in wish.lstrip("^").lstrip("=").split(",") if entry]
     is_listed = name in listed if exact else name.startswith(tuple(listed))
     return excluded != is_listed
 

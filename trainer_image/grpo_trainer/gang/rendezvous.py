@@ -116,8 +116,8 @@ def _first_failure(store: Store, me: Peer, nodes: int, deadline: float) -> str:
     others = [(me.node + step) % nodes for step in range(1, nodes)]
     with ThreadPoolExecutor(PARALLEL, "pairs") as pool:
         tries = [pool.submit(_try_pair, store, me, node, deadline) for node in others]
-        for done in as_completed(tries):
-            if problem := done.result():
+        for future in as_completed(tries):
+            if problem := future.result():
                 pool.shutdown(wait=False, cancel_futures=True)
                 return problem
     return ""

@@ -237,13 +237,14 @@ def _neighbours(size: int) -> dist.ProcessGroup | None:
 
 
 def _shared(
-    own: list[tuple[list[int], int]], group: dist.ProcessGroup | None
+    own_prompts: list[tuple[list[int], int]], group: dist.ProcessGroup | None
 ) -> tuple[list[Any], slice]:
     """What all neighbours want, in their order, and which of it is this rank's. A collective of
     theirs."""
     if group is None:
-        return own, slice(None)
+        return own_prompts, slice(None)
     parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, own, group=group)
+    dist.all_gather_object(parts, own_prompts, group=group)
     first = sum(len(part) for part in parts[: dist.get_rank(group)])
-    return [one for part in parts for one in part], slice(first, first + len(own))
+    all_prompts = [prompt_and_seed for part in parts for prompt_and_seed in part]
+    return all_prompts, slice(first, first + len(own_prompts))

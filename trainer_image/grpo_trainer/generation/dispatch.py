@@ -53,17 +53,19 @@ class PromptAssignment:
         """Engines with their next prompts: always the engine that holds the fewest, of several the
         first."""
         live = list(engines)
-        given = []
+        assignments = []
         while self._waiting and live:
-            engine = min(live, key=lambda one: (len(self._held.get(one, ())), one))
-            held = self._held.setdefault(engine, set())
+            engine = min(
+                live, key=lambda candidate: (len(self._held.get(candidate, ())), candidate)
+            )
+            prompts = self._held.setdefault(engine, set())
             # The engine with the fewest prompts is full, so all are.
-            if len(held) >= self._capacity:
+            if len(prompts) >= self._capacity:
                 break
             prompt = self._waiting.popleft()
-            held.add(prompt)
-            given.append((engine, prompt))
-        return given
+            prompts.add(prompt)
+            assignments.append((engine, prompt))
+        return assignments
 
     def record_answer(self, engine: int, prompt: int) -> None:
         """An engine has completed a prompt."""
@@ -187,10 +189,10 @@ class CompletionDispatch:
         if self._tasks:
             # At most for a tick, so that a lost or stalled engine is noticed while the others
             # sample.
-            done, _ = await asyncio.wait(
+            finished_tasks, _ = await asyncio.wait(
                 self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
+            for task in finished_tasks:
                 self._take(task)
         self._lose_stalled()
 
@@ -257,7 +259,9 @@ class CompletionDispatch:
 
     def _lose_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
-        for index in [index for index, held in self._division.prompts_by_engine.items() if held]:
+        for index in [
+            index for index, prompts in self._division.prompts_by_engine.items() if prompts
+        ]:
             engine = self._engines[index]
             # A new prompt restarts the count: an engine without prompts samples nothing and is not
             # stalled.

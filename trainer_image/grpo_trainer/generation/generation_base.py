@@ -84,8 +84,8 @@ def policy_weights(
         with ExitStack() as stack, torch.no_grad():
             # One layer at a time: gathering all of them would need the whole model's size on every
             # GPU.
-            for held in (parameter, *_factors(layer)):
-                stack.enter_context(parameters.gathered_share(held))
+            for gathered_parameter in (parameter, *_factors(layer)):
+                stack.enter_context(parameters.gathered_share(gathered_parameter))
             weight = parameter.detach()
             if device is not None:
                 weight = weight.to(device, non_blocking=True)
@@ -100,8 +100,8 @@ def policy_weights(
 def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters but for the adapter's, each once."""
     return (
-        (name, one)
-        for name, one in parameters.parameters_by_name(model).items()
+        (name, parameter)
+        for name, parameter in parameters.parameters_by_name(model).items()
         if not adapter_key(name)
     )
 
@@ -133,7 +133,7 @@ def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
 def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
     if layer is None:
         return []
-    return [one for name, one in layer.named_parameters() if adapter_key(name)]
+    return [parameter for name, parameter in layer.named_parameters() if adapter_key(name)]
 
 
 def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:

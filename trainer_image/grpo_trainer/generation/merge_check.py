@@ -61,7 +61,7 @@ def require_pefts_merge(
 
 
 def _factors(layer: LoraLayer) -> list[tuple[str, nn.Parameter]]:
-    return [(name, one) for name, one in layer.named_parameters() if adapter_key(name)]
+    return [(name, parameter) for name, parameter in layer.named_parameters() if adapter_key(name)]
 
 
 def _merge_by_peft(layer: LoraLayer, config: LoraConfig, weight: torch.Tensor) -> torch.Tensor:

@@ -230,8 +230,9 @@ class EnginesMain:
         if incarnation not in self._lanes:
             # A process that restarted has a new incarnation. The group of its predecessor leads
             # nowhere.
-            for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
-                self._lanes.pop(known).close()
+            old_incarnations = [key for key, lane in self._lanes.items() if lane.engine is engine]
+            for old_incarnation in old_incarnations:
+                self._lanes.pop(old_incarnation).close()
             self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
         return self._lanes[incarnation]
 
@@ -324,7 +325,7 @@ class ServersGeneration(EngineGeneration):
             EngineLost: no engine was left, and none came back in guard.weightSyncTimeoutSeconds.
         """
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
-        of_all_ranks = [one for part in wanted for one in part]
+        of_all_ranks = [prompt_and_seed for part in wanted for prompt_and_seed in part]
         self._led(lambda main: main.begin_generation(of_all_ranks, arguments))
         while not self._led(lambda main: main.continue_generation(self.proven_version)):
             self._led(lambda main: main.await_engine())

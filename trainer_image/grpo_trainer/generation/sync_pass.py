@@ -198,10 +198,12 @@ class SyncPass:
         except (EngineFailed, TimeoutError) as error:
             lane.leave()
             blocked = lane.seconds_left - (loop.time() - begun) <= 0.0
-            said = str(error) or f"did not take version {self.version} within the time that it has"
+            problem = (
+                str(error) or f"did not take version {self.version} within the time that it has"
+            )
             return Verdict(
                 lane.engine,
-                said,
+                problem,
                 is_blocked=blocked,
                 is_gone=isinstance(error, EngineFailed) and error.is_gone,
             )

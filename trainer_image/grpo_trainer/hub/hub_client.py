@@ -112,9 +112,9 @@ def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
 def _retry_after(response: httpx2.Response) -> float:
     """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another
     clock."""
-    given = response.headers.get("retry-after", "")
-    is_number = given.isascii() and given.isdecimal() and len(given) < 10
-    return float(given) if is_number else 0.0
+    header_value = response.headers.get("retry-after", "")
+    is_number = header_value.isascii() and header_value.isdecimal() and len(header_value) < 10
+    return float(header_value) if is_number else 0.0
 
 
 @contextmanager

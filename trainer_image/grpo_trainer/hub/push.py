@@ -146,11 +146,11 @@ class Files:
     def additions(self) -> list[CommitOperationAdd]:
         """What is to be in the commit; new ones each time, since they remember what was in the
         repository."""
-        made = []
+        additions = []
         for name, path in self.paths.items():
-            made.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path))
-            made[-1].upload_info.sha256 = bytes.fromhex(self.hashes[name])
-        return made
+            additions.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path))
+            additions[-1].upload_info.sha256 = bytes.fromhex(self.hashes[name])
+        return additions
 
     def differing_names(self, remote_files: Mapping[str, RepoFile]) -> list[str]:
         """Names of files that the repository has not, or has with other content."""
@@ -302,20 +302,20 @@ def _pushed(target: Target, files: Files, message: str) -> str:
             api.preupload_lfs_files(
                 target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME]
             )
-        made = api.create_commit(
+        commit = api.create_commit(
             target.spec.repository,
             [*deletions, *additions],
             commit_message=message,
             parent_commit=head or None,
         )
-    differing = files.differing_names(_tree(target, made.oid))
+    differing = files.differing_names(_tree(target, commit.oid))
     if differing:
         raise BadInput(
-            f"{target.description}: commit {made.oid} has not the exported "
+            f"{target.description}: commit {commit.oid} has not the exported "
             f"{', '.join(differing)}; a .gitignore in the "
             "repository may leave files out: remove it, or name another repository"
         )
-    return made.oid
+    return commit.oid
 
 
 @contextmanager

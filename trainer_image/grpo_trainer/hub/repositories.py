@@ -244,9 +244,9 @@ class Hub:
 def _resolved(repository: Repository, hub: Hub) -> str:
     if repository.revision and COMMIT.fullmatch(repository.revision):
         return repository.revision
-    known = repository.storage / "refs" / (repository.revision or "main")
+    commit_file = repository.storage / "refs" / (repository.revision or "main")
     if is_offline_mode():
-        return known.read_text(encoding="utf-8") if known.is_file() else ""
+        return commit_file.read_text(encoding="utf-8") if commit_file.is_file() else ""
 
     def ask() -> str:
         api = HfApi(token=repository.token)
@@ -258,8 +258,8 @@ def _resolved(repository: Repository, hub: Hub) -> str:
             raise BadInput(_unknown_revision(repository, api)) from error
         # for who may ask no hub later; huggingface_hub itself does so only where it is asked for a
         # branch
-        known.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(known, info.sha or "")
+        commit_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(commit_file, info.sha or "")
         return info.sha or ""
 
     return run_under_lease(repository, ask, hub)
@@ -444,8 +444,8 @@ def _unknown_revision(repository: Repository, api: HfApi) -> str:
     with suppress(HfHubHTTPError, TryLater, KeyError):
         refs = api.list_repo_refs(repository.name, repo_type=repository.kind)
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    known = f"; it has {', '.join(names[:MAX_REVISIONS])}" if names else ""
+    revisions_hint = f"; it has {', '.join(names[:MAX_REVISIONS])}" if names else ""
     return (
         f"spec.{repository.path}.revision: {repository.name} has no revision "
-        f"{repository.revision!r}{known}. Write a branch, a tag or a whole commit hash"
+        f"{repository.revision!r}{revisions_hint}. Write a branch, a tag or a whole commit hash"
     )

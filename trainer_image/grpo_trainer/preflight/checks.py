@@ -51,9 +51,9 @@ def run_checks(
 
 def _before_rewards(rewards: Sequence[RewardSpec], findings: Findings) -> PreflightReport:
     """What is left behind by a preflight that a reward ends."""
-    known = replace(findings, skipped=list(findings.skipped))
+    interim_findings = replace(findings, skipped=list(findings.skipped))
     for position, reward in enumerate(rewards):
         if reward.python:
             reason = "the pod ended while rewards were called"
-            known.skip(f"spec.rewards[{position}].python.function", reason)
-    return known.report()
+            interim_findings.skip(f"spec.rewards[{position}].python.function", reason)
+    return interim_findings.report()

@@ -65,8 +65,8 @@ def bytes_needed(
     written, and the export; 0 where the plan predicts none."""
     checkpoints = checkpoint.keep + 1
     if training.max_steps:
-        made = math.ceil(training.max_steps / execution.save_every_steps)
-        checkpoints = min(checkpoints, made)
+        save_count = math.ceil(training.max_steps / execution.save_every_steps)
+        checkpoints = min(checkpoints, save_count)
     memory = execution.memory
     checkpoint_bytes = memory.checkpoint_bytes if memory else 0
     export_bytes = 0

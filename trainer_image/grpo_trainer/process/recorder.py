@@ -133,17 +133,17 @@ class StepTimes:
         """Note that the finished step is over. Does nothing without such a step."""
         if self._open is None:
             return
-        made = StepTime(step=self._open[0], began=self._began, ended=clock)
-        self._first = self._first or made
-        self._newest.append(made)
+        step_time = StepTime(step=self._open[0], began=self._began, ended=clock)
+        self._first = self._first or step_time
+        self._newest.append(step_time)
         self._began, self._open = clock, None
 
     def every_nth(self, interval: int) -> list[StepTime]:
         """The first step and the newest of every Nth, oldest first."""
         if self._first is None:
             return []
-        later = [one for one in self._newest if one.step > self._first.step]
-        every_nth = [one for one in later if one.step % interval == 0]
+        later = [step_time for step_time in self._newest if step_time.step > self._first.step]
+        every_nth = [step_time for step_time in later if step_time.step % interval == 0]
         return [self._first, *every_nth[-MAX_STEPS:]]
 
 

@@ -122,9 +122,9 @@ def _counter(metric: Metric) -> Counter:
 
 def _weighted_sum(rewards: Sequence[float], weights: Sequence[float]) -> float:
     """The reward that TRL computes advantages from; NaN where no function gave one."""
-    given = [
+    products = [
         reward * weight
         for reward, weight in zip(rewards, weights, strict=True)
         if not math.isnan(reward)
     ]
-    return sum(given) if given else math.nan
+    return sum(products) if products else math.nan

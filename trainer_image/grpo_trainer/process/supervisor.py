@@ -215,19 +215,21 @@ def kill_workers(workers: list[Worker]) -> None:
 
 def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     """What is known of each process's end, in the order in which they ended."""
-    said = {worker.rank: worker.outcome() for worker in workers}
-    standstills = [one.standstill for one in said.values() if one]
+    outcomes = {worker.rank: worker.outcome() for worker in workers}
+    standstills = [outcome.standstill for outcome in outcomes.values() if outcome]
     silences = [standstill.silent_seconds for standstill in standstills if standstill]
     ends = []
     for worker in workers:
-        outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)
+        outcome, stacks = outcomes[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
             outcome = _concluded(worker, attempt, oom_killed)
             if (
                 silences and stacks
             ):  # amid a hang, a process that can't even say so has stood still at least as long
                 outcome = add_standstill(outcome, max(silences), stacks)
-        is_own_outcome = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
+        is_own_outcome = (
+            outcomes[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
+        )
         ends.append(End(outcome, is_own_outcome, stacks))
     return ends
 

@@ -267,10 +267,10 @@ class Watchdog:
                 f"({interfaces_message(os.environ)}): NCCL_DEBUG=INFO in spec.env tells what it "
                 "tries"
             )
-        done = "step finished" if stage == "Training" else "progress"
+        expected_event = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (
-            f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; "
-            f"{limit:.0f} s are allowed (guard.hangTimeoutSeconds = "
+            f"no {expected_event} for {idle:.0f} s in stage {stage} after step "
+            f"{self._recorder.step}; {limit:.0f} s are allowed (guard.hangTimeoutSeconds = "
             f"{self._guard.hang_timeout_seconds}). Every thread's stack is in the log"
         )
 

@@ -88,30 +88,31 @@ class AccuracyFunction:
         return scores
 
     def _score(self, text: str, answer: str | float, deadline: Deadline) -> float | None:
-        given, expected = self._extract(text), expected_answer(answer)
-        if given is None:
+        extracted_answer, expected = self._extract(text), expected_answer(answer)
+        if extracted_answer is None:
             return 0.0
-        same = self._same(given, expected, deadline)
+        same = self._same(extracted_answer, expected, deadline)
         if same is None:
             self._counters.count_timeouts(1, f"math-verify: {deadline.timeout_message(self._spec)}")
             return None
         return self._spec.score if same else 0.0
 
-    def _same(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+    def _same(self, extracted_answer: str, expected: str, deadline: Deadline) -> bool | None:
         if self._spec.compare == "Numeric":
-            return is_same_number(given, expected)
-        if is_same_text(given, expected):
+            return is_same_number(extracted_answer, expected)
+        if is_same_text(extracted_answer, expected):
             return True
-        return self._same_math(given, expected, deadline) if self._math else False
+        return self._same_math(extracted_answer, expected, deadline) if self._math else False
 
-    def _same_math(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+    def _same_math(self, extracted_answer: str, expected: str, deadline: Deadline) -> bool | None:
         assert self._math is not None, "only called when comparing by math-verify"
         seconds = min(self._spec.timeout_seconds, deadline.seconds_left())
         if seconds <= 0:
             return None
         try:
             answer = self._math.call(
-                {"completions": [given], "expected": [expected], "trainer_state": {}}, seconds
+                {"completions": [extracted_answer], "expected": [expected], "trainer_state": {}},
+                seconds,
             )
         except TimeoutError:
             return None

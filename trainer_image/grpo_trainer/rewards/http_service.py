@@ -110,20 +110,22 @@ class HTTPFunction:
             tasks = [
                 asyncio.create_task(self._chunk(session, gate, chunk, step)) for chunk in chunks
             ]
-            done, unfinished = await asyncio.wait(tasks, timeout=self._spec.batch_timeout_seconds)
-            for task in unfinished:
+            finished_tasks, unfinished_tasks = await asyncio.wait(
+                tasks, timeout=self._spec.batch_timeout_seconds
+            )
+            for task in unfinished_tasks:
                 task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+            await asyncio.gather(*unfinished_tasks, return_exceptions=True)
         self._on_wait("")
         scores: Scores = []
         missing = too_late = 0
         for task, chunk in zip(tasks, chunks, strict=True):
             size = len(chunk["completions"])
-            part = task.result() if task in done else None
+            part = task.result() if task in finished_tasks else None
             scores += part or [None] * size
             if part is None:
                 missing += size
-            if task in unfinished:
+            if task in unfinished_tasks:
                 too_late += size
         self._count(missing, too_late)
         return scores

@@ -18,11 +18,13 @@ logging.getLogger("math_verify").setLevel(
 def compare_answers(completions: list[str], expected: list[str], **_: Any) -> list[float]:
     """1 for each completion (an answer, without the words around it) that equals the expected one,
     else 0."""
-    return [float(_same(given, right)) for given, right in zip(completions, expected, strict=True)]
+    return [
+        float(_same(answer, right)) for answer, right in zip(completions, expected, strict=True)
+    ]
 
 
-def _same(given: str, expected: str) -> bool:
-    return bool(verify(_parsed(expected), _parsed(given), timeout_seconds=None))
+def _same(answer: str, expected: str) -> bool:
+    return bool(verify(_parsed(expected), _parsed(answer), timeout_seconds=None))
 
 
 def _parsed(answer: str) -> Any:

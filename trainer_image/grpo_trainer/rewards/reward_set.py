@@ -108,11 +108,11 @@ class FailureLimits:
 
     def _end(self, name: str, step: int, lost: str, share: str) -> None:
         """Raise the error, in the words of a rank that met a failure. A collective."""
-        words = next(filter(None, ranks.gather(self.counters[name].last_problem)), "unknown")
+        last_problem = next(filter(None, ranks.gather(self.counters[name].last_problem)), "unknown")
         raise reward_error(
             name,
             step,
-            f"{lost}, all ranks together, got no reward: {share}. The last failure: {words}",
+            f"{lost}, all ranks together, got no reward: {share}. The last failure: {last_problem}",
         )
 
 

@@ -154,13 +154,13 @@ class StoredRun:
         stored = self.store.get(HEAD)
         return _parsed_head(self.store, stored[0]) if stored else None
 
-    def manifest(self, made: Committed) -> bytes | None:
+    def manifest(self, checkpoint: Committed) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
-        stored = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
+        stored = self.store.get(f"{checkpoint_key(checkpoint.attempt, checkpoint.step)}/{MANIFEST}")
         if stored is None:
             return None
         content, _ = stored
-        is_committed = hashlib.sha256(content).hexdigest() == made.manifest
+        is_committed = hashlib.sha256(content).hexdigest() == checkpoint.manifest
         return content if is_committed else None
 
     def export_folder(self) -> str | None:
@@ -227,18 +227,20 @@ class RunStore(StoredRun):
         """
         self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
         digest = hashlib.sha256(manifest).hexdigest()
-        made = Committed(attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time))
+        new_checkpoint = Committed(
+            attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time)
+        )
 
         def with_checkpoint(now: Head) -> Head:
             # The `keep` that were committed last: the step says less, for a run goes back behind a
             # checkpoint that is damaged.
-            place = (made.attempt, made.step)
+            place = (new_checkpoint.attempt, new_checkpoint.step)
             others = [
                 checkpoint
                 for checkpoint in now.checkpoints
                 if (checkpoint.attempt, checkpoint.step) != place
             ]
-            return now.model_copy(update={"checkpoints": [*others, made][-self.keep :]})
+            return now.model_copy(update={"checkpoints": [*others, new_checkpoint][-self.keep :]})
 
         try:
             stands = self._move_head(with_checkpoint)
@@ -345,11 +347,11 @@ class RunStore(StoredRun):
     def _move_head(self, changed: HeadChange, first: Head | None = None) -> Head:
         """Write the changed head, if this attempt still has the run, until a write of ours
         succeeds; what stands then. `first`: the head to write if the store has none."""
-        written: set[str] = set()
+        own_nonces: set[str] = set()
         for _ in range(HEAD_TRIES):
             stored = self.store.get(HEAD)
             head = _parsed_head(self.store, stored[0]) if stored else None
-            if head and head.nonce in written:
+            if head and head.nonce in own_nonces:
                 return head
             if head is None and first is None:
                 raise StoreFailed(
@@ -359,7 +361,7 @@ class RunStore(StoredRun):
             if head:
                 self._require_newest(head)
             new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
-            written.add(new.nonce)
+            own_nonces.add(new.nonce)
             version = stored[1] if stored else None
             if self.store.put_if_unchanged(HEAD, new.model_dump_json().encode(), version):
                 return new

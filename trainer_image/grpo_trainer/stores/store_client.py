@@ -150,7 +150,7 @@ class Store:
 
         def found() -> dict[str, int]:
             pages = obstore.list(self._backend, folder or None, chunk_size=1000)
-            return {one["path"]: one["size"] for page in pages for one in page}
+            return {entry["path"]: entry["size"] for page in pages for entry in page}
 
         return self._ask(f"list {folder}", found)
 

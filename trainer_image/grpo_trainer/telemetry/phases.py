@@ -75,8 +75,8 @@ class PhaseClock:
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call, and reset them to 0."""
         self.enter(self._current)
-        taken, self.seconds = self.seconds, dict.fromkeys(STEP_PHASES, 0.0)
-        return taken
+        phase_seconds, self.seconds = self.seconds, dict.fromkeys(STEP_PHASES, 0.0)
+        return phase_seconds
 
 
 def device_bytes() -> int:

@@ -49,15 +49,17 @@ _DISTRIBUTIONS = ("grpo-operator", "torch", "trl")
 class ProgressCollector:
     """Samples of a run as it is now, beside the limits that its plan sets."""
 
-    def __init__(self, read: Callable[[], Progress], limits: Mapping[Metric, Values]) -> None:
+    def __init__(
+        self, read_progress: Callable[[], Progress], limits: Mapping[Metric, Values]
+    ) -> None:
         """`limits`: see `limits_of`."""
-        self._read = read
+        self._read_progress = read_progress
         self._limits = limits
         self._versions = [version(name) for name in _DISTRIBUTIONS]
 
     def collect(self) -> Iterable[Family]:
         """The samples of one scrape."""
-        progress = self._read()
+        progress = self._read_progress()
         for metric, value in _single(progress):
             if value is not None:
                 yield _family(metric, {(): value})

@@ -181,15 +181,17 @@ def _open_mlflow(kind: Any, arguments: Any, request: RunRequest, token: str) -> 
     earlier = client.search_runs(
         [experiment.experiment_id], f"tags.`{UID_TAG}` = '{uid}'", max_results=1
     )
-    known: dict[str, str] = {}
+    logged_parameters: dict[str, str] = {}
     if earlier:
         run = mlflow.start_run(run_id=earlier[0].info.run_id)
-        known = earlier[0].data.params
+        logged_parameters = earlier[0].data.params
     else:
         run = mlflow.start_run(run_name=arguments.run_name, tags={UID_TAG: uid})
     # MLflow refuses a parameter that changes: those of the first attempt stay.
     config = flat(request["config"])
-    arguments.to_dict = lambda: {key: value for key, value in config.items() if key not in known}
+    arguments.to_dict = lambda: {
+        key: value for key, value in config.items() if key not in logged_parameters
+    }
     run_id = run.info.run_id
     page = f"{settings['url'].rstrip('/')}/#/experiments/{experiment.experiment_id}/runs/{run_id}"
     callback = kind()

@@ -257,8 +257,8 @@ def build(
     run_identity = identity(plan, prompts.fingerprint)
     cadence = Cadence.from_plan(plan.execution, plan.training, len(prompts.rows))
 
-    def outdated(made: Manifest) -> bool:
-        return cadence.is_outdated(made.step, made.skipped, plan.skipped)
+    def outdated(manifest: Manifest) -> bool:
+        return cadence.is_outdated(manifest.step, manifest.skipped, plan.skipped)
 
     target, source = _open_places(plan, recorder)
     with recorder.measure_part("verify"):
@@ -340,10 +340,10 @@ def make_config(arguments: dict[str, Any], overrides: Overrides) -> GRPOConfig:
     try:
         return GRPOConfig(**arguments)
     except (TypeError, ValueError) as error:
-        given = overrides.arguments
-        if not given:
+        settings = overrides.arguments
+        if not settings:
             raise
-        named = [name for name in given if name in str(error)] or list(given)
+        named = [name for name in settings if name in str(error)] or list(settings)
         paths = ", ".join(f"spec.training.overrides.{name}" for name in named)
         raise BadInput(f"{paths}: GRPOConfig refuses the value: {error}; remove it") from error
 
@@ -398,8 +398,8 @@ def _open_places(
 def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
     """What the plan leaves out, and what the run had left out whose checkpoint this one
     continues."""
-    made = read_manifest(checkpoint).skipped if checkpoint else []
-    return merge_spans([*skipped, *made])
+    inherited_spans = read_manifest(checkpoint).skipped if checkpoint else []
+    return merge_spans([*skipped, *inherited_spans])
 
 
 def device(execution: ExecutionPlan) -> torch.device:

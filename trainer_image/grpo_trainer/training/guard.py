@@ -56,8 +56,8 @@ def require_finite_metric(
     """
     if math.isfinite(value):
         return
-    known = {key: metrics.get(key) for key in _TOLD} if metrics else {}
-    last = ", ".join(f"{key} {values[-1]:.4g}" for key, values in known.items() if values)
+    message_metrics = {key: metrics.get(key) for key in _TOLD} if metrics else {}
+    last = ", ".join(f"{key} {values[-1]:.4g}" for key, values in message_metrics.items() if values)
     raise Diverged(
         f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved "
         "since. Look for rewards of extreme size, lower training.learningRate, or go on without "

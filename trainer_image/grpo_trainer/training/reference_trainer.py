@@ -243,8 +243,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 if self.engine:
                     self.engine.set_position(generation, first + start)
                 part = prompt_ids[start : start + size]
-                done, scored = self._generate_part(part, *args, **kwargs)
-                completions += done
+                completion_ids, scored = self._generate_part(part, *args, **kwargs)
+                completions += completion_ids
                 logprobs += scored or []
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
@@ -267,14 +267,14 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             return super()._generate_single_turn(prompts, *args, **kwargs)
         tokenizer, end_tokens = self.processing_class, self.eos_token_ids
         if self.engine:
-            done, scored = super()._generate_single_turn(prompts, *args, **kwargs)
+            completion_ids, scored = super()._generate_single_turn(prompts, *args, **kwargs)
         else:
             criterion = StopStrings(self.stop, tokenizer, end_tokens, prompts)
             policy = self.accelerator.unwrap_model(self.model_wrapped)
             with stopping_generation(policy, criterion):
-                done, scored = super()._generate_single_turn(prompts, *args, **kwargs)
-            done = criterion.remove_padding(done)
-        return mark_stopped(done, self.stop, tokenizer, end_tokens[0]), scored
+                completion_ids, scored = super()._generate_single_turn(prompts, *args, **kwargs)
+            completion_ids = criterion.remove_padding(completion_ids)
+        return mark_stopped(completion_ids, self.stop, tokenizer, end_tokens[0]), scored
 
     def _compare_canary(self, continued: list[tuple[list[int], Sample]]) -> None:
         """Judge how far the engine's log-probabilities of these tokens are from the policy's. A

@@ -213,7 +213,7 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
     attest = partial(write_provenance, _finished(plan, run, recorder))
     folder = export_model(
         plan, run.target, run.trainer.source, run.trainer.write_model,
-        describe=describe, attest=attest, read=lambda _: recorder.record_event(),
+        describe=describe, attest=attest, report_bytes=lambda _: recorder.record_event(),
     )  # fmt: skip
     where = "spec.export keeps no model"
     if folder:

@@ -30,8 +30,10 @@ class HostBase:
         starts = accumulate(sizes, initial=0)
         self._memory = _pinned_memory(sum(sizes), self.device)
         self._copies = [
-            self._memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
-            for start, one in zip(starts, self._parameters, strict=False)
+            self._memory[start : start + parameter.nbytes]
+            .view(parameter.dtype)
+            .view(parameter.shape)
+            for start, parameter in zip(starts, self._parameters, strict=False)
         ]
         for copy, parameter in zip(self._copies, self._parameters, strict=True):
             copy.copy_(parameter.detach())

@@ -126,19 +126,26 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
     """Name of this rank's first parameter or optimizer state with an element that isn't finite;
     empty for none."""
-    held = [*_parameters(model), *(_states(model, optimizer) if optimizer is not None else ())]
-    floating = [(name, tensor) for name, tensor in held if tensor.is_floating_point()]
-    held = [(name, tensor) for name, tensor in floating if tensor.numel()]
-    if not held:
+    named_tensors = [
+        *_parameters(model),
+        *(_states(model, optimizer) if optimizer is not None else ()),
+    ]
+    floating = [(name, tensor) for name, tensor in named_tensors if tensor.is_floating_point()]
+    named_tensors = [(name, tensor) for name, tensor in floating if tensor.numel()]
+    if not named_tensors:
         return ""
-    device = held[0][1].device
+    device = named_tensors[0][1].device
     # one pass without a copy of the tensor; both extremes are NaN where any element is
     extremes = [
-        extreme.to(device) for _, tensor in held for extreme in torch.aminmax(tensor.detach())
+        extreme.to(device)
+        for _, tensor in named_tensors
+        for extreme in torch.aminmax(tensor.detach())
     ]
     # together, so that a GPU is waited for once
     finite = torch.stack(extremes).isfinite().view(-1, 2).all(dim=1).tolist()
-    return next((name for (name, _), fine in zip(held, finite, strict=True) if not fine), "")
+    return next(
+        (name for (name, _), fine in zip(named_tensors, finite, strict=True) if not fine), ""
+    )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -152,9 +159,9 @@ def _states(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tenso
     wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    known = {id(parameter) for parameter in model.parameters()}
+    parameter_ids = {id(parameter) for parameter in model.parameters()}
     for number, (parameter, state) in enumerate(optimizer.state.items()):
-        if id(parameter) not in known:
+        if id(parameter) not in parameter_ids:
             yield f"master weight {number} of the optimizer", parameter
         for name, value in state.items():
             if isinstance(value, torch.Tensor):

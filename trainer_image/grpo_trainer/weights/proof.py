@@ -71,7 +71,7 @@ class Proof:
 class _Finding:
     """What one rank found."""
 
-    held: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
     """Fingerprint of this rank's elements by parameter."""
     whole: dict[str, str] = field(default_factory=dict)
     """Those that every rank holds whole, so that they can be compared between ranks."""
@@ -118,8 +118,8 @@ def prove_weights(
     seconds = time.perf_counter() - start
     # Whole on every rank: the first rank's weights are all. Partitioned: the ranks' shares in
     # order.
-    held = findings[:1] if finding.whole else findings
-    shares = [combined_fingerprint(item.held.values()) for item in held]
+    distinct_findings = findings[:1] if finding.whole else findings
+    shares = [combined_fingerprint(item.fingerprints.values()) for item in distinct_findings]
     return Proof(
         what=what,
         parameters=len(keys) - forms["absent"],
@@ -178,7 +178,7 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
     # which all ranks have agreed (_same_keys), and never from what this rank has found so far.
     with (gathered_share if converted else local_share)(parameter.tensor) as share:
         name, digest = parameter.name, fingerprint(share.tensor)
-        finding.held[name] = digest
+        finding.fingerprints[name] = digest
         finding.bytes += share.tensor.nbytes
         if share.is_whole:
             finding.whole[name] = digest
@@ -238,7 +238,7 @@ def _judge(findings: list[_Finding], what: str) -> None:
         first = findings[wrong[0]]
         raise WeightsDiffer(
             f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the "
-            f"checkpoint's: it has fingerprint {first.held[first.different]}, the file "
+            f"checkpoint's: it has fingerprint {first.fingerprints[first.different]}, the file "
             f"{first.expected}. Compare the model's files on the nodes"
         )
     if difference := _between_ranks(findings):
