@@ -98,8 +98,8 @@ def _uncollected() -> Iterator[None]:
 
 def complete_for_kubectl() -> int:
     """Answers kubectl, which asks `kubectl_complete-grpo` for what may follow `kubectl grpo …`."""
-    words = sys.argv[1:]
-    print(kubectl_answer(command_parser(words), words))
+    arguments = sys.argv[1:]
+    print(kubectl_answer(command_parser(arguments), arguments))
     return 0
 
 
@@ -126,7 +126,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def command_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+def command_parser(line_words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of all commands. Those among the words have their arguments already, which
     completion needs before it parses."""
     parser = argparse.ArgumentParser(
@@ -138,7 +138,7 @@ def command_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     for name, where in COMMANDS.items():
         command = commands.add_parser(name, help=where.summary)
-        if name in words:
+        if name in line_words:
             _registration(name)(command)
         else:
             command.add = _registration(name)

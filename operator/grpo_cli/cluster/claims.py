@@ -74,15 +74,15 @@ def claims_of_pod(pod: Manifest) -> set[str]:
 
 def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
     """Return the pod's spec pinned to the holder's node, with the holder's tolerations."""
-    made = deepcopy(pod)
+    pinned_pod = deepcopy(pod)
     require_name(
-        made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node]
+        pinned_pod.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node]
     )
-    tolerations = made.setdefault("tolerations", [])
+    tolerations = pinned_pod.setdefault("tolerations", [])
     tolerations += [
         toleration for toleration in holder.tolerations if toleration not in tolerations
     ]
-    return made
+    return pinned_pod
 
 
 def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:

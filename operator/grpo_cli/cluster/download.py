@@ -124,7 +124,7 @@ def _part_name(entry: FileEntry) -> str:
 def download_files(
     folder: Path,
     wanted: dict[str, FileEntry],
-    read: Read,
+    read_file: Read,
     arrived: ReportBytes,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
@@ -138,7 +138,7 @@ def download_files(
         for name, entry in wanted.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(path, name, entry, read, arrived, clock=clock)
+            _fetch(path, name, entry, read_file, arrived, clock=clock)
         for part in folder.rglob("*.part"):
             if _PART.fullmatch(part.name):
                 part.unlink()
@@ -150,13 +150,13 @@ def download_files(
 
 
 def _fetch(
-    path: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock
+    path: Path, name: str, entry: FileEntry, read_file: Read, arrived: ReportBytes, *, clock: Clock
 ) -> None:
     part = path.with_name(_part_name(entry))
     part.touch()
     arrived(part.stat().st_size)
     for _ in range(2):
-        _complete(part, name, entry, read, arrived, clock=clock)
+        _complete(part, name, entry, read_file, arrived, clock=clock)
         if _is_same(part, entry):
             _publish(part, path)
             return
@@ -169,7 +169,7 @@ def _fetch(
 
 
 def _complete(
-    part: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock
+    part: Path, name: str, entry: FileEntry, read_file: Read, arrived: ReportBytes, *, clock: Clock
 ) -> None:
     """Ask for what is missing until nothing is, with growing pauses while nothing comes."""
     failed, why = 0, ""
@@ -179,7 +179,7 @@ def _complete(
                 f"{name}: nothing came for a minute{why}; the same command goes on from there"
             )
         clock.sleep(PAUSES[failed])
-        why = _append(part, entry, read(name, before), arrived)
+        why = _append(part, entry, read_file(name, before), arrived)
         failed = 0 if part.stat().st_size > before else failed + 1
 
 
@@ -189,10 +189,10 @@ def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: Repo
         bytes_left = entry.bytes - file.tell()
         try:
             for chunk in chunks:
-                taken = chunk[:bytes_left]
-                file.write(taken)
-                bytes_left -= len(taken)
-                arrived(len(taken))
+                trimmed_chunk = chunk[:bytes_left]
+                file.write(trimmed_chunk)
+                bytes_left -= len(trimmed_chunk)
+                arrived(len(trimmed_chunk))
         except KubectlError as error:
             return f": {error}"
     return ""

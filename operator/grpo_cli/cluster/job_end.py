@@ -55,9 +55,9 @@ def wait_for_end(options: Namespace, name: str, clock: Clock = SYSTEM_CLOCK) -> 
     raise AssertionError("polling has no end")
 
 
-def poll_job(read: Callable[[], J], seconds: float, clock: Clock) -> Iterator[J | None]:
-    """Yield the job that `read` returns, again and again with these pauses; None where the cluster
-    does not answer and may still do so.
+def poll_job(fetch_job: Callable[[], J], seconds: float, clock: Clock) -> Iterator[J | None]:
+    """Yield the job that `fetch_job` returns, again and again with these pauses; None where the
+    cluster does not answer and may still do so.
 
     Raises:
         KubectlError: there is no such job any more, or the cluster does not answer for too long.
@@ -66,7 +66,7 @@ def poll_job(read: Callable[[], J], seconds: float, clock: Clock) -> Iterator[J 
     while True:
         job = None
         try:
-            job = read()
+            job = fetch_job()
             answered_at = clock.now()
         except KubectlError as error:
             if clock.now() - answered_at >= PATIENCE_SECONDS or _GONE in str(error):

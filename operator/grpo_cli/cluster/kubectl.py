@@ -158,12 +158,14 @@ def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
 
 def _run(line: list[str], stdin: str | None = None) -> str:
     try:
-        done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
+        completed_process = subprocess.run(
+            line, input=stdin, capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise _missing(line[0], error) from error
-    if done.returncode:
-        raise KubectlError(done.stderr.strip())
-    return done.stdout
+    if completed_process.returncode:
+        raise KubectlError(completed_process.stderr.strip())
+    return completed_process.stdout
 
 
 def _missing(program: str, error: OSError) -> KubectlError:

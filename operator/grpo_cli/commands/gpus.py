@@ -51,7 +51,9 @@ def _stacked(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
 
 def _row(label: str, product: Product) -> tuple[str, str, str, str, str, str]:
     """Label, short names, memory, speed, and whether the image computes there."""
-    names = ", ".join(short for short, meant in short_names().items() if meant == label)
+    names = ", ".join(
+        short for short, product_label in short_names().items() if product_label == label
+    )
     image = (
         "can't compute there"
         if obstacle_message(label, "", product.capability)

@@ -91,19 +91,21 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
         ManifestError: the file can't be read, or a job in it is wrong.
         OptionError: an option means nothing here, or its value is not allowed.
     """
-    given = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
+    model_options = {
+        name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None
+    }
     if options.model is not None:
         if options.model.endswith((".yaml", ".yml", ".json")):
             raise OptionError(
                 f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
             )
         _ask_back(options)
-        return [JobRequest(options.model, Job({}, _of_model(options.model, given)))]
-    if given:
-        option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
+        return [JobRequest(options.model, Job({}, _of_model(options.model, model_options)))]
+    if model_options:
+        option, (section, field) = next(iter(model_options)), _FIELDS[next(iter(model_options))]
         raise OptionError(
             f"--{option.replace('_', '-')} goes with a model's name: the file says "
-            f"spec.{section}.{field}; to compare, add --what-if {field}={given[option]}"
+            f"spec.{section}.{field}; to compare, add --what-if {field}={model_options[option]}"
         )
     jobs = load_specs(options.filename)
     return [JobRequest(job.metadata["name"], job) for job in jobs]
@@ -115,15 +117,15 @@ def _ask_back(options: Namespace) -> None:
     Raises:
         OptionError: with the name that may have been meant.
     """
-    meant = meant_name(options.model)
-    if meant and not (options.parameters or options.config or options.fetch_config):
+    suggested_name = meant_name(options.model)
+    if suggested_name and not (options.parameters or options.config or options.fetch_config):
         raise OptionError(
-            f"{options.model}: did you mean {meant}? A model of your own takes --parameters SIZE, "
-            "--config PATH or --fetch-config"
+            f"{options.model}: did you mean {suggested_name}? A model of your own takes "
+            "--parameters SIZE, --config PATH or --fetch-config"
         )
 
 
-def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
+def _of_model(model: str, model_options: dict[str, Any]) -> GRPOJobSpec:
     """A job with defaults. Neither its dataset nor its reward counts in a plan.
 
     Raises:
@@ -134,7 +136,7 @@ def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
         "dataset": {"name": "any"},
         "rewards": [{"accuracy": {}}],
     }
-    for name, value in given.items():
+    for name, value in model_options.items():
         section, field = _FIELDS[name]
         document.setdefault(section, {})[field] = value
     try:
@@ -383,14 +385,14 @@ def path_of(key: str) -> str:
     if "." in key and key.split(".", maxsplit=1)[0] in SECTIONS:
         return f"spec.{key}"
     name = to_camel(key)
-    known: dict[str, str] = {}
+    field_paths: dict[str, str] = {}
     for section in SECTIONS:
         kind = GRPOJobSpec.model_fields[section].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            known = {field: f"spec.{section}.{field}" for field in _names(kind)} | known
-    if name in known:
-        return known[name]
-    close = get_close_matches(name, known, n=1)
+            field_paths = {field: f"spec.{section}.{field}" for field in _names(kind)} | field_paths
+    if name in field_paths:
+        return field_paths[name]
+    close = get_close_matches(name, field_paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write the path, spec.training.…"
     raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; {hint}")
 

@@ -62,15 +62,15 @@ def _jobs(options: Namespace) -> list[Job]:
         # an attempt has given it its class already
         spec = job.spec if job.status.job_class else _with_class(options, metadata, job.spec)
         return [Job(metadata, spec)]
-    read = load_specs(options.filename)
-    named = {job.metadata["namespace"] for job in read if job.metadata.get("namespace")}
+    jobs = load_specs(options.filename)
+    named = {job.metadata["namespace"] for job in jobs if job.metadata.get("namespace")}
     if len(named) > 1 and not options.namespace:
         raise OptionError(
             f"{options.filename} has jobs of several namespaces: {', '.join(sorted(named))}; give "
             "one by -n"
         )
     options.namespace = options.namespace or next(iter(named), None)
-    return read
+    return jobs
 
 
 def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec) -> GRPOJobSpec:
@@ -118,9 +118,9 @@ def _start(options: Namespace, body: Object) -> Holder | None:
         return None
     if there:
         kubectl.run_kubectl(options, "delete", "job", name, "--wait")
-    made, holder = pin_to_claims(options, body)
-    del made["metadata"]["namespace"]  # it may be the context's
-    kubectl.create_object(options, made)
+    pinned_job, holder = pin_to_claims(options, body)
+    del pinned_job["metadata"]["namespace"]  # it may be the context's
+    kubectl.create_object(options, pinned_job)
     return holder
 
 

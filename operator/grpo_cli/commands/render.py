@@ -44,11 +44,13 @@ def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
     objects = [
-        item for one, _ in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))
+        item
+        for attempt, _ in attempts
+        for item in _objects(attempt, pod_spec.defaults_from_flags(options))
     ]
-    for one, job_class in attempts:
+    for attempt, job_class in attempts:
         if job_class:
-            print(f"# {one.key.name}: {job_classes.class_message(one.spec, job_class)}")
+            print(f"# {attempt.key.name}: {job_classes.class_message(attempt.spec, job_class)}")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 
@@ -99,10 +101,10 @@ def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
     )
 
 
-def _objects(one: Attempt, pods: PodDefaults) -> list[dict[str, Any]]:
-    claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
-    namespace, engines = one.key.namespace, engines_job(one, pods)
+def _objects(attempt: Attempt, pods: PodDefaults) -> list[dict[str, Any]]:
+    claim = checkpoint_volume_claim(attempt.key, attempt.uid, attempt.spec)
+    namespace, engines = attempt.key.namespace, engines_job(attempt, pods)
     services = (rendezvous_service(namespace), engine_service(namespace) if engines else None)
     return [
-        item for item in (*services, claim, indexed_job(one, pods), engines) if item is not None
+        item for item in (*services, claim, indexed_job(attempt, pods), engines) if item is not None
     ]

@@ -227,9 +227,10 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
     show_table(out, wide, map(_stacked_condition, conditions))
 
 
-def _stacked_condition(one: Condition) -> tuple[Text, ...]:
-    head = Text(f"{one.type} {one.status} since {one.last_transition_time}: {one.reason}", "bold")
-    return (head, Text(one.message)) if one.message else (head,)
+def _stacked_condition(condition: Condition) -> tuple[Text, ...]:
+    title = f"{condition.type} {condition.status} since {condition.last_transition_time}"
+    head = Text(f"{title}: {condition.reason}", "bold")
+    return (head, Text(condition.message)) if condition.message else (head,)
 
 
 def _pods(out: Console, pods: list[PodStatus]) -> None:

@@ -114,10 +114,20 @@ def _usage(name: str, document: object) -> Usage:
 
 def _cells(row: Row) -> list[str]:
     usage, spent = row.usage, row.usage.gpu_seconds
-    hours = (usage.held_gpu_seconds, spent.lost, spent.other, usage.queued_seconds)
-    held, lost, other, queued = (f"{seconds / HOUR:.1f}" for seconds in hours)
+    durations = (usage.held_gpu_seconds, spent.lost, spent.other, usage.queued_seconds)
+    held_hours, lost_hours, other_hours, queued_hours = (
+        f"{seconds / HOUR:.1f}" for seconds in durations
+    )
     cost = UNKNOWN if usage.cost is None else f"{usage.cost:.2f}"
-    return [row.name, held, usage.effective or UNKNOWN, lost, other, queued, cost]
+    return [
+        row.name,
+        held_hours,
+        usage.effective or UNKNOWN,
+        lost_hours,
+        other_hours,
+        queued_hours,
+        cost,
+    ]
 
 
 def _stacked(row: Row) -> tuple[Text, ...]:

@@ -80,8 +80,8 @@ def _verified(folder: Path, options: Namespace) -> int:
     # a conversion may be unsigned: then its original's signature is checked
     if key and (envelope or not converted):
         signer = require_signature(envelope, key)
-    with _progress() as read:
-        compared = compare_files(folder, statement, options.ignore, read)
+    with _progress() as report_bytes:
+        compared = compare_files(folder, statement, options.ignore, report_bytes)
     if compared.problems:
         return _different(compared.problems)
     if isinstance(statement, ConversionStatement):
@@ -184,12 +184,12 @@ def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
 
 def _environment(where: EnvironmentRecord) -> str:
     """Platform, GPUs, driver and CUDA, as far as they are known."""
-    known = [where.platform, *where.gpus]
+    parts = [where.platform, *where.gpus]
     if where.driver:
-        known.append(f"driver {where.driver}")
+        parts.append(f"driver {where.driver}")
     if where.cuda:
-        known.append(f"CUDA {where.cuda}")
-    return ", ".join(filter(None, known))
+        parts.append(f"CUDA {where.cuda}")
+    return ", ".join(filter(None, parts))
 
 
 def _devices(plan: dict[str, object]) -> str:
@@ -198,11 +198,15 @@ def _devices(plan: dict[str, object]) -> str:
     return f"{plan.get('gpus')} × {plan.get('gpuProduct') or 'GPU'} of {plan.get('nodes')} nodes"
 
 
-def _dependency(one: Dependency) -> str:
-    known = [one.uri]
-    known += [f"{kind}:{digest}" for kind, digest in one.digest.items() if digest not in one.uri]
-    known += [f"{name} {value}" for name, value in one.annotations.items()]
-    return ", ".join(filter(None, known)) or "unknown"
+def _dependency(dependency: Dependency) -> str:
+    parts = [dependency.uri]
+    parts += [
+        f"{kind}:{digest}"
+        for kind, digest in dependency.digest.items()
+        if digest not in dependency.uri
+    ]
+    parts += [f"{name} {value}" for name, value in dependency.annotations.items()]
+    return ", ".join(filter(None, parts)) or "unknown"
 
 
 def _reference(predicate: Provenance) -> str:

@@ -42,43 +42,43 @@ def read_config(values: Mapping[str, Given], source: str, read_module: ReadModul
     Raises:
         TrlError: none of the keys is one of `trl grpo`.
     """
-    known = {*FIELDS, *CLI_PLACES}
-    if not known & set(values):
+    setting_names = {*FIELDS, *CLI_PLACES}
+    if not setting_names & set(values):
         raise TrlError(
             f"{source} has no setting of `trl grpo`: its keys are fields of GRPOConfig, "
             "ModelConfig and GRPOScriptArguments, such as model_name_or_path"
         )
     run = TrlRun(source)
     typed: dict[str, Given] = {}
-    for former, given in values.items():
+    for former, setting in values.items():
         name = RENAMED.get(former, former)
-        typed[name] = _typed(name, given)
-    for name, given in typed.items():
+        typed[name] = _typed(name, setting)
+    for name, setting in typed.items():
         if name == "env":
-            run.note(given.line, name, "", "set spec.env; secrets go there by valueFrom")
+            run.note(setting.line, name, "", "set spec.env; secrets go there by valueFrom")
         elif name in FIELDS or name not in CLI_PLACES:
-            run.config[name] = given
-        elif CLI_PLACES[name].kind == "Refused" and given.value:
+            run.config[name] = setting
+        elif CLI_PLACES[name].kind == "Refused" and setting.value:
             place = CLI_PLACES[name]
             fix = f"; use spec.{place.path}" if place.path else ""
-            run.note(given.line, name, given.value, f"{place.reason}{fix}")
+            run.note(setting.line, name, setting.value, f"{place.reason}{fix}")
     _read_model(run, typed)
     _read_dataset(run, typed)
     _read_rewards(run, typed, read_module)
     return run
 
 
-def _typed(name: str, given: Given) -> Given:
+def _typed(name: str, setting: Given) -> Given:
     """A text that TRL's parser would read as a number, as one: YAML takes `5e-6` for a text."""
     field = FIELDS.get(name)
     is_number = field is not None and re.match("(int|float)", field.type)
-    if not is_number or not isinstance(given.value, str):
-        return given
+    if not is_number or not isinstance(setting.value, str):
+        return setting
     try:
-        number = float(given.value)
+        number = float(setting.value)
     except ValueError:
-        return given
-    return Given(int(number) if number.is_integer() else number, given.line)
+        return setting
+    return Given(int(number) if number.is_integer() else number, setting.line)
 
 
 def _read_model(run: TrlRun, values: Mapping[str, Given]) -> None:

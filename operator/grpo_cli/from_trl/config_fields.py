@@ -72,7 +72,7 @@ class ConfigFields:
             "push_to_hub": self._put_hub,
             "ref_model_mixup_alpha": self._put_sync,
             "ref_model_sync_steps": self._put_sync,
-            "report_to": lambda name, given: put_trackers(self.run, self.builder, name, given),
+            "report_to": lambda name, setting: put_trackers(self.run, self.builder, name, setting),
             "reward_weights": self._skip,
             "run_name": self._read_with,
             "scale_rewards": self._put_scale,
@@ -91,22 +91,22 @@ class ConfigFields:
 
     def value(self, name: str) -> Any:
         """A field as the script has it: given, or TRL's default."""
-        given = self.run.config.get(name)
-        return given.value if given else FIELDS[name].default
+        setting = self.run.config.get(name)
+        return setting.value if setting else FIELDS[name].default
 
     def translate(self) -> None:
         """Put every field of the run into the spec, or note it."""
         self._put_defaults()
         self._put_batches()
-        for name, given in self.run.config.items():
+        for name, setting in self.run.config.items():
             if name in FORMER:
-                self.builder.put(FORMER[name], given.value, name, given)
+                self.builder.put(FORMER[name], setting.value, name, setting)
             elif name not in FIELDS:
-                self._note(name, given, "TRL 1.16 has no such field")
+                self._note(name, setting, "TRL 1.16 has no such field")
             elif name in self._special:
-                self._special[name](name, given)
+                self._special[name](name, setting)
             elif name not in BATCHING:
-                self._put_by_place(name, given)
+                self._put_by_place(name, setting)
 
     def _put_defaults(self) -> None:
         """TRL's defaults where a job's own differ."""
@@ -120,41 +120,41 @@ class ConfigFields:
         if isinstance(longest, int) and isinstance(completion, int) and longest > completion:
             self.builder.put("training.maxPromptLength", longest - completion)
 
-    def _put_by_place(self, name: str, given: Given) -> None:
+    def _put_by_place(self, name: str, setting: Given) -> None:
         place = PLACES[name]
-        if given.value == FIELDS[name].default and place.kind == "Refused":
+        if setting.value == FIELDS[name].default and place.kind == "Refused":
             return
         if place.kind == "Refused":
             fix = f"; use spec.{place.path}" if place.path else ""
-            self._note(name, given, f"{place.reason}{fix}")
+            self._note(name, setting, f"{place.reason}{fix}")
         elif name.startswith("vllm_") and not self.value("use_vllm") and "clip" not in name:
-            self._note(name, given, "it has no effect without use_vllm")
-        elif given.value is None and FIELDS[name].default is None:
+            self._note(name, setting, "it has no effect without use_vllm")
+        elif setting.value is None and FIELDS[name].default is None:
             return
-        elif given.value is not None and place.path.startswith(PLAIN):
-            self.builder.put(place.path, given.value, name, given)
+        elif setting.value is not None and place.path.startswith(PLAIN):
+            self.builder.put(place.path, setting.value, name, setting)
         else:
-            self._note(name, given, f"set spec.{place.path}")
+            self._note(name, setting, f"set spec.{place.path}")
 
-    def _note(self, name: str, given: Given, advice: str) -> None:
-        self.run.note(given.line, name, given.value, advice)
+    def _note(self, name: str, setting: Given, advice: str) -> None:
+        self.run.note(setting.line, name, setting.value, advice)
 
-    def _skip(self, name: str, given: Given) -> None:
+    def _skip(self, name: str, setting: Given) -> None:
         """Read with the model or the rewards."""
 
-    def _read_with(self, name: str, given: Given) -> None:
+    def _read_with(self, name: str, setting: Given) -> None:
         """Read with another field; without that one it has no effect."""
         switch = SWITCHED_BY[name]
-        if self.value(switch) in (None, False, "none", []) and given.value is not None:
-            self._note(name, given, f"it has no effect without {switch}")
+        if self.value(switch) in (None, False, "none", []) and setting.value is not None:
+            self._note(name, setting, f"it has no effect without {switch}")
 
-    def _put_samples(self, name: str, given: Given) -> None:
+    def _put_samples(self, name: str, setting: Given) -> None:
         """TRL prints completions, too; a job never has any in its log."""
         trackers = self.value("report_to") or []
-        if given.value and any(tracker in TABLE_TRACKERS for tracker in _as_list(trackers)):
-            self.builder.put("tracking.samples", given.value, name, given)
-        elif given.value:
-            self._note(name, given, "samples are kept beside the checkpoints, for grpo samples")
+        if setting.value and any(tracker in TABLE_TRACKERS for tracker in _as_list(trackers)):
+            self.builder.put("tracking.samples", setting.value, name, setting)
+        elif setting.value:
+            self._note(name, setting, "samples are kept beside the checkpoints, for grpo samples")
 
     def _put_batches(self) -> None:
         """Prompts of a step; TRL counts completions of one process and one micro-batch."""
@@ -166,10 +166,10 @@ class ConfigFields:
         completions = device_batch * accumulation * (self.processes or 1)
         prompts = max(1, math.ceil(completions / group))
         whole = prompts * group == completions
-        given = self.run.config.get("num_generations")
-        self.builder.put("training.numGenerations", group, "num_generations", given)
-        given_batch = self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
-        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], given_batch)
+        group_setting = self.run.config.get("num_generations")
+        self.builder.put("training.numGenerations", group, "num_generations", group_setting)
+        batch_setting = self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
+        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], batch_setting)
         if self.processes is None:
             advice = (
                 f"one process was assumed, so that a step has {completions} completions; "
@@ -182,10 +182,10 @@ class ConfigFields:
                 f"{prompts * group}"
             )
             self._note_batches(advice)
-        device_given = self.run.config.get(BATCHING[0])
-        if whole and (device_given or self._depends_on_micro_batch()):
+        device_setting = self.run.config.get(BATCHING[0])
+        if whole and (device_setting or self._depends_on_micro_batch()):
             path = "training.perDeviceTrainBatchSize"
-            self.builder.put(path, device_batch, BATCHING[0], device_given)
+            self.builder.put(path, device_batch, BATCHING[0], device_setting)
         self._put_generation_batch(device_batch, prompts * group)
 
     def _depends_on_micro_batch(self) -> bool:
@@ -202,160 +202,160 @@ class ConfigFields:
     def _put_generation_batch(self, device_batch: int, step: int) -> None:
         """What is generated at a time, where it is not one step's worth."""
         for name in ("generation_batch_size", "steps_per_generation"):
-            given = self.run.config.get(name)
-            if given is None or given.value is None:
+            setting = self.run.config.get(name)
+            if setting is None or setting.value is None:
                 continue
-            size = given.value
+            size = setting.value
             if name == "steps_per_generation" and isinstance(size, int):
                 size *= device_batch * (self.processes or 1)
             if not isinstance(size, int) or size < step or size % step:
                 advice = f"a job generates whole steps of {step} completions; one was taken"
-                self._note(name, given, advice)
+                self._note(name, setting, advice)
             elif size != step:
-                self.builder.put("training.generationBatchSize", size, name, given)
+                self.builder.put("training.generationBatchSize", size, name, setting)
 
     def _has_steps(self) -> bool:
         steps = self.value("max_steps")
         return isinstance(steps, int) and steps > 0
 
-    def _put_steps(self, name: str, given: Given) -> None:
+    def _put_steps(self, name: str, setting: Given) -> None:
         if self._has_steps():
-            self.builder.put("training.maxSteps", given.value, name, given)
-        elif not isinstance(given.value, int):
-            self._note(name, given, "set training.maxSteps")
+            self.builder.put("training.maxSteps", setting.value, name, setting)
+        elif not isinstance(setting.value, int):
+            self._note(name, setting, "set training.maxSteps")
 
-    def _put_rate(self, name: str, given: Given) -> None:
+    def _put_rate(self, name: str, setting: Given) -> None:
         """An adapter's rate is a field of its own, without which the plan warns."""
         path = "training.learningRate" if self.run.lora is None else "adapter.learningRate"
-        self.builder.put(path, given.value, name, given)
+        self.builder.put(path, setting.value, name, setting)
 
-    def _put_warmup(self, name: str, given: Given) -> None:
+    def _put_warmup(self, name: str, setting: Given) -> None:
         """transformers takes a number below 1 as a share of the steps, and rounds it up."""
-        steps = given.value
+        steps = setting.value
         if not isinstance(steps, int | float) or isinstance(steps, bool):
-            self._note(name, given, "set training.warmupRatio")
+            self._note(name, setting, "set training.warmupRatio")
         elif steps < 1:
-            self.builder.put("training.warmupRatio", steps, name, given)
+            self.builder.put("training.warmupRatio", steps, name, setting)
         elif self._has_steps():
             ratio = _share(int(steps), self.value("max_steps"))
-            self.builder.put("training.warmupRatio", ratio, name, given)
+            self.builder.put("training.warmupRatio", ratio, name, setting)
         else:
             advice = "set training.warmupRatio to this share of all steps, or training.maxSteps"
-            self._note(name, given, advice)
+            self._note(name, setting, advice)
 
-    def _put_precision(self, name: str, given: Given) -> None:
+    def _put_precision(self, name: str, setting: Given) -> None:
         """TRL's bf16 is autocast over float32 weights, which is a job's dtype Auto."""
-        if given.value is False:
-            self.builder.put("training.dtype", "float32", name, given)
+        if setting.value is False:
+            self.builder.put("training.dtype", "float32", name, setting)
             if not self.value("use_cpu"):
                 advice = "float32 weights; on GPUs that have bfloat16 they compute under autocast"
-                self._note(name, given, advice)
-        elif given.value and self.value("use_cpu"):
-            self._note(name, given, "on CPUs a job computes in float32")
+                self._note(name, setting, advice)
+        elif setting.value and self.value("use_cpu"):
+            self._note(name, setting, "on CPUs a job computes in float32")
 
-    def _put_switch(self, name: str, given: Given) -> None:
-        if given.value in (True, False):
-            self.builder.put(PLACES[name].path, SWITCHES[given.value], name, given)
-        elif given.value is not None:
-            self._note(name, given, f"set spec.{PLACES[name].path}")
+    def _put_switch(self, name: str, setting: Given) -> None:
+        if setting.value in (True, False):
+            self.builder.put(PLACES[name].path, SWITCHES[setting.value], name, setting)
+        elif setting.value is not None:
+            self._note(name, setting, f"set spec.{PLACES[name].path}")
 
-    def _put_optimizer(self, name: str, given: Given) -> None:
-        optimizer = OPTIMIZERS.get(given.value) if isinstance(given.value, str) else None
+    def _put_optimizer(self, name: str, setting: Given) -> None:
+        optimizer = OPTIMIZERS.get(setting.value) if isinstance(setting.value, str) else None
         if optimizer is None:
-            self._note(name, given, f"a job has {' and '.join(sorted(set(OPTIMIZERS.values())))}")
+            self._note(name, setting, f"a job has {' and '.join(sorted(set(OPTIMIZERS.values())))}")
             return
-        self.builder.put("training.optimizer", optimizer, name, given)
-        if given.value == "adamw_torch":
-            self._note(name, given, "taken as AdamW by fused kernels, equal up to rounding")
+        self.builder.put("training.optimizer", optimizer, name, setting)
+        if setting.value == "adamw_torch":
+            self._note(name, setting, "taken as AdamW by fused kernels, equal up to rounding")
 
-    def _put_scale(self, name: str, given: Given) -> None:
+    def _put_scale(self, name: str, setting: Given) -> None:
         # A bool is an int: 1 would pass for True.
-        words = {True: "group", False: "none"} if isinstance(given.value, bool) else {}
-        value = words.get(given.value, given.value)
-        self.builder.put("training.scaleRewards", value, name, given)
+        scale_names = {True: "group", False: "none"} if isinstance(setting.value, bool) else {}
+        value = scale_names.get(setting.value, setting.value)
+        self.builder.put("training.scaleRewards", value, name, setting)
 
-    def _put_top_k(self, name: str, given: Given) -> None:
-        is_off = given.value is None or given.value == -1
-        self.builder.put("training.topK", 0 if is_off else given.value, name, given)
+    def _put_top_k(self, name: str, setting: Given) -> None:
+        is_off = setting.value is None or setting.value == -1
+        self.builder.put("training.topK", 0 if is_off else setting.value, name, setting)
 
-    def _put_accelerator(self, name: str, given: Given) -> None:
-        if given.value is not True:
+    def _put_accelerator(self, name: str, setting: Given) -> None:
+        if setting.value is not True:
             return
-        self.builder.put("placement.accelerator", "CPU", name, given)
+        self.builder.put("placement.accelerator", "CPU", name, setting)
         if "bf16" not in self.run.config and not self.value("fp16"):
             advice = (
                 "TRL computes under bfloat16 autocast unless bf16=False; a job on CPUs in float32"
             )
-            self._note(name, given, advice)
+            self._note(name, setting, advice)
 
-    def _put_engine(self, name: str, given: Given) -> None:
-        if given.value is not True:
-            self.builder.put("generation.engine", "Transformers", name, given)
+    def _put_engine(self, name: str, setting: Given) -> None:
+        if setting.value is not True:
+            self.builder.put("generation.engine", "Transformers", name, setting)
             return
         kinds = {"colocate": "Colocated", "server": "Servers"}
-        mode = self.run.config.get("vllm_mode", Given(FIELDS["vllm_mode"].default, given.line))
+        mode = self.run.config.get("vllm_mode", Given(FIELDS["vllm_mode"].default, setting.line))
         kind = kinds.get(mode.value) if isinstance(mode.value, str) else None
         if kind is None:
             self._note("vllm_mode", mode, "set spec.generation.engine")
             return
-        self.builder.put("generation.engine", kind, name, given)
+        self.builder.put("generation.engine", kind, name, setting)
 
-    def _put_sampling(self, name: str, given: Given) -> None:
+    def _put_sampling(self, name: str, setting: Given) -> None:
         """Further arguments of sampling, which belong to the engine that the script has."""
-        if not isinstance(given.value, dict):
-            if given.value is not None:
-                self._note(name, given, "set spec.generation.kwargs")
+        if not isinstance(setting.value, dict):
+            if setting.value is not None:
+                self._note(name, setting, "set spec.generation.kwargs")
             return
-        arguments = dict(given.value)
+        arguments = dict(setting.value)
         is_engine = bool(self.value("use_vllm"))
         stop = arguments.pop("stop" if is_engine else "stop_strings", None)
         if stop is not None:
             stops = [stop] if isinstance(stop, str) else stop
-            self.builder.put("generation.stop", stops, name, given)
+            self.builder.put("generation.stop", stops, name, setting)
         if arguments:
-            self.builder.put("generation.kwargs", arguments, name, given)
+            self.builder.put("generation.kwargs", arguments, name, setting)
             if is_engine:
                 self.builder.put("generation.fallback", "Never")
             else:
                 self.builder.put("generation.engine", "Transformers")
 
-    def _put_tensor_parallel(self, name: str, given: Given) -> None:
+    def _put_tensor_parallel(self, name: str, setting: Given) -> None:
         if not self.value("use_vllm"):
-            self._note(name, given, "it is an engine's, and use_vllm is not set")
+            self._note(name, setting, "it is an engine's, and use_vllm is not set")
         elif self.value("vllm_mode") == "server":
-            self.builder.put("generation.servers.gpusPerReplica", given.value, name, given)
-        elif given.value in TENSOR_PARALLEL:
-            self.builder.put("generation.tensorParallel", given.value, name, given)
+            self.builder.put("generation.servers.gpusPerReplica", setting.value, name, setting)
+        elif setting.value in TENSOR_PARALLEL:
+            self.builder.put("generation.tensorParallel", setting.value, name, setting)
         else:
-            self._note(name, given, f"generation.tensorParallel is one of {TENSOR_PARALLEL}")
+            self._note(name, setting, f"generation.tensorParallel is one of {TENSOR_PARALLEL}")
 
-    def _put_correction(self, name: str, given: Given) -> None:
-        if given.value is False:
-            self.builder.put("training.importanceSampling.mode", "none", name, given)
+    def _put_correction(self, name: str, setting: Given) -> None:
+        if setting.value is False:
+            self.builder.put("training.importanceSampling.mode", "none", name, setting)
 
-    def _put_correction_mode(self, name: str, given: Given) -> None:
-        level, _, mode = str(given.value).partition("_")
-        self.builder.put("training.importanceSampling.level", level, name, given)
+    def _put_correction_mode(self, name: str, setting: Given) -> None:
+        level, _, mode = str(setting.value).partition("_")
+        self.builder.put("training.importanceSampling.level", level, name, setting)
         if self.value("vllm_importance_sampling_correction") is not False:
-            self.builder.put("training.importanceSampling.mode", mode, name, given)
+            self.builder.put("training.importanceSampling.mode", mode, name, setting)
 
-    def _put_sync(self, name: str, given: Given) -> None:
+    def _put_sync(self, name: str, setting: Given) -> None:
         if not self.value("sync_ref_model") or not self.value("beta"):
-            if given.value != FIELDS[name].default:
+            if setting.value != FIELDS[name].default:
                 advice = "it has no effect without sync_ref_model and a beta above 0"
-                self._note(name, given, advice)
+                self._note(name, setting, advice)
         elif name == "sync_ref_model":
             if self.builder.get("reference.sync") is None:
                 self.builder.put("reference.sync", {})
         else:
-            self.builder.put(PLACES[name].path, given.value, name, given)
+            self.builder.put(PLACES[name].path, setting.value, name, setting)
 
-    def _put_hub(self, name: str, given: Given) -> None:
+    def _put_hub(self, name: str, setting: Given) -> None:
         repository = self.run.config.get("hub_model_id")
-        if given.value is not True:
+        if setting.value is not True:
             return
         if repository is None or "/" not in str(repository.value):
-            self._note(name, given, "set export.hub.repository, with its namespace")
+            self._note(name, setting, "set export.hub.repository, with its namespace")
             return
         private = self.run.config.get("hub_private_repo")
         self.builder.put("export.to", "Hub")
@@ -380,37 +380,39 @@ TRACKERS = ("wandb", "mlflow", "trackio", "tensorboard")
 SECRET_KEY = "token"
 
 
-def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, given: Given) -> None:
+def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: Given) -> None:
     """Set `tracking` by report_to, project, run_name and trackio_space_id."""
-    for tracker in _as_list(given.value):
+    for tracker in _as_list(setting.value):
         if tracker in (None, "none"):
             continue
         if tracker not in TRACKERS:
-            run.note(given.line, name, tracker, f"a job has {', '.join(TRACKERS)}: set tracking")
+            run.note(setting.line, name, tracker, f"a job has {', '.join(TRACKERS)}: set tracking")
         elif tracker == "mlflow":
-            run.note(given.line, name, tracker, "set tracking.mlflow.url, the tracking server")
+            run.note(setting.line, name, tracker, "set tracking.mlflow.url, the tracking server")
         elif tracker == "trackio" and "/" not in (_value(run, "trackio_space_id") or ""):
             # Trackio takes a Space without an owner as one of the account that is logged in, and a
             # pod's account is not the user's.
             advice = "set tracking.trackio, with a Space (OWNER/NAME) or a server"
-            run.note(given.line, name, tracker, advice)
+            run.note(setting.line, name, tracker, advice)
         else:
-            _put_tracker(run, builder, tracker, name, given)
+            _put_tracker(run, builder, tracker, name, setting)
     run_name = run.config.get("run_name")
     if run_name is not None and run_name.value is not None:
         builder.put("tracking.runName", run_name.value, "run_name", run_name)
 
 
-def _put_tracker(run: TrlRun, builder: SpecBuilder, tracker: str, name: str, given: Given) -> None:
+def _put_tracker(
+    run: TrlRun, builder: SpecBuilder, tracker: str, name: str, setting: Given
+) -> None:
     settings: dict[str, Any] = {}
     if tracker != "tensorboard":
         settings["project"] = _value(run, "project")
         settings["tokenSecretRef"] = {"name": tracker, "key": SECRET_KEY}
         advice = f"put its API key into the Secret {tracker}, key {SECRET_KEY}"
-        run.note(given.line, name, tracker, advice)
+        run.note(setting.line, name, tracker, advice)
     if tracker == "trackio":
         settings["space"] = _value(run, "trackio_space_id")
-    builder.put(f"tracking.{tracker}", settings, name, given)
+    builder.put(f"tracking.{tracker}", settings, name, setting)
 
 
 def _as_list(trackers: Any) -> list[Any]:
@@ -418,5 +420,5 @@ def _as_list(trackers: Any) -> list[Any]:
 
 
 def _value(run: TrlRun, name: str) -> Any:
-    given = run.config.get(name)
-    return given.value if given else FIELDS[name].default
+    setting = run.config.get(name)
+    return setting.value if setting else FIELDS[name].default

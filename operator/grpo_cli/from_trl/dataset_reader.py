@@ -74,13 +74,13 @@ class DatasetReader:
 
     def _load(self, call: ast.Call, scope: Scope) -> None:
         try:
-            given = _evaluated(call, _LOADER_POSITIONS, scope)
+            arguments = _evaluated(call, _LOADER_POSITIONS, scope)
         except Computed as error:
             self._is_made(call, str(error))
             return
-        path, files = given.pop("path", None), given.pop("data_files", None)
-        self.use.config, self.use.split = given.pop("name", None), given.pop("split", None)
-        self.use.revision = given.pop("revision", None)
+        path, files = arguments.pop("path", None), arguments.pop("data_files", None)
+        self.use.config, self.use.split = arguments.pop("name", None), arguments.pop("split", None)
+        self.use.revision = arguments.pop("revision", None)
         paths = _training_files(files)
         if path in _FILES and paths and not any("://" in name for name in paths):
             self.use.files = paths
@@ -95,7 +95,7 @@ class DatasetReader:
             self.use.name = path
         else:
             self._is_made(call)
-        for name, value in given.items():
+        for name, value in arguments.items():
             if name in ("token", "use_auth_token"):
                 advice = "set dataset.tokenSecretRef"
                 self.run.note(call.lineno, f"load_dataset({name})", "", advice)
@@ -117,21 +117,21 @@ class DatasetReader:
         """One method of the rows."""
         if self.use.is_made_by_script or method in _WITHOUT_EFFECT:
             return
-        taken = False
+        is_taken = False
         try:
             if method == "map":
-                taken = self._take_map(call, scope)
+                is_taken = self._take_map(call, scope)
             elif method == "rename_column":
                 old, new = _evaluated(call, ("old", "new"), scope).values()
-                taken = self._rename({new: old})
+                is_taken = self._rename({new: old})
             elif method == "rename_columns":
                 (names,) = _evaluated(call, ("names",), scope).values()
-                taken = self._rename({new: old for old, new in names.items()})
+                is_taken = self._rename({new: old for old, new in names.items()})
             elif method in ("select", "take"):
-                taken = self._take_first(call, scope)
+                is_taken = self._take_first(call, scope)
         except (Computed, ValueError, AttributeError):
-            taken = False
-        if not taken:
+            is_taken = False
+        if not is_taken:
             self._is_made(call, f".{method}(…)")
 
     def _rename(self, names: dict[Any, Any]) -> bool:
@@ -204,14 +204,14 @@ def _evaluated(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict
     Raises:
         Computed: one is no constant.
     """
-    given = dict(zip(positions, call.args, strict=False))
+    arguments = dict(zip(positions, call.args, strict=False))
     for keyword in call.keywords:
         if keyword.arg is None:
             raise Computed(call)
-        given[keyword.arg] = keyword.value
+        arguments[keyword.arg] = keyword.value
     if len(call.args) > len(positions):
         raise Computed(call)
-    return {name: scope.evaluate(node) for name, node in given.items()}
+    return {name: scope.evaluate(node) for name, node in arguments.items()}
 
 
 def _training_files(files: Any) -> tuple[str, ...]:

@@ -293,9 +293,9 @@ class Scope:
     def _evaluate_call(self, node: ast.Call) -> Any:
         name = called_name(node)
         if name == "dict" and not node.args:
-            given = {keyword.arg: keyword.value for keyword in node.keywords}
-            extra = self._mapping(given.pop(None)) if None in given else {}
-            return {key: self.evaluate(value) for key, value in given.items()} | extra
+            entries = {keyword.arg: keyword.value for keyword in node.keywords}
+            extra = self._mapping(entries.pop(None)) if None in entries else {}
+            return {key: self.evaluate(value) for key, value in entries.items()} | extra
         if name == "dedent" and len(node.args) == 1:
             return dedent(self._text(node.args[0]))
         if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
@@ -348,11 +348,11 @@ class Scope:
         maker, scope, _ = self.resolve(call.func.value)
         if not isinstance(maker, ast.Call) or not called_name(maker).endswith("Parser"):
             return None
-        given = [*maker.args, *(keyword.value for keyword in maker.keywords)]
-        if not given or called_name(maker) == "ArgumentParser":
+        arguments = [*maker.args, *(keyword.value for keyword in maker.keywords)]
+        if not arguments or called_name(maker) == "ArgumentParser":
             return None
-        classes = scope.resolve(given[0])[0]
-        return list(classes.elts) if isinstance(classes, ast.Tuple | ast.List) else [given[0]]
+        classes = scope.resolve(arguments[0])[0]
+        return list(classes.elts) if isinstance(classes, ast.Tuple | ast.List) else [arguments[0]]
 
     def _field_default(
         self, classes: list[ast.expr], index: int | None, node: ast.Attribute
@@ -371,15 +371,15 @@ class Scope:
         raise Computed(node)
 
     def _option_default(self, option: ast.Call, node: ast.Attribute) -> Any:
-        given = {keyword.arg: keyword.value for keyword in option.keywords}
-        if "default" in given:
-            default = self.evaluate(given["default"])
-            kind = dotted_name(given["type"]) if "type" in given else ""
+        arguments = {keyword.arg: keyword.value for keyword in option.keywords}
+        if "default" in arguments:
+            default = self.evaluate(arguments["default"])
+            kind = dotted_name(arguments["type"]) if "type" in arguments else ""
             # argparse reads a default that is a text as it reads the command line.
             if isinstance(default, str) and kind in ("int", "float"):
                 return float(default) if kind == "float" else int(default)
             return default
-        action = self.evaluate(given["action"]) if "action" in given else ""
+        action = self.evaluate(arguments["action"]) if "action" in arguments else ""
         flags = {"store_true": False, "store_false": True}
         if action in flags:
             return flags[action]

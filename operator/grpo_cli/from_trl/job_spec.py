@@ -70,23 +70,24 @@ def job_name(source: str) -> str:
 def _put_model(
     run: TrlRun, builder: SpecBuilder, name: str, model: str | None, parameters: str | None
 ) -> None:
-    given = Given(model, 0) if model else run.model
-    if given is None or not isinstance(given.value, str):
+    model_setting = Given(model, 0) if model else run.model
+    if model_setting is None or not isinstance(model_setting.value, str):
         raise TrlError(
             f"{run.source} does not say which model is trained, or computes it: add --model ID"
         )
-    if given.value.startswith((".", "/", "~")):
-        folder = given.value.rstrip("/").rpartition("/")[2]
+    if model_setting.value.startswith((".", "/", "~")):
+        folder = model_setting.value.rstrip("/").rpartition("/")[2]
         builder.put("model.name", f"/models/{folder}")
         builder.put("model.volume", {"claimName": f"{name}-model"})
-        run.note(given.line, "model", given.value, "put the folder on the claim of model.volume")
+        advice = "put the folder on the claim of model.volume"
+        run.note(model_setting.line, "model", model_setting.value, advice)
     else:
-        builder.put("model.name", given.value)
+        builder.put("model.name", model_setting.value)
     if parameters:
         builder.put("model.parameters", parameters)
-    elif lookup_shape(given.value) is None:
+    elif lookup_shape(model_setting.value) is None:
         advice = "its size is not known: set model.parameters, or give --parameters SIZE"
-        run.note(given.line, "model", given.value, advice)
+        run.note(model_setting.line, "model", model_setting.value, advice)
     if run.chat_template is not None:
         template = run.chat_template
         builder.put("model.chatTemplate", template.value, "chat_template", template)
@@ -104,29 +105,29 @@ def _put_model(
         _put_loading(run, builder, str(key), name, Given(value, initial.line))
 
 
-def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, given: Given) -> None:
+def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, setting: Given) -> None:
     """One argument of from_pretrained; `name` is that of messages."""
-    value = given.value
+    value = setting.value
     if key in ("dtype", "torch_dtype"):
         # float32 weights under autocast, which are TRL's default, are dtype Auto.
         if value == "bfloat16":
-            builder.put("training.dtype", value, name, given)
+            builder.put("training.dtype", value, name, setting)
         elif value not in ("float32", None):
             advice = "the weights are loaded as training.dtype says: Auto, bfloat16 or float32"
-            run.note(given.line, name, value, advice)
+            run.note(setting.line, name, value, advice)
     elif key == "revision":
         if value not in (None, "main"):
-            builder.put("model.revision", value, name, given)
+            builder.put("model.revision", value, name, setting)
     elif key == "trust_remote_code":
-        builder.put("model.trustRemoteCode", value, name, given)
+        builder.put("model.trustRemoteCode", value, name, setting)
     elif key in ("token", "use_auth_token"):
-        run.note(given.line, name, "", "set model.tokenSecretRef")
+        run.note(setting.line, name, "", "set model.tokenSecretRef")
     elif key in QUANTISING and value:
         run.note(
-            given.line, name, value, "the base is trained in its full precision, not quantised"
+            setting.line, name, value, "the base is trained in its full precision, not quantised"
         )
-    elif given.is_set and key not in WITHOUT_EFFECT:
-        run.note(given.line, name, value, "the trainer loads the model with its own settings")
+    elif setting.is_set and key not in WITHOUT_EFFECT:
+        run.note(setting.line, name, value, "the trainer loads the model with its own settings")
 
 
 def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
@@ -178,15 +179,15 @@ def _put_rewards(run: TrlRun, builder: SpecBuilder, fields: ConfigFields, name: 
 
 
 def _weights(run: TrlRun) -> list[float]:
-    given = run.config.get("reward_weights")
-    if given is None or given.value is None:
+    setting = run.config.get("reward_weights")
+    if setting is None or setting.value is None:
         return []
-    numbers = given.value if isinstance(given.value, list) else []
+    numbers = setting.value if isinstance(setting.value, list) else []
     are_numbers = all(isinstance(number, int | float) for number in numbers)
     are_allowed = are_numbers and all(abs(number) <= 1e6 for number in numbers)
     if not are_allowed or len(numbers) != len(run.rewards):
         advice = f"set the weight of each of the job's {len(run.rewards)} rewards"
-        run.note(given.line, "reward_weights", given.value, advice)
+        run.note(setting.line, "reward_weights", setting.value, advice)
         return []
     return numbers
 
@@ -227,8 +228,8 @@ def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
         return
     builder.put("adapter.use", "Always")
     for field, path in LORA_FIELDS.items():
-        given = run.lora.get(field, Given(PEFT_DEFAULTS[field], 0))
-        builder.put(path, given.value, field, given)
+        setting = run.lora.get(field, Given(PEFT_DEFAULTS[field], 0))
+        builder.put(path, setting.value, field, setting)
     modules = run.lora.get("target_modules")
     if modules is None or modules.value is None:
         builder.put("adapter.targetModules", PEFT_MODULES)
@@ -241,15 +242,15 @@ def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
         if is_text and modules.value != "all-linear":
             advice = "PEFT takes a text as a pattern, a job as a module's name: list the names"
             run.note(modules.line, "target_modules", modules.value, advice)
-    for field, given in run.lora.items():
+    for field, setting in run.lora.items():
         is_known = field in LORA_FIELDS or field == "target_modules"
-        is_default = field in PEFT_DEFAULTS and given.value == PEFT_DEFAULTS[field]
-        if is_known or is_default or not given.is_set:
+        is_default = field in PEFT_DEFAULTS and setting.value == PEFT_DEFAULTS[field]
+        if is_known or is_default or not setting.is_set:
             continue
         advice = "a job's adapter has rank, alpha, dropout and targetModules"
         if field == "use_rslora":
             advice = "set adapter.alpha to lora_alpha times the square root of the rank"
-        run.note(given.line, field, given.value, advice)
+        run.note(setting.line, field, setting.value, advice)
 
 
 def _put_checkpoint(builder: SpecBuilder) -> None:

@@ -144,15 +144,15 @@ class _ScriptReader:
         self, call: ast.Call, positions: tuple[str, ...], scope: Scope
     ) -> dict[str, ast.expr]:
         """What a call is given, by parameter; literal dicts that it unpacks are among it."""
-        given: dict[str, ast.expr] = dict(zip(positions, call.args, strict=False))
+        arguments: dict[str, ast.expr] = dict(zip(positions, call.args, strict=False))
         for node in call.args[len(positions) :]:
             self.run.note(node.lineno, "argument", self._source(node), "give it by its name")
         for keyword in call.keywords:
             if keyword.arg is not None:
-                given[keyword.arg] = keyword.value
+                arguments[keyword.arg] = keyword.value
                 continue
-            given |= dict(self._unpacked(keyword.value, scope))
-        return given
+            arguments |= dict(self._unpacked(keyword.value, scope))
+        return arguments
 
     def _unpacked(self, node: ast.expr, scope: Scope) -> Iterator[tuple[str, ast.expr]]:
         """The entries of what `**` unpacks, where they are literal."""
@@ -196,23 +196,24 @@ class _ScriptReader:
             if self._source(loader).rpartition(".")[2] not in _LOADERS:
                 advice = "the trainer loads it by AutoModelForCausalLM"
                 self.run.note(target.lineno, "model", self._source(loader), advice)
-            given = self._arguments(target, ("model",), inner)
+            call_arguments = self._arguments(target, ("model",), inner)
             for former in ("pretrained_model_name_or_path", "model_name"):
-                given |= {"model": given.pop(former)} if former in given else {}
-            self._read_pretrained(given, inner)
+                if former in call_arguments:
+                    call_arguments["model"] = call_arguments.pop(former)
+            self._read_pretrained(call_arguments, inner)
         elif name == "get_peft_model":
-            given = self._arguments(target, ("model", "peft_config"), inner)
-            self._read_model(given, inner)
-            if "peft_config" in given:
-                self._read_lora(given["peft_config"], inner)
+            call_arguments = self._arguments(target, ("model", "peft_config"), inner)
+            self._read_model(call_arguments, inner)
+            if "peft_config" in call_arguments:
+                self._read_lora(call_arguments["peft_config"], inner)
             else:
-                given.pop("model", None)
-                self._read_lora_fields(given, inner)
+                call_arguments.pop("model", None)
+                self._read_lora_fields(call_arguments, inner)
         else:
             self._given("model", node, scope)
 
-    def _read_pretrained(self, given: dict[str, ast.expr], scope: Scope) -> None:
-        for name, node in given.items():
+    def _read_pretrained(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
+        for name, node in arguments.items():
             value = self._given(name, node, scope)
             if value is None:
                 continue
@@ -280,9 +281,9 @@ class _ScriptReader:
         )
         self.run.note(node.lineno, "peft_config", self._source(node), advice)
 
-    def _read_lora_fields(self, given: dict[str, ast.expr], scope: Scope) -> None:
+    def _read_lora_fields(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
         self.run.lora = {}
-        for name, node in given.items():
+        for name, node in arguments.items():
             if name == "task_type":
                 continue  # a causal language model, as every job's
             value = self._given(name, node, scope)
@@ -297,8 +298,8 @@ class _ScriptReader:
         try:
             target, inner, _ = scope.follow(node)
             if isinstance(target, ast.Call):
-                given = [*target.args, *(keyword.value for keyword in target.keywords)]
-                name = inner.evaluate(given[0]) if given else None
+                arguments = [*target.args, *(keyword.value for keyword in target.keywords)]
+                name = inner.evaluate(arguments[0]) if arguments else None
                 if self.run.model is not None and name == self.run.model.value:
                     return
         except Computed:
@@ -326,9 +327,9 @@ class _ScriptReader:
                     self._put_config(target.attr, statement.value, scope)
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
-        given = self._given(name, node, scope)
-        if given is not None:
-            self.run.config[RENAMED.get(name, name)] = given
+        setting = self._given(name, node, scope)
+        if setting is not None:
+            self.run.config[RENAMED.get(name, name)] = setting
 
     def _source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)

@@ -151,8 +151,8 @@ def parameters_of(
         argument.arg: (default, True) for argument, default in zip(named, defaults, strict=True)
     }
     if call is not None:
-        for argument, given in zip(arguments, call.args, strict=False):
-            values[argument.arg] = (given, False)
+        for argument, call_argument in zip(arguments, call.args, strict=False):
+            values[argument.arg] = (call_argument, False)
         for keyword in call.keywords:
             if keyword.arg in values:
                 values[keyword.arg] = (keyword.value, False)

@@ -151,15 +151,15 @@ class SpecBuilder:
         self._origins: dict[str, tuple[str, Given]] = {}
         """TRL's name and value of what was put at a path."""
 
-    def put(self, path: str, value: Any, name: str = "", given: Given | None = None) -> None:
-        """Set a field, such as `training.beta`; `name` and `given` say where it comes from."""
+    def put(self, path: str, value: Any, name: str = "", setting: Given | None = None) -> None:
+        """Set a field, such as `training.beta`; `name` and `setting` say where it comes from."""
         *sections, field = path.split(".")
         place = self.spec
         for section in sections:
             place = place.setdefault(section, {})
         place[field] = value
-        if given is not None:
-            self._origins[path] = (name, given)
+        if setting is not None:
+            self._origins[path] = (name, setting)
 
     def get(self, path: str) -> Any:
         """The value at a path; None where it is not set."""
@@ -185,12 +185,12 @@ class SpecBuilder:
 
     def _reject(self, problem: str) -> bool:
         """Take out the value that a problem is about; False if it is about none."""
-        for path, (name, given) in list(self._origins.items()):
+        for path, (name, setting) in list(self._origins.items()):
             where = f"spec.{path}"
             if problem.startswith((f"{where}:", f"{where}.", f"{where}[")):
                 self._remove(path)
                 advice = f"not allowed: {problem.removeprefix(where).lstrip(':. ')}"
-                self.run.note(given.line, name, given.value, advice)
+                self.run.note(setting.line, name, setting.value, advice)
                 return True
         return False
 
@@ -198,20 +198,20 @@ class SpecBuilder:
         """Take out the first value that a problem between several fields names, if it is over
         then."""
         section, _, message = problem.partition(": ")
-        words = re.findall(r"\w+", message)
+        message_words = re.findall(r"\w+", message)
         fields = {path: path.rpartition(".")[2] for path in self._origins}
         named = [
             path
             for path, field in fields.items()
-            if f"spec.{path}".startswith(f"{section}.") and field in words
+            if f"spec.{path}".startswith(f"{section}.") and field in message_words
         ]
-        for path in sorted(named, key=lambda path: words.index(fields[path])):
+        for path in sorted(named, key=lambda path: message_words.index(fields[path])):
             value = self.get(path)
-            name, given = self._remove(path)
+            name, setting = self._remove(path)
             if problem not in error_messages(self.spec):
-                self.run.note(given.line, name, given.value, f"not allowed here: {message}")
+                self.run.note(setting.line, name, setting.value, f"not allowed here: {message}")
                 return True
-            self.put(path, value, name, given)
+            self.put(path, value, name, setting)
         return False
 
     def _remove(self, path: str) -> tuple[str, Given]:

@@ -81,8 +81,8 @@ def read_original(
     documents = read_documents(folder / ORIGINAL)
     if isinstance(documents.statement, ConversionStatement):
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is a conversion's, not an export's")
-    known, consumed = documents.statement.sums, conversion.predicate.consumed_digests
-    others = sorted(name for name, digest in consumed.items() if known.get(name) != digest)
+    original_sums, consumed = documents.statement.sums, conversion.predicate.consumed_digests
+    others = sorted(name for name, digest in consumed.items() if original_sums.get(name) != digest)
     if others:
         raise NotGenuine(
             f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: "
@@ -201,9 +201,12 @@ class Comparison:
 
 
 def compare_files(
-    folder: Path, statement: Described, ignored: Iterable[str] = (), read: Read = lambda _: None
+    folder: Path,
+    statement: Described,
+    ignored: Iterable[str] = (),
+    report_bytes: Read = lambda _: None,
 ) -> Comparison:
-    """Compares every file; `read` is called, from any thread, with the bytes of each piece.
+    """Compares every file; `report_bytes` is called, from any thread, with the bytes of each piece.
 
     `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing
     says so.
@@ -218,7 +221,7 @@ def compare_files(
     there = {name: path for name, path in paths.items() if name in expected}
     odd = [name for name, path in there.items() if not is_regular_file(path)]
     whole = {name: path for name, path in there.items() if name not in odd}
-    hashes = dict(zip(whole, digests(list(whole.values()), read), strict=True))
+    hashes = dict(zip(whole, digests(list(whole.values()), report_bytes), strict=True))
     problems = [f"{name} is missing" for name in expected.keys() - paths.keys()]
     problems += [f"{name} was added: the provenance doesn't name it" for name in added]
     problems += [f"{name} is a link or no file" for name in odd]

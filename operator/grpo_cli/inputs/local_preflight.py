@@ -67,15 +67,15 @@ def check_here(
         command = [sys.executable, "-m", "grpo_trainer.preflight", "--local"]
         command += ["--prompt", str(prompt_file), *(["--only-prompt"] if only_prompt else [])]
         # Its progress and its log are no part of what a command prints.
-        done = subprocess.run(
+        completed_process = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
         try:
             report = PreflightReport.model_validate_json(report_file.read_bytes())
         except (OSError, ValidationError) as error:
-            sys.stderr.write(done.stdout.decode(errors="replace"))
+            sys.stderr.write(completed_process.stdout.decode(errors="replace"))
             raise NotYet(
-                f"the checks ended with exit code {done.returncode} and no report"
+                f"the checks ended with exit code {completed_process.returncode} and no report"
             ) from error
         prompt = prompt_file.read_text(encoding="utf-8") if prompt_file.exists() else ""
         return LocalPreflight(report, prompt)

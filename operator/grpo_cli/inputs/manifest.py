@@ -67,18 +67,18 @@ def load_specs(source: str, stdin: str | None = None) -> list[Job]:
         ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and
             path.
     """
-    read, problems = [], []
+    jobs, problems = [], []
     for file, job, classes in _jobs_of_files(source, stdin):
         try:
             spec = parse_spec(job["spec"], creating=_is_new(job))
-            read.append(Job(job["metadata"], spec, classes))
+            jobs.append(Job(job["metadata"], spec, classes))
         except SpecInvalid as error:
             problems += [
                 f"{file}: {job['metadata']['name']}: {problem}" for problem in error.problems
             ]
     if problems:
         raise ManifestError(*problems)
-    return read
+    return jobs
 
 
 def read_job(job: Mapping[str, Any]) -> Job:

@@ -219,8 +219,8 @@ class _PodReader:
             if mount["mountPath"] != SCRATCH:
                 mounts |= self._mounted(mount)
         self._require_no_sources(f"{path}.envFrom", container)
-        words = [*container.get("command", ()), *container.get("args", ())]
-        command = self._command(f"{path}.command", words)
+        command_line = [*container.get("command", ()), *container.get("args", ())]
+        command = self._command(f"{path}.command", command_line)
         return LocalContainer(container["name"], command, self._environment(container), mounts)
 
     def _mounted(self, mount: Manifest) -> dict[str, MountSource]:
@@ -285,13 +285,14 @@ class _PodReader:
                 f"{SIGNING_KEY_ENV} to the key's file, or leave it out"
             )
 
-    def _command(self, path: str, words: Sequence[str]) -> list[str]:
+    def _command(self, path: str, command_line: Sequence[str]) -> list[str]:
         """The command line with this process's Python."""
-        if not words or words[0] not in ("python", "python3"):
+        if not command_line or command_line[0] not in ("python", "python3"):
             self.problems.append(
-                f"{path} is {list(words)!r}: a local run starts Python only; begin it with python"
+                f"{path} is {list(command_line)!r}: a local run starts Python only; "
+                "begin it with python"
             )
-        return [sys.executable, *words[1:]]
+        return [sys.executable, *command_line[1:]]
 
 
 def _is_in(path: str, mounts: Iterable[str]) -> bool:

@@ -165,8 +165,8 @@ class LocalRuns:
         self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)
-        written = json.dumps(document_of(Job(metadata, spec)), indent=2)
-        (home / JOB_FILE).write_text(written, encoding="utf-8")
+        job_json = json.dumps(document_of(Job(metadata, spec)), indent=2)
+        (home / JOB_FILE).write_text(job_json, encoding="utf-8")
         self._start(attempt, pod)
         return name
 
@@ -198,11 +198,11 @@ class LocalRuns:
         Raises:
             NotYet: no run has that name.
         """
-        written = self._written(name)
-        spec = GRPOJobSpec.model_validate(written["spec"])
+        job_document = self._written(name)
+        spec = GRPOJobSpec.model_validate(job_document["spec"])
         self._reap(name)
         status = read_status(self.folder / name)
-        return LocalJob(written["metadata"], GRPOJob(spec=spec, status=status))
+        return LocalJob(job_document["metadata"], GRPOJob(spec=spec, status=status))
 
     def attempt_folder(self, name: str) -> Path:
         """Folder of the newest attempt's plan, log and outcome."""
@@ -248,9 +248,9 @@ class LocalRuns:
     def outcomes(self, name: str) -> list[tuple[float, Outcome]]:
         """How the attempts ended, each with the unix time, oldest first."""
         files = sorted((self.folder / name).glob(f"{ATTEMPT_PREFIX}*/outcome.json"))
-        read = [(file.stat().st_mtime, read_outcome(file.parent)) for file in files]
-        known = [(time, outcome) for time, outcome in read if outcome]
-        return sorted(known, key=lambda pair: pair[0])
+        pairs = [(file.stat().st_mtime, read_outcome(file.parent)) for file in files]
+        ended_attempts = [(time, outcome) for time, outcome in pairs if outcome]
+        return sorted(ended_attempts, key=lambda pair: pair[0])
 
     def suspend(self, name: str) -> None:
         """End the trainer, with SIGTERM, after which it saves a checkpoint; harmless where none
@@ -293,8 +293,8 @@ class LocalRuns:
         if not file.is_file():
             there = ", ".join(self.names()) or "none"
             raise NotYet(f"no job {name} in {self.folder}; there are: {there}")
-        written: dict[str, Any] = json.loads(file.read_bytes())
-        return written
+        job_document: dict[str, Any] = json.loads(file.read_bytes())
+        return job_document
 
     def _plan(self, spec: GRPOJobSpec) -> PlanResult:
         options = sources.planning_options()
@@ -357,7 +357,7 @@ class LocalRuns:
         command = [_with_folder(word, folders) for word in container.command]
         log = home / f"{container.name}.log"
         with log.open("wb") as output:
-            done = subprocess.run(
+            completed_process = subprocess.run(
                 command,
                 env=_environment(container.environment),
                 stdin=subprocess.DEVNULL,
@@ -365,11 +365,11 @@ class LocalRuns:
                 stderr=subprocess.STDOUT,
                 check=False,
             )
-        if done.returncode:
+        if completed_process.returncode:
             last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise NotYet(
-                f"the init container {container.name} ended with exit code {done.returncode}: "
-                f"{last_line}; its log is {log}"
+                f"the init container {container.name} ended with exit code "
+                f"{completed_process.returncode}: {last_line}; its log is {log}"
             )
 
     def _start(self, attempt: Attempt, pod: LocalPod) -> None:

@@ -29,20 +29,20 @@ def complete_words(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser)
 
 
-def completions(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
-    """Return what may stand in place of the last word, in alphabetical order."""
+def completions(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
+    """Return what may stand in place of the last argument, in alphabetical order."""
     from argcomplete.completers import SuppressCompleter
     from argcomplete.finders import CompletionFinder
 
     finder = CompletionFinder(parser, default_completer=SuppressCompleter())
-    *before, prefix = words or [""]
+    *before, prefix = arguments or [""]
     # Its public call writes into a file descriptor of the shell and ends the process.
     ask: Callable[..., list[str]] = finder._get_completions
     answers = ask([parser.prog, *before], prefix, "", None)
     return sorted({word.strip() for word in answers})
 
 
-def kubectl_answer(parser: argparse.ArgumentParser, words: list[str]) -> str:
+def kubectl_answer(parser: argparse.ArgumentParser, arguments: list[str]) -> str:
     """Return the lines that kubectl reads: a completion each, and a directive at the end."""
-    answers = completions(parser, words)
+    answers = completions(parser, arguments)
     return "\n".join([*answers, NO_FILES if answers else FILES_TOO])

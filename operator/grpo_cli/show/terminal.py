@@ -35,10 +35,10 @@ def _columns() -> int:
 def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
     """An empty table whose cells keep to one line; the columns named by `right` are set to the
     right."""
-    made = Table(box=None, padding=(0, 1), header_style="dim")
+    table = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in headings:
-        made.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
-    return made
+        table.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
+    return table
 
 
 def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:

@@ -65,6 +65,6 @@ def _row(item: dict[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
 
 def _stacked(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
     for name, gpus, kl, reward, state in rows:
-        known = {"GPUs": gpus, "KL": kl, "reward": reward}
-        facts = ", ".join(f"{label} {value}" for label, value in known.items() if value)
+        numbers = {"GPUs": gpus, "KL": kl, "reward": reward}
+        facts = ", ".join(f"{label} {value}" for label, value in numbers.items() if value)
         yield tuple(Text(text) for text in (f"{name}  {state}", facts) if text)

@@ -54,5 +54,5 @@ def telling_conditions(job: GRPOJob) -> list[Condition]:
     named = [condition for condition in conditions if condition.reason == job.status.reason]
     if named:
         return named
-    newest = max(conditions, key=lambda one: one.last_transition_time, default=None)
+    newest = max(conditions, key=lambda condition: condition.last_transition_time, default=None)
     return [] if newest is None else [newest]

@@ -75,8 +75,8 @@ def _completions(rows: list[Row]) -> Iterator[Row]:
     for row in rows:
         if "completion" in row:
             yield row
-        for one in row.get("completions") or ():
-            yield {"prompt": row.get("prompt", ""), "completion": one["completion"]}
+        for completion in row.get("completions") or ():
+            yield {"prompt": row.get("prompt", ""), "completion": completion["completion"]}
 
 
 def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
@@ -100,12 +100,14 @@ def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
         command = [sys.executable, "-m", "grpo_trainer.rewards.trial"]
         command += [str(rows_file), str(result_file)]
         environment = os.environ | {PLAN_ENV: str(plan_file), REWARD_MOUNT_ENV: str(folder)}
-        done = subprocess.run(
+        completed_process = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
         if not result_file.exists():
-            sys.stderr.write(done.stdout.decode(errors="replace"))
-            raise NotYet(f"scoring ended with exit code {done.returncode} and no result")
+            sys.stderr.write(completed_process.stdout.decode(errors="replace"))
+            raise NotYet(
+                f"scoring ended with exit code {completed_process.returncode} and no result"
+            )
         result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
         return result
 
@@ -143,8 +145,8 @@ def _stacked(lines: list[tuple[str, ...]], labels: tuple[str, ...]) -> Iterator[
 
 
 def _mean(scores: list[float | None]) -> float | None:
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
+    numeric_scores = [score for score in scores if score is not None]
+    return sum(numeric_scores) / len(numeric_scores) if numeric_scores else None
 
 
 def _number(score: float | None) -> str:

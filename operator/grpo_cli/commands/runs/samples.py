@@ -94,15 +94,15 @@ def _sorted(options: Namespace, completions: list[Row]) -> list[Row]:
     Raises:
         OptionError: no completion has a reward of that name.
     """
-    scored = [(_score(each, options.reward), each) for each in completions]
-    known = [(score, each) for score, each in scored if score is not None]
-    if options.reward and not known:
+    pairs = [(_score(each, options.reward), each) for each in completions]
+    scored_pairs = [(score, each) for score, each in pairs if score is not None]
+    if options.reward and not scored_pairs:
         names = sorted({name for each in completions for name in each.get("rewards") or {}})
         raise OptionError(f"--reward {options.reward}: there are {', '.join(names) or 'none'}")
     is_best = options.best is not None
-    known.sort(key=lambda pair: pair[0], reverse=is_best)
+    scored_pairs.sort(key=lambda pair: pair[0], reverse=is_best)
     count = options.best if is_best else options.worst
-    return [each for _, each in known[: max(0, count)]]
+    return [each for _, each in scored_pairs[: max(0, count)]]
 
 
 def _score(completion: Row, reward: str | None) -> float | None:
