@@ -86,7 +86,7 @@ def gpus_problem(job_class: AppliedJobClass, plan: ExecutionPlan) -> str:
 @lru_cache(RESOLVED)
 def _merged(text: str, class_text: str, name: str) -> Resolution:
     """The effective spec, and what of the job contradicts what its class fixes."""
-    given: Fields = json.loads(text)
+    job_fields: Fields = json.loads(text)
     try:
         job_class = class_spec(class_text)
     except ValidationError as error:
@@ -97,18 +97,21 @@ def _merged(text: str, class_text: str, name: str) -> Resolution:
     resources = _set_fields(job_class.platform.resources)
     if resources:
         fixed["resources"] = resources
-    problems = tuple(_conflicts(given, fixed))
-    fields = _overlay(_overlay(_set_fields(job_class.default), given), fixed)
-    _fit_to_job(fields, given)
+    problems = tuple(_conflicts(job_fields, fixed))
+    fields = _overlay(_overlay(_set_fields(job_class.default), job_fields), fixed)
+    _fit_to_job(fields, job_fields)
     _cap(fields, job_class.limits)
     try:
         spec = parse_spec(fields)
     except SpecInvalid as error:
         sentences = (f"{CLASS_KIND} {name}: with it {problem}" for problem in error.problems)
         return Resolution(None, tuple(sentences))
-    taken = {f"{VOLUME_PREFIX}{volume.name}" for volume in job_class.platform.volumes}
-    taken &= spec.pod_template.spec.volume_names
-    clashes = (f"spec.podTemplate.spec.volumes[{one}]: rename it" for one in sorted(taken))
+    clashing_names = {f"{VOLUME_PREFIX}{volume.name}" for volume in job_class.platform.volumes}
+    clashing_names &= spec.pod_template.spec.volume_names
+    clashes = (
+        f"spec.podTemplate.spec.volumes[{volume_name}]: rename it"
+        for volume_name in sorted(clashing_names)
+    )
     return Resolution(spec.on_platform(job_class.platform), (*problems, *clashes))
 
 
@@ -132,23 +135,23 @@ def _overlay(below: Any, above: Any, path: str = "") -> Any:
     return above
 
 
-def _conflicts(given: Any, fixed: Any, path: str = "") -> Iterator[str]:
+def _conflicts(job_value: Any, fixed: Any, path: str = "") -> Iterator[str]:
     """A sentence for each field that the job sets and its class fixes to something else."""
-    if isinstance(given, dict) and isinstance(fixed, dict):
-        for name in sorted(given.keys() & fixed.keys()):
-            yield from _conflicts(given[name], fixed[name], _below(path, name))
+    if isinstance(job_value, dict) and isinstance(fixed, dict):
+        for name in sorted(job_value.keys() & fixed.keys()):
+            yield from _conflicts(job_value[name], fixed[name], _below(path, name))
         return
-    if isinstance(given, list) and isinstance(fixed, list):
+    if isinstance(job_value, list) and isinstance(fixed, list):
         key = _KEYS.get(path)
         if key is None:
             return
         by_key = {item[key]: item for item in fixed}
-        for item in given:
+        for item in job_value:
             if by_key.get(item[key], item) != item:
                 yield f"spec.{path}[{item[key]}] is fixed by the class: remove it"
         return
-    if given != fixed:
-        yield f"spec.{path} is {given!r:.60}, and the class fixes {fixed!r:.60}: remove it"
+    if job_value != fixed:
+        yield f"spec.{path} is {job_value!r:.60}, and the class fixes {fixed!r:.60}: remove it"
 
 
 def _below(path: str, name: str) -> str:
@@ -159,15 +162,15 @@ def _identity(item: Any, key: str | None) -> str:
     return str(item[key]) if key else json.dumps(item, sort_keys=True)
 
 
-def _fit_to_job(fields: Fields, given: Fields) -> None:
+def _fit_to_job(fields: Fields, job_fields: Fields) -> None:
     """Leave out settings for a claim, an engine or GPUs that the job does not have."""
-    if "volumeClaimTemplate" not in given.get("checkpoint", {}):
+    if "volumeClaimTemplate" not in job_fields.get("checkpoint", {}):
         fields.get("checkpoint", {}).pop("volumeClaimTemplate", None)
     generation = fields.get("generation", {})
-    given_generation = given.get("generation", {})
-    engine = given_generation.get("engine")
+    job_generation = job_fields.get("generation", {})
+    engine = job_generation.get("engine")
     if fields.get("placement", {}).get("accelerator") == "CPU" or engine == "Transformers":
-        for name in generation.keys() & {"engine", "engineArguments"} - given_generation.keys():
+        for name in generation.keys() & {"engine", "engineArguments"} - job_generation.keys():
             del generation[name]
 
 

@@ -134,8 +134,8 @@ def pins() -> str:
     below them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {
-        _name(one)
-        for one in (*project["dependencies"], *project["optional-dependencies"]["trainer"])
+        _name(requirement)
+        for requirement in (*project["dependencies"], *project["optional-dependencies"]["trainer"])
     }
     pinned = dict(
         line.strip().split("==")

@@ -89,11 +89,11 @@ def metrics() -> str:
     )
 
 
-def _section(title: str, declared: tuple[Metric, ...], words: str = "") -> str:
+def _section(title: str, declared: tuple[Metric, ...], introduction: str = "") -> str:
     rows = [
         f"## {title}",
         "",
-        *([words] if words else []),
+        *([introduction] if introduction else []),
         "| metric | kind | unit | labels | what it says |",
         "|---|---|---|---|---|",
     ]
@@ -213,7 +213,7 @@ def findings() -> str:
     rows += ["", "## Limits", "", "| limit | value | of what | why |", "|---|---|---|---|"]
     for constant, limit in vars(thresholds).items():
         if isinstance(limit, thresholds.Threshold):
-            words = constant.replace("_", " ").lower()
-            rows.append(f"| {words} | {limit.value:g} | {limit.meaning} | {limit.reason} |")
+            limit_name = constant.replace("_", " ").lower()
+            rows.append(f"| {limit_name} | {limit.value:g} | {limit.meaning} | {limit.reason} |")
     rows += ["", "## How early", "", _HOW_EARLY, *finding_runs.table()]
     return "\n".join(rows) + "\n"

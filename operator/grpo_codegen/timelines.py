@@ -28,7 +28,7 @@ def changed_between(first: int, end: int, inside: float | None, outside: float |
 
 def counter(*minutes: int, first: float = 0.0) -> Timeline:
     """A counter that grows by 1 at each of these minutes."""
-    return lambda minute: first + sum(minute >= one for one in minutes)
+    return lambda minute: first + sum(minute >= event_minute for event_minute in minutes)
 
 
 def running_total(line: Timeline) -> Timeline:

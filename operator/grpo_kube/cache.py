@@ -110,10 +110,10 @@ class Cache(Generic[R]):
         uid, version = version_of(item)
         if self._removed.get(uid, -1) > version:
             return None
-        known = self._items.get(identity(item))
+        cached_record = self._items.get(identity(item))
         # an event can arrive after the answer to that write of ours, or to a later one
-        if known and known.uid == uid and known.version >= version > 0:
-            return known
+        if cached_record and cached_record.uid == uid and cached_record.version >= version > 0:
+            return cached_record
         record = self.read(item)
         if record is None:
             self._quarantine_item(item)
@@ -126,12 +126,12 @@ class Cache(Generic[R]):
         self._quarantine.forget(self.resource.plural, key)
         self._mark_removed(key, uid)
         self._quarantined.pop(key, None)
-        known = self._items.get(key)
-        if known is None or known.uid != uid:
+        cached_record = self._items.get(key)
+        if cached_record is None or cached_record.uid != uid:
             return None
-        self._remove(known)
-        self.on_deleted(known)
-        return known
+        self._remove(cached_record)
+        self.on_deleted(cached_record)
+        return cached_record
 
     @contextmanager
     def relist(self, namespace: str | None = None) -> Iterator["Relist[R]"]:
@@ -147,12 +147,12 @@ class Cache(Generic[R]):
         """Drops what was known of an object that can't be read any more; returns it."""
         key = identity(item)
         self._mark_removed(key, *version_of(item))
-        known = self._items.get(key)
-        if known:
-            self._remove(known)
-        if salvaged := self._salvaged(item) or known:
+        cached_record = self._items.get(key)
+        if cached_record:
+            self._remove(cached_record)
+        if salvaged := self._salvaged(item) or cached_record:
             self._quarantined[key] = salvaged
-        return known
+        return cached_record
 
     def _salvaged(self, item: Any) -> R | None:
         try:
@@ -174,9 +174,9 @@ class Cache(Generic[R]):
 
     def _store(self, record: R) -> None:
         self._quarantined.pop(record.key, None)
-        known = self._items.get(record.key)
-        if known:
-            self._remove(known)
+        cached_record = self._items.get(record.key)
+        if cached_record:
+            self._remove(cached_record)
         self._items[record.key] = record
         owner = self.index(record)
         if owner != record.key:
@@ -222,13 +222,15 @@ class Relist(Generic[R]):
     def add(self, item: Any) -> None:
         """Take the next object of the LIST into the cache."""
         cache, key, (uid, version) = self._cache, identity(item), version_of(item)
-        known = cache.get(key)
-        same = known is not None and known.uid == uid
+        cached_record = cache.get(key)
+        same = cached_record is not None and cached_record.uid == uid
         removed_version = self._removed.get((key, uid), -1)
         # The LIST has the very version that could not be read while the LIST was on its way.
         if removed_version == version:
             self._unreadable.add(key)
-        if (same and known and known.version >= version) or removed_version >= version:
+        if (
+            same and cached_record and cached_record.version >= version
+        ) or removed_version >= version:
             self._listed.add(key)
             return
         record = cache.read(item)
@@ -238,7 +240,7 @@ class Relist(Generic[R]):
                 self.changed.add(cache.index(dropped))
             return
         self._listed.add(key)
-        if known is None or known.version < record.version:
+        if cached_record is None or cached_record.version < record.version:
             cache._store(record)
             self.changed.add(cache.index(record))
 
@@ -258,15 +260,15 @@ class Relist(Generic[R]):
                 del cache._quarantined[key]
         # What is newer than the LIST came by an event or by our own write, after the LIST was
         # taken.
-        for key, known in list(cache._items.items()):
+        for key, cached_record in list(cache._items.items()):
             if (
                 key not in self._listed
-                and known.version <= version
+                and cached_record.version <= version
                 and self._namespace in (None, key.namespace)
             ):
-                cache._remove(known)
+                cache._remove(cached_record)
                 cache.ghosts += 1
-                self.changed.add(cache.index(known))
+                self.changed.add(cache.index(cached_record))
 
 
 def has_same_content(before: R | None, now: R) -> bool:

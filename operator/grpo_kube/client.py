@@ -39,7 +39,7 @@ T = TypeVar("T")
 LIST_TRIES = 3
 
 
-class Seen(Protocol):
+class ObservedObject(Protocol):
     """An object as it was looked at: what is deleted must be that, and not what has become of it
     since."""
 
@@ -78,7 +78,9 @@ class Cluster(Protocol):
         """Merge-patches an object, or a subresource of it."""
         ...
 
-    async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
+    ) -> None:
         """Delete an object in the background if it has this uid and version; do nothing if it is
         gone.
 
@@ -133,10 +135,10 @@ def _drain(items: list[Object]) -> Iterator[Object]:
 
 
 async def list_and_parse(
-    cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
+    cluster: Cluster, selection: Selection, parse_item: Callable[[Object], T | None]
 ) -> tuple[list[T], int]:
-    """List all objects and parse each with `read`, which returns None for one to leave out. Return
-    the parsed objects and the list's resourceVersion.
+    """List all objects and parse each with `parse_item`, which returns None for one to leave out.
+    Return the parsed objects and the list's resourceVersion.
 
     Raises:
         ClusterError: the API server does not give a whole list.
@@ -144,7 +146,7 @@ async def list_and_parse(
     records: list[T] = []
 
     def take(item: Object) -> None:
-        record = read(item)
+        record = parse_item(item)
         if record is not None:
             records.append(record)
 
@@ -294,11 +296,16 @@ class HttpCluster:
             "PATCH", resource, resource.path(namespace, name, subresource), body=patch
         )
 
-    async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
+    ) -> None:
         """See Cluster."""
         # Between the look and this request the object may have changed, or its name may have gone
         # to another one.
-        preconditions = {"uid": seen.uid, "resourceVersion": str(seen.version)}
+        preconditions = {
+            "uid": observed_object.uid,
+            "resourceVersion": str(observed_object.version),
+        }
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
         with contextlib.suppress(NotFound):
             await self._call("DELETE", resource, resource.path(namespace, name), body=options)

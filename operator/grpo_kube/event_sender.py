@@ -83,11 +83,11 @@ class EventRecorder:
             self._left -= 1
             self._put(key, _Waiting(body, asyncio.get_running_loop().time()))
 
-    def _put(self, key: ObjectKey, one: _Waiting) -> None:
+    def _put(self, key: ObjectKey, event: _Waiting) -> None:
         if key not in self._waiting:
             self._waiting[key] = deque()
             self._ready.put_nowait(key)
-        self._waiting[key].append(one)
+        self._waiting[key].append(event)
 
     async def run(self) -> None:
         """Sends until cancelled."""

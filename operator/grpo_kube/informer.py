@@ -165,8 +165,8 @@ class Informer(Generic[R]):
 
     def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
-            gone = self._cache.discard(identity(item), version_of(item)[0])
-            return (self._cache.index(gone),) if gone else ()
+            deleted_record = self._cache.discard(identity(item), version_of(item)[0])
+            return (self._cache.index(deleted_record),) if deleted_record else ()
         # An event that changes no field of the record calls for no work: four pods send 14 to 17
         # events while they start, and most change nothing that is read.
         before = self._cache.get(identity(item))

@@ -167,11 +167,11 @@ class Leadership:
 
     def record_lease(self, lease: Lease | None, now: float) -> None:
         """Record the Lease as it was read at this moment; None if it does not exist."""
-        known = self._lease
-        same = lease.is_same_record(known) if lease else known is None
+        observed_lease = self._lease
+        same = lease.is_same_record(observed_lease) if lease else observed_lease is None
         if self._changed_at == -math.inf or not same:
             self._changed_at = now
-        if known and lease and lease.version != known.version:
+        if observed_lease and lease and lease.version != observed_lease.version:
             # the renewal that was tried can't have succeeded: the Lease was renewed in between by
             # one whose answer was lost
             self._tried_at = -math.inf
@@ -208,11 +208,13 @@ class Leadership:
         """The Lease to write at this moment, on the version that was seen; `timestamp` is for
         people."""
         self._tried_at = now
-        known = self._lease
-        if known and known.holder == self._identity:
-            return replace(known, seconds=self._seconds, renewed=timestamp)
+        observed_lease = self._lease
+        if observed_lease and observed_lease.holder == self._identity:
+            return replace(observed_lease, seconds=self._seconds, renewed=timestamp)
         version, transitions = (
-            (known.version, min(known.transitions + 1, MOST_TRANSITIONS)) if known else ("", 0)
+            (observed_lease.version, min(observed_lease.transitions + 1, MOST_TRANSITIONS))
+            if observed_lease
+            else ("", 0)
         )
         return Lease(version, self._identity, self._seconds, transitions, timestamp, timestamp)
 
@@ -230,10 +232,10 @@ class Leadership:
     def resign(self, timestamp: str) -> Lease | None:
         """Writes no more; returns the Lease to write so that others need not wait, None without one
         to release."""
-        held = self._led and not self._lost
+        was_leader = self._led and not self._lost
         self._led, self._lost = True, self._lost or "it was released"
         lease = self._lease
-        if not held or lease is None or lease.holder != self._identity:
+        if not was_leader or lease is None or lease.holder != self._identity:
             return None
         return replace(lease, holder="", renewed=timestamp)
 

@@ -41,9 +41,9 @@ class Quarantine:
     def _add(self, plural: str, item: object, error: Exception) -> None:
         """Takes an object in; the same problem of the same object is logged and reported once."""
         key, problem = identity(item), " ".join(str(error).split())[:MAX_PROBLEM]
-        known = self._problems.setdefault(plural, {})
-        if known.get(key) != problem:
-            known[key] = problem
+        problems = self._problems.setdefault(plural, {})
+        if problems.get(key) != problem:
+            problems[key] = problem
             log.warning("%s %s can't be read and is set aside: %s", plural, key, problem)
             if isinstance(item, dict):
                 self.on_quarantined(plural, item, problem)
@@ -72,4 +72,4 @@ class Quarantine:
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of quarantined objects by plural name of their kind."""
-        return Counter({plural: len(known) for plural, known in self._problems.items()})
+        return Counter({plural: len(problems) for plural, problems in self._problems.items()})

@@ -70,8 +70,8 @@ class WorkQueue:
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
         """Queue the key after this number of seconds, behind all others if `slow`; an earlier time
         stays."""
-        known = self._timers.get(key)
-        if known and known.when() <= self._loop.time() + seconds:
+        timer = self._timers.get(key)
+        if timer and timer.when() <= self._loop.time() + seconds:
             return
         self._cancel(key)
         self._timers[key] = self._loop.call_later(seconds, self._fire, key, slow)

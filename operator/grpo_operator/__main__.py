@@ -129,7 +129,7 @@ def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> Ht
     return HttpCluster(
         configuration,
         metrics.record_request,
-        try_again=lambda said: FENCE in said,
+        try_again=lambda message: FENCE in message,
         user_agent=MANAGER,
         **chosen,
     )

@@ -33,7 +33,7 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, Silence, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.kueue.pod_sets import Flavor, place_job
@@ -264,7 +264,12 @@ def _looked_again(observation: Observation, job: GRPOJobRecord) -> Observation:
     ]
     pods = [*observation.pods, *observation.engine_pods, *observation.earlier_pods]
     return observe(
-        job, children, pods, now=observation.now, at=observation.at, first_seen=FirstSeen()
+        job,
+        children,
+        pods,
+        now=observation.now,
+        at=observation.at,
+        first_seen_tracker=FirstSeenTracker(),
     )
 
 

@@ -17,7 +17,7 @@ from tests.integration.operator_thread import quiet_for
 
 QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 EVENTS = "/api/v1/namespaces/{}/events"
-LIMITS = Limits(pods=30.0, words=20.0, release_pause=5.0, silence=30.0)
+LIMITS = Limits(pods=30.0, start_warning=20.0, release_pause=5.0, silence=30.0)
 CREATING = {"metadata": {"annotations": {"kwok.test/creating": "true"}}}
 
 

@@ -15,7 +15,7 @@ from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds, timestamp
 from grpo_operator.decide.decisions import Decision, Limits
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, Pull, Silence, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -295,12 +295,17 @@ def make_story(
 ) -> Observation:
     """What is seen now, after looks so many seconds ago; the last look's things are those of now,
     too."""
-    first_seen = FirstSeen()
+    first_seen_tracker = FirstSeenTracker()
     for ago, things in (*looks, (0.0, looks[-1][1])):
         children = [thing for thing in things if isinstance(thing, JobRecord)]
         pods = [thing for thing in things if isinstance(thing, PodRecord)]
         seen = observe(
-            job, children, pods, now=now - ago, at=Observed(NOW - ago), first_seen=first_seen
+            job,
+            children,
+            pods,
+            now=now - ago,
+            at=Observed(NOW - ago),
+            first_seen_tracker=first_seen_tracker,
         )
     current = pull if pull and pull.progress.attempt == job.status.attempt else None
     return replace(seen, pull=current, silence=silence)

@@ -101,7 +101,7 @@ class Cluster:
             self.caches,
             shared,
             workloads,
-            first_seen=observer.first_seen,
+            first_seen_tracker=observer.first_seen_tracker,
             pods=PODS,
         )
         return Reconciler(

@@ -20,7 +20,7 @@ from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection, iden
 from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Backoff
 from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.loop.caches import Caches
@@ -103,7 +103,7 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
             list(caches.pods),
             now=NOW,
             at=Observed(NOW),
-            first_seen=FirstSeen(),
+            first_seen_tracker=FirstSeenTracker(),
         )
         to_json(build_status(seen, decide(seen, LIMITS)))
 

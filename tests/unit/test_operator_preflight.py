@@ -16,7 +16,7 @@ from grpo_api.plan.learned import LearnedPrompts
 from grpo_api.report.preflight import MAX_PROBLEMS, PreflightReport
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.decide.preflight import (
@@ -349,7 +349,9 @@ def test_a_preflight_is_of_no_attempt() -> None:
     job = gpu_job(active_status(attempt=2, plan=GPU_PLAN))
     jobs = [job_record(child(job))]
     pods = [pod_record(a_pod({"running": {}}))]
-    found = observe(job, jobs, pods, now=NOW, at=Observed(NOW), first_seen=FirstSeen())
+    found = observe(
+        job, jobs, pods, now=NOW, at=Observed(NOW), first_seen_tracker=FirstSeenTracker()
+    )
     assert not (found.pods)
     assert not (found.earlier_jobs)
     assert not (found.earlier_pods)

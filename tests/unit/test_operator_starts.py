@@ -8,7 +8,7 @@ import pytest
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
@@ -78,12 +78,14 @@ class World:
 
     @property
     def starts(self) -> AttemptStarter:
-        return self.noting(FirstSeen())
+        return self.noting(FirstSeenTracker())
 
-    def noting(self, first_seen: FirstSeen) -> AttemptStarter:
+    def noting(self, first_seen_tracker: FirstSeenTracker) -> AttemptStarter:
         """What starts attempts, and notes the Jobs that it made."""
         found: Any = self
-        return AttemptStarter(found, Caches(), found, found, first_seen=first_seen, pods=PODS)
+        return AttemptStarter(
+            found, Caches(), found, found, first_seen_tracker=first_seen_tracker, pods=PODS
+        )
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -102,14 +104,16 @@ async def test_the_gang_is_created_first_and_its_engines_then() -> None:
 
 
 async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -> None:
-    first_seen, job = (
-        FirstSeen(),
+    first_seen_tracker, job = (
+        FirstSeenTracker(),
         make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None)),
     )
-    seen = observe(job, (), (), now=NOW, at=Observed(NOW), first_seen=first_seen)
+    seen = observe(job, (), (), now=NOW, at=Observed(NOW), first_seen_tracker=first_seen_tracker)
     assert judged(seen).action is Action.START
-    assert await World().noting(first_seen).start(seen) is None
-    seen = observe(job, (), (), now=NOW + 1, at=Observed(NOW + 1), first_seen=first_seen)
+    assert await World().noting(first_seen_tracker).start(seen) is None
+    seen = observe(
+        job, (), (), now=NOW + 1, at=Observed(NOW + 1), first_seen_tracker=first_seen_tracker
+    )
     assert (judged(seen).action, judged(seen).reason) == (Action.ADMIT, "Preempted")
 
 

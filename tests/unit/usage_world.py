@@ -17,7 +17,7 @@ from grpo_api.text.timing import Beginning
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits
-from grpo_operator.decide.first_seen import FirstSeen
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, Pull, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
@@ -43,7 +43,7 @@ class World:
     now: float = 0.0
     status: dict[str, Any] = field(default_factory=dict)
     gangs: list[Gang] = field(default_factory=list)
-    first_seen: FirstSeen = field(default_factory=FirstSeen)
+    first_seen_tracker: FirstSeenTracker = field(default_factory=FirstSeenTracker)
     queued: float = 0.0
     suspended: tuple[float, float] = (NEVER, NEVER)
     """From when till when the user has suspended the job."""
@@ -68,7 +68,7 @@ class World:
         while self.now < end + 120.0:
             if self.chance.random() < 0.02:
                 self.restarts += 1
-                before, self.first_seen = self.now, FirstSeen()
+                before, self.first_seen_tracker = self.now, FirstSeenTracker()
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
                 self.unseen += self._unseen_since(before)
@@ -125,7 +125,9 @@ class World:
             self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)
         ]
         now, moment = NOW + self.now, Observed(self.now)
-        seen = observe(job, children, pods, now=now, at=moment, first_seen=self.first_seen)
+        seen = observe(
+            job, children, pods, now=now, at=moment, first_seen_tracker=self.first_seen_tracker
+        )
         seen = replace(
             seen,
             deleted_pods=tuple(

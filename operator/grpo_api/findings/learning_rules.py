@@ -155,8 +155,8 @@ def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """One reward rises at the cost of another, or of the evaluation."""
     verdicts = [_hacked_evaluation(run)]
     verdicts += [_hacked_reward(run, name) for name in run.rewards if len(run.rewards) > 1]
-    known = [verdict for verdict in verdicts if verdict is not None]
-    return max(known, key=lambda verdict: verdict.score) if known else None
+    positive_verdicts = [verdict for verdict in verdicts if verdict is not None]
+    return max(positive_verdicts, key=lambda verdict: verdict.score) if positive_verdicts else None
 
 
 def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:

@@ -101,7 +101,9 @@ class MeasuredStep(Model):
             (self.training_factor, other.training_factor),
         )
         is_same_product = self.gpu_product == other.gpu_product
-        return is_same_product and all(abs(one - two) <= NEAR * two for one, two in pairs)
+        return is_same_product and all(
+            abs(value - other_value) <= NEAR * other_value for value, other_value in pairs
+        )
 
 
 NEAR = 0.1

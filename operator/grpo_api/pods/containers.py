@@ -382,7 +382,7 @@ class InitContainer(Model):
         Rule(
             f"self.name != '{CONTAINER}'",
             f"{CONTAINER} is the training container: use another name",
-            lambda own: own.name != CONTAINER,
+            lambda container: container.name != CONTAINER,
         ),
     )
 

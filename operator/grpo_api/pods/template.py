@@ -19,7 +19,9 @@ from .volumes import Volume
 _VALUES_RULE = Rule(
     "self.operator in ['Exists', 'DoesNotExist'] ? size(self.values) == 0 : size(self.values) > 0",
     "operators Exists and DoesNotExist take no values; every other operator needs them",
-    lambda own: (own.operator in ("Exists", "DoesNotExist")) == (not own.values),
+    lambda requirement: (
+        (requirement.operator in ("Exists", "DoesNotExist")) == (not requirement.values)
+    ),
 )
 Value = Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")]
 """A label's value, or the name of a node."""
@@ -215,7 +217,7 @@ class PodMetadata(Model):
                 f"{', '.join(RESERVED_LABELS)} belong to the operator and the Job controller: use "
                 "another name"
             ),
-            lambda own: not any(map(is_reserved, (*own.labels, *own.annotations))),
+            lambda metadata: not any(map(is_reserved, (*metadata.labels, *metadata.annotations))),
         ),
     )
 

@@ -370,7 +370,7 @@ class Conversion(Record):
             for dependency in dependencies
             if dependency.name.startswith(CONSUMED)
         }
-        return {name: one.digest.get("sha256", "") for name, one in named.items()}
+        return {name: dependency.digest.get("sha256", "") for name, dependency in named.items()}
 
     @property
     def weights_hash(self) -> str:

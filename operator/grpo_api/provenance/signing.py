@@ -94,12 +94,16 @@ def sign(payload: bytes, key: PrivateKey) -> Envelope:
     """The payload in an envelope, with one signature."""
     data = signed_bytes(payload)
     if isinstance(key, ed25519.Ed25519PrivateKey):
-        signature = key.sign(data)
+        signature_bytes = key.sign(data)
     else:
-        signature = key.sign(data, ec.ECDSA(_HASHES[key.curve.name]))
-    made = Signature(keyid=key_id(key.public_key()), sig=base64.b64encode(signature).decode())
+        signature_bytes = key.sign(data, ec.ECDSA(_HASHES[key.curve.name]))
+    signature = Signature(
+        keyid=key_id(key.public_key()), sig=base64.b64encode(signature_bytes).decode()
+    )
     return Envelope(
-        payload=base64.b64encode(payload).decode(), payload_type=PAYLOAD_TYPE, signatures=[made]
+        payload=base64.b64encode(payload).decode(),
+        payload_type=PAYLOAD_TYPE,
+        signatures=[signature],
     )
 
 

@@ -159,20 +159,20 @@ def is_regular_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def digests(paths: Sequence[Path], read: Read = lambda _: None) -> list[str]:
+def digests(paths: Sequence[Path], on_read: Read = lambda _: None) -> list[str]:
     """The sha256 of each file, in hex and in order.
 
     Raises:
         OSError: a file can't be read.
     """
     with ThreadPoolExecutor(THREADS, "digests") as pool:
-        return list(pool.map(lambda path: _digest(path, read), paths))
+        return list(pool.map(lambda path: _digest(path, on_read), paths))
 
 
-def _digest(path: Path, read: Read) -> str:
+def _digest(path: Path, on_read: Read) -> str:
     sha256, buffer = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             sha256.update(buffer[:count])
-            read(count)
+            on_read(count)
     return sha256.hexdigest()

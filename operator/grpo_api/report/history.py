@@ -73,8 +73,10 @@ def begin_rows(sealed: Iterable[Row], earlier: Iterable[Row]) -> list[Row]:
             them was rolled back.
     """
     standing = list(sealed)
-    known = {_position(row) for row in standing}
-    rolled_back = [{**row, ROLLED_BACK: True} for row in earlier if _position(row) not in known]
+    sealed_positions = {_position(row) for row in standing}
+    rolled_back = [
+        {**row, ROLLED_BACK: True} for row in earlier if _position(row) not in sealed_positions
+    ]
     return sorted([*rolled_back, *standing], key=_position)
 
 

@@ -75,9 +75,11 @@ def _ever_less(outcome: Outcome) -> Iterator[Outcome]:
     first = [key for key in FIRST_REVISIONS if key in outcome.revisions]
     ordered = first + [key for key in outcome.revisions if key not in first]
     for field, keys in (("revisions", ordered), ("metrics", list(outcome.metrics))):
-        known = getattr(outcome, field)
+        entries = getattr(outcome, field)
         for count in reversed(range(len(keys))):
-            outcome = outcome.model_copy(update={field: {key: known[key] for key in keys[:count]}})
+            outcome = outcome.model_copy(
+                update={field: {key: entries[key] for key in keys[:count]}}
+            )
             yield outcome
     for field in ("account", "standstill", "checkpoint", "export"):
         outcome = outcome.model_copy(update={field: None})

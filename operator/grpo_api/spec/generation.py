@@ -187,8 +187,8 @@ class GenerationSpec(Model):
 
     def belong_elsewhere(self, *names: str) -> list[str]:
         """Those of these fields that are set, and belong to engines other than this."""
-        given = [name for name in names if getattr(self, name) is not None]
-        return [name for name in given if self.engine not in ENGINES_OF[name]]
+        set_fields = [name for name in names if getattr(self, name) is not None]
+        return [name for name in set_fields if self.engine not in ENGINES_OF[name]]
 
 
 ENGINES_OF = {

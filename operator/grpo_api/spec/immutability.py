@@ -138,14 +138,15 @@ def _same_fields(model: type[Model], path: str, left_out: Iterable[str]) -> str:
 def _same_meaning() -> str:
     """CEL: the rewards score as they did. Lists have no index in CEL's macros, so the positions are
     spelled out."""
-    one, service = "spec.rewards[i]", "spec.rewards[i].http"
-    kinds = _same_fields(RewardSpec, one, ("http", *RewardSpec.JUDGED_BY))
-    http = _same_fields(HTTPReward, service, HTTPReward.REACHED_BY)
+    reward_path, service_path = "spec.rewards[i]", "spec.rewards[i].http"
+    kinds = _same_fields(RewardSpec, reward_path, ("http", *RewardSpec.JUDGED_BY))
+    http = _same_fields(HTTPReward, service_path, HTTPReward.REACHED_BY)
     return (
         "self.spec.rewards == oldSelf.spec.rewards || (self.spec.rewards.size() == "
         "oldSelf.spec.rewards.size() && "
         f"{list(range(MAX_REWARDS))}.all(i, i >= self.spec.rewards.size() || ({kinds} && "
-        f"has(self.{service}) == has(oldSelf.{service}) && (!has(self.{service}) || ({http})))))"
+        f"has(self.{service_path}) == has(oldSelf.{service_path}) && "
+        f"(!has(self.{service_path}) || ({http})))))"
     )
 
 

@@ -64,14 +64,15 @@ class Overrides(KeywordArguments):
 def override_refusal(name: str, value: object) -> str:
     """Why `training.overrides` has no field of that name, and what to write instead."""
     path = f"spec.training.overrides.{name[:_MOST_LETTERS]}"
-    given = f"(got {value!r:.40})"
+    value_note = f"(got {value!r:.40})"
     place = PLACES.get(name)
     if place is None:
-        return f"{path}: GRPOConfig of the pinned TRL has no such field{_suggestion(name)} {given}"
+        suggestion = _suggestion(name)
+        return f"{path}: GRPOConfig of the pinned TRL has no such field{suggestion} {value_note}"
     if place.kind == "Spec":
-        return f"{path}: is no override; set spec.{place.path} instead {given}"
+        return f"{path}: is no override; set spec.{place.path} instead {value_note}"
     instead = f"; see spec.{place.path}" if place.path else ""
-    return f"{path}: can't be set: {place.reason}{instead} {given}"
+    return f"{path}: can't be set: {place.reason}{instead} {value_note}"
 
 
 def _suggestion(name: str) -> str:
@@ -180,18 +181,20 @@ def _belong() -> Iterator[str]:
     """CEL: arguments are unset, or the schedule is one of those that take them."""
     names_by_kinds: dict[tuple[str, ...], list[str]] = {}
     for name in ScheduleArguments.model_fields:
-        kinds = tuple(str(kind) for kind, taken in SCHEDULE_ARGUMENTS.items() if name in taken)
+        kinds = tuple(
+            str(kind) for kind, arguments in SCHEDULE_ARGUMENTS.items() if name in arguments
+        )
         names_by_kinds.setdefault(kinds, []).append(name)
     for kinds, names in names_by_kinds.items():
-        given = " || ".join(f"has(k.{name})" for name in names)
-        yield f"(!({given}) || self.lrSchedulerType in {list(kinds)})"
+        presence_test = " || ".join(f"has(k.{name})" for name in names)
+        yield f"(!({presence_test}) || self.lrSchedulerType in {list(kinds)})"
 
 
 def _suffice() -> Iterator[str]:
     """CEL: the schedule is one that needs nothing, or what it needs is there."""
     for kind, needed in NEEDED_ARGUMENTS.items():
-        given = " || ".join(f"has(k.{name})" for name in needed)
-        yield f"(self.lrSchedulerType != '{kind}' || {given})"
+        presence_test = " || ".join(f"has(k.{name})" for name in needed)
+        yield f"(self.lrSchedulerType != '{kind}' || {presence_test})"
 
 
 ARGUMENTS_BELONG = _of_arguments(_belong())
@@ -263,8 +266,8 @@ def problems_of_kwargs(
     kwargs: Mapping[str, Any], engine: Literal["Transformers", "Colocated", "Servers"]
 ) -> list[str]:
     """Return what is wrong with each argument, with what to write instead."""
-    known = TRANSFORMERS if engine == "Transformers" else VLLM
-    return list(_problems(kwargs, known, engine))
+    argument_types = TRANSFORMERS if engine == "Transformers" else VLLM
+    return list(_problems(kwargs, argument_types, engine))
 
 
 def vllm_refusal(kwargs: Mapping[str, Any], temperature: float, most_tokens: int) -> str:
@@ -287,12 +290,15 @@ def vllm_refusal(kwargs: Mapping[str, Any], temperature: float, most_tokens: int
     return ""
 
 
-def _problems(kwargs: Mapping[str, Any], known: dict[str, Any], engine: str) -> Iterator[str]:
+def _problems(
+    kwargs: Mapping[str, Any], argument_types: dict[str, Any], engine: str
+) -> Iterator[str]:
     for name, value in kwargs.items():
         if name in FIELDS:
             yield f"kwargs.{name}: set {FIELDS[name]} instead"
-        elif name not in known:
-            yield f"kwargs.{name}: not for engine {engine}, which takes {', '.join(sorted(known))}"
+        elif name not in argument_types:
+            names = ", ".join(sorted(argument_types))
+            yield f"kwargs.{name}: not for engine {engine}, which takes {names}"
         elif problem := _value_problem(engine, name, value):
             yield f"kwargs.{name}: {problem} (got {value!r:.40})"
 

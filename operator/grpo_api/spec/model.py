@@ -76,9 +76,11 @@ it returns to TRL."""
 
 def _of_the_template(arguments: dict[str, Any]) -> dict[str, Any]:
     """Reject arguments that are not the template's."""
-    taken = sorted(TRLS_OWN_ARGUMENTS & arguments.keys())
-    if taken:
-        raise ValueError(f"{', '.join(taken)}: TRL's own, no variable of a template; remove it")
+    reserved_names = sorted(TRLS_OWN_ARGUMENTS & arguments.keys())
+    if reserved_names:
+        raise ValueError(
+            f"{', '.join(reserved_names)}: TRL's own, no variable of a template; remove it"
+        )
     return arguments
 
 

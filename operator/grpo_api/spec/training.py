@@ -67,8 +67,8 @@ def _entropy_bounds_are_in_order(training: "TrainingSpec") -> bool:
 
 
 def _schedule_takes_its_arguments(training: "TrainingSpec") -> bool:
-    taken = SCHEDULE_ARGUMENTS[training.lr_scheduler_type]
-    return training.lr_scheduler_kwargs.arguments.keys() <= set(taken)
+    schedule_arguments = SCHEDULE_ARGUMENTS[training.lr_scheduler_type]
+    return training.lr_scheduler_kwargs.arguments.keys() <= set(schedule_arguments)
 
 
 def _schedule_has_what_it_needs(training: "TrainingSpec") -> bool:

@@ -177,12 +177,12 @@ class Usage(Model):
     @property
     def description(self) -> str:
         """The sums in a sentence for people."""
-        held = self.held_gpu_seconds
+        held_seconds = self.held_gpu_seconds
         shares = []
         for state, seconds in self.gpu_seconds.model_dump(by_alias=False).items():
-            if seconds and held:
-                shares.append(f"{state} {100 * seconds / held:.0f} %")
+            if seconds and held_seconds:
+                shares.append(f"{state} {100 * seconds / held_seconds:.0f} %")
         parts = ", ".join(shares) or "none"
         effective = self.effective or "0"
         cost = "" if self.cost is None else f"; cost {self.cost:.2f}"
-        return f"{held / HOUR:.2f} GPU-hours, effective {effective}: {parts}{cost}"
+        return f"{held_seconds / HOUR:.2f} GPU-hours, effective {effective}: {parts}{cost}"

@@ -88,8 +88,8 @@ def as_text(line: str) -> str:
     rank = f" rank {fields['rank']}" if fields.get("rank") else ""
     traceback = fields.pop("traceback", "")
     others = [f"{key}={_short(value)}" for key, value in fields.items() if key not in _CONTEXT]
-    words = " ".join([f"{time[11:19]} {level:<7}{rank} {message}".rstrip(), *others])
-    return printable_text(f"{words}\n{traceback}" if traceback else words)
+    first_line = " ".join([f"{time[11:19]} {level:<7}{rank} {message}".rstrip(), *others])
+    return printable_text(f"{first_line}\n{traceback}" if traceback else first_line)
 
 
 def _fields(line: str) -> dict[str, Any] | None:

@@ -180,15 +180,15 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     spelled = {str(value).lower(): str(value) for value in values}
     spelled |= {word: value for word, value in _OTHER_VALUES.items() if value in values}
     close = get_close_matches(str(problem["input"]).lower(), spelled, n=1, cutoff=_LIKENESS)
-    meant = f"; did you mean {spelled[close[0]]}?" if close else ""
-    return f"{allowed}{meant}"
+    suggestion = f"; did you mean {spelled[close[0]]}?" if close else ""
+    return f"{allowed}{suggestion}"
 
 
 def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
     """What to write instead of a field that is not there."""
     *parents, name = location
-    known = _below(schema, parents).get("properties", {})
-    spelled = {field.lower(): field for field in known}
+    known_fields = _below(schema, parents).get("properties", {})
+    spelled = {field.lower(): field for field in known_fields}
     wanted = to_camel(str(name)).lower()
     if wanted not in spelled:
         if other_name:

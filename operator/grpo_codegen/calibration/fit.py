@@ -209,7 +209,10 @@ def _jacobian(
         moved[index] += DIFFERENCE
         after = _residuals(rows, moved, origin)
         columns.append(
-            [(one - before) / DIFFERENCE for one, before in zip(after, residuals, strict=True)]
+            [
+                (moved_residual - residual) / DIFFERENCE
+                for moved_residual, residual in zip(after, residuals, strict=True)
+            ]
         )
     return columns
 
@@ -232,13 +235,13 @@ def _solve(columns: list[Vector], residuals: Vector, damping: float) -> Vector:
             right[below] -= share * right[index]
     solution = [0.0] * size
     for index in reversed(range(size)):
-        known = sum(matrix[index][k] * solution[k] for k in range(index + 1, size))
-        solution[index] = (right[index] - known) / matrix[index][index]
+        solved_terms = sum(matrix[index][k] * solution[k] for k in range(index + 1, size))
+        solution[index] = (right[index] - solved_terms) / matrix[index][index]
     return solution
 
 
-def _product(one: Vector, other: Vector) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def _product(first: Vector, second: Vector) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
 
 
 def _square(vector: Vector) -> float:

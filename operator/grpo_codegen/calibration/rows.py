@@ -169,8 +169,8 @@ def _scoring(row: Row, constants: Constants) -> float:
     setup = row.setup
     length = row.prompt + row.completion
     tokens = setup.micro_batch * length
-    one = pass_seconds(row.shape, row.hardware, tokens, length, constants)
-    return row.scores * row.updates * setup.accumulation * one
+    seconds_per_pass = pass_seconds(row.shape, row.hardware, tokens, length, constants)
+    return row.scores * row.updates * setup.accumulation * seconds_per_pass
 
 
 def _generation(row: Row, constants: Constants) -> float:

@@ -102,7 +102,7 @@ _MILESTONES: World = {
 }
 PREEMPTIONS = series(operator.RESTARTS.name, {"reason": "Preempted"})
 OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
-GPU_ACCOUNTS: World = {name: line for one in OTHERS for name, line in one.accounts().items()}
+GPU_ACCOUNTS: World = {name: line for job in OTHERS for name, line in job.accounts().items()}
 _RUN = {"namespace": "team", "grpojob": "run"}
 UTILISATION: World = {
     series(recording.UTILISATION.name, _RUN): noisy(constant(0.82), 0.1),
@@ -117,7 +117,7 @@ UTILISATION: World = {
 }
 """What the chart records of NVIDIA's own exporter."""
 OTHER_RUNS: World = {
-    name: line for seed, one in enumerate(OTHERS) for name, line in one.world(seed).items()
+    name: line for seed, job in enumerate(OTHERS) for name, line in job.world(seed).items()
 }
 
 _OWN = {"controller": CONTROLLER}
@@ -201,8 +201,8 @@ OPERATOR: World = {
     **constant_series(
         1,
         *(
-            series(operator.BUILD_INFO.name, {"version": _VERSION, **one})
-            for one in (_POD, _FOLLOWER)
+            series(operator.BUILD_INFO.name, {"version": _VERSION, **pod_labels})
+            for pod_labels in (_POD, _FOLLOWER)
         ),
         LEADER,
     ),

@@ -54,8 +54,8 @@ def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: i
         return only_during(lambda minute: line(resumed + minute - first), first, end)
 
     def saved_at(step: int) -> float | None:
-        known = checkpoint_step(step, resumed)
-        return None if known is None else clock(int(known) - resumed + first)
+        saved_step = checkpoint_step(step, resumed)
+        return None if saved_step is None else clock(int(saved_step) - resumed + first)
 
     checkpoints = {
         "checkpoint_step": lambda step: checkpoint_step(step, resumed),
@@ -159,7 +159,8 @@ def gpu_second_series(
             forgotten = lost if minute >= end else 0
             counts = trained - forgotten if state in _PRODUCTIVE else trained
             total += _SPENT.get(state, 0.0) * counts + _BEFORE.get(state, 0.0) * (minute >= first)
-            total += forgotten * sum(_SPENT[one] for one in _PRODUCTIVE) * (state == "lost")
+            productive_share = sum(_SPENT[productive_state] for productive_state in _PRODUCTIVE)
+            total += forgotten * productive_share * (state == "lost")
         return total * gpus
 
     def line(state: str) -> Timeline:

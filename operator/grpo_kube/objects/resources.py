@@ -12,11 +12,11 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The RFC 7396 merge patch that turns `old` into `new`; empty when they are equal."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
-        known = old.get(key)
-        if isinstance(value, dict) and isinstance(known, dict):
-            if inner := merge_patch(known, value):
+        old_value = old.get(key)
+        if isinstance(value, dict) and isinstance(old_value, dict):
+            if inner := merge_patch(old_value, value):
                 patch[key] = inner
-        elif known != value:
+        elif old_value != value:
             patch[key] = value
     return patch
 
@@ -88,12 +88,12 @@ class Selection:
 
     def query(self, **more: str | int) -> dict[str, str]:
         """The URL query."""
-        given: Mapping[str, str | int] = {
+        parameters: Mapping[str, str | int] = {
             "labelSelector": self.labels,
             "fieldSelector": self.fields,
             **more,
         }
-        return {key: str(value) for key, value in given.items() if value}
+        return {key: str(value) for key, value in parameters.items() if value}
 
 
 def identity(item: object) -> ObjectKey:

@@ -92,11 +92,11 @@ class Capacity:
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         # A pod may be bound to a node that the snapshot does not have (yet, or any more).
-        taken = self._taken.get(node)
-        if taken is not None:
+        allocated_resources = self._taken.get(node)
+        if allocated_resources is not None:
             for name, value in use.items():
-                before = taken.get(name, 0.0)
-                taken[name] = before + sign * value
+                before = allocated_resources.get(name, 0.0)
+                allocated_resources[name] = before + sign * value
             self._nodes.pop(node, None)
             self._inventories.clear()
 
@@ -196,16 +196,18 @@ class Capacity:
         for node, node_cards in suitable.nodes:
             planner_nodes = self._planner_nodes(node, node_cards)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
-            taken = self._taken[node.name]
-            if suitable.extra and is_short_of(node, taken, suitable.extra):
+            allocated_resources = self._taken[node.name]
+            if suitable.extra and is_short_of(node, allocated_resources, suitable.extra):
                 planner_nodes = tuple(replace(node, gpus_free=0) for node in planner_nodes)
             yield from planner_nodes
 
     def _planner_nodes(self, node: NodeFacts, node_cards: tuple[Cards, ...]) -> tuple[Node, ...]:
         planner_nodes = self._nodes.get(node.name)
         if planner_nodes is None:
-            taken = self._taken[node.name]
-            planner_nodes = tuple(planner_node(node, kind, taken) for kind in node_cards)
+            allocated_resources = self._taken[node.name]
+            planner_nodes = tuple(
+                planner_node(node, kind, allocated_resources) for kind in node_cards
+            )
             self._nodes[node.name] = planner_nodes
         return planner_nodes
 
@@ -304,7 +306,7 @@ class Capacity:
         # The roles are placed one after the other, since each takes nodes that the next may have
         # wanted.
         wanted = gpu_roles(job, plan)
-        with self._without_own(job), self._undone() as taken:
+        with self._without_own(job), self._undone() as allocations:
             for role, next_role in zip_longest(wanted, wanted[1:]):
                 nodes = role.plan.nodes
                 if self._pods_with_room_now(job, role) < nodes:
@@ -313,7 +315,7 @@ class Capacity:
                 # again.
                 if next_role:
                     placements = self._place(job, role, nodes, set())
-                    taken.extend(placements)
+                    allocations.extend(placements)
         return True
 
     def _pods_with_room_now(self, job: GRPOJobRecord, role: Role) -> int:
@@ -325,11 +327,11 @@ class Capacity:
     @contextmanager
     def _undone(self) -> Iterator[list[tuple[str, Amounts]]]:
         """Gives back what was taken, and put into the list, in between."""
-        taken: list[tuple[str, Amounts]] = []
+        allocations: list[tuple[str, Amounts]] = []
         try:
-            yield taken
+            yield allocations
         finally:
-            for name, amounts in taken:
+            for name, amounts in allocations:
                 self._take(name, amounts, -1.0)
 
     def has_nodes_for(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:

@@ -420,11 +420,11 @@ def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> boo
     return toleration.key == key and tolerated_value == value
 
 
-def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
+def planner_node(node: NodeFacts, kind: Cards, allocated_resources: Amounts) -> Node:
     """Return the planner's Node for one kind of GPU on a node, less the resources that are
     taken."""
     total = kind.count
-    in_use = int(taken.get(kind.resource, 0))
+    in_use = int(allocated_resources.get(kind.resource, 0))
     free = max(0, total - in_use)
     if kind.sliced:
         # NCCL can't join two MIG instances of one node, so a pod gets one, and a gang one pod per
@@ -432,9 +432,9 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         total = min(1, total)
         free = min(1, free)
     memory = node.offers.get("memory", 0.0)
-    memory_free = max(0.0, memory - taken.get("memory", 0.0))
+    memory_free = max(0.0, memory - allocated_resources.get("memory", 0.0))
     cpu = node.offers.get("cpu", 0.0)
-    cpu_free = max(0.0, cpu - taken.get("cpu", 0.0))
+    cpu_free = max(0.0, cpu - allocated_resources.get("cpu", 0.0))
     node_gbps = _amount(node.labels, NODE_GBPS_LABEL)
     # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not
     # theirs.
@@ -462,10 +462,10 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
 
 def takers(pods: Iterable[PodFacts], resource: str) -> dict[str, int]:
     """Return how many GPUs of a resource each holder has, the largest number first."""
-    held: dict[str, int] = {}
+    gpus_by_holder: dict[str, int] = {}
     for pod in pods:
         if count := int(pod.takes.get(resource, 0)):
-            before = held.get(pod.holder, 0)
-            held[pod.holder] = before + count
-    biggest_first = sorted(held.items(), key=lambda pair: (-pair[1], pair[0]))
+            before = gpus_by_holder.get(pod.holder, 0)
+            gpus_by_holder[pod.holder] = before + count
+    biggest_first = sorted(gpus_by_holder.items(), key=lambda pair: (-pair[1], pair[0]))
     return dict(biggest_first)

@@ -126,10 +126,10 @@ def _way_out(spec: GRPOJobSpec) -> str:
     return way_out
 
 
-def is_short_of(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
+def is_short_of(node: NodeFacts, allocated_resources: Amounts, extra: Amounts) -> bool:
     """True if too little of the extra resources is free on the node now."""
     for name, value in extra.items():
-        free = node.offers.get(name, 0.0) - taken.get(name, 0.0)
+        free = node.offers.get(name, 0.0) - allocated_resources.get(name, 0.0)
         if free < value:
             return True
     return False

@@ -46,7 +46,7 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
             yield earlier.name
     # Engines never exit by themselves: their Job is deleted as soon as a training pod of their
     # attempt has ended.
-    if observation.engines and (observation.sighting.over or not job.is_active):
+    if observation.engines and (observation.first_seen.over or not job.is_active):
         yield observation.engines.name
     if current and not job.is_active and not job.is_finished:
         has_logs = bool(observation.terminations or current.ended)

@@ -93,7 +93,7 @@ class Limits:
     longest_release_pause: float = 600.0
     pods: float = 5.0
     """Time after which a Job whose pods don't appear is asked why."""
-    words: float = 60.0
+    start_warning: float = 60.0
     """Time after which a gang that has nodes but doesn't run is asked why."""
     settle: float = 2.5
     """Longest time from an end that may only be a symptom until its cause must be known (a kubelet

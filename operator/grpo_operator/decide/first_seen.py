@@ -16,12 +16,12 @@ from ..records.records import JobRecord, PodRecord
 
 
 def init_key(pod: PodRecord) -> str:
-    """Key of `Sighting.initializing` for the init container that runs in a pod."""
+    """Key of `FirstSeenTimes.initializing` for the init container that runs in a pod."""
     return f"{pod.uid}/{pod.init_container}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class FirstSeenTimes:
     """When each state of one job's current attempt was first seen."""
 
     attempt: int = 0
@@ -49,16 +49,16 @@ class Sighting:
         return self.deleted.get(pod.uid, at)
 
 
-class FirstSeen:
+class FirstSeenTracker:
     """The first-seen times of all jobs with an attempt."""
 
     def __init__(self) -> None:
         """Start without any job."""
-        self._jobs: dict[ObjectKey, Sighting] = {}
+        self._jobs: dict[ObjectKey, FirstSeenTimes] = {}
 
     def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
         """Record that the attempt's Job was created: if it is not there later, it was deleted."""
-        self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
+        self._jobs[key] = FirstSeenTimes(attempt=attempt, child_uid=uid, child=at)
 
     def update(
         self,
@@ -70,14 +70,15 @@ class FirstSeen:
         *,
         expected: bool,
         engine_pods: Collection[PodRecord] = (),
-    ) -> Sighting:
-        """A job's sighting after a look at its current attempt's Job and pods at this moment.
+    ) -> FirstSeenTimes:
+        """A job's first-seen times after a look at its current attempt's Job and pods at this
+        moment.
 
         `expected`: the Job was started, so that it is gone if it isn't there.
         """
-        before = self._jobs.get(key, Sighting())
+        before = self._jobs.get(key, FirstSeenTimes())
         if before.attempt != attempt:
-            before = Sighting(attempt=attempt)
+            before = FirstSeenTimes(attempt=attempt)
         ended_at = {pod.uid: before.end_of(pod, at) for pod in pods if pod.termination}
         deleted_at = {pod.uid: before.deletion_of(pod, at) for pod in pods if pod.deleting}
         initializing = {
@@ -96,7 +97,7 @@ class FirstSeen:
         over_since: Observed | None = None
         if ended_at or deleted_at or is_job_over:
             over_since = before.over or at
-        sighting = Sighting(
+        first_seen = FirstSeenTimes(
             attempt=attempt,
             child_uid=child_uid,
             child=child_seen_at,
@@ -105,10 +106,10 @@ class FirstSeen:
             initializing=initializing,
             over=over_since,
         )
-        self._jobs[key] = sighting
-        return sighting
+        self._jobs[key] = first_seen
+        return first_seen
 
-    def forget(self, key: ObjectKey) -> Sighting:
-        """Drop the sighting of a job that is gone or has no attempt; return an empty Sighting."""
+    def forget(self, key: ObjectKey) -> FirstSeenTimes:
+        """Drop the first-seen times of a job that is gone or has no attempt; return empty ones."""
         self._jobs.pop(key, None)
-        return Sighting()
+        return FirstSeenTimes()

@@ -19,7 +19,7 @@ from ..records.names import is_engines_job, preflight_name
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
-from .first_seen import FirstSeen, Sighting, init_key
+from .first_seen import FirstSeenTimes, FirstSeenTracker, init_key
 from .preflight import Preflight
 
 NO_PODS: tuple[PodRecord, ...] = ()
@@ -68,7 +68,7 @@ class Observation:
     """The Job of the current attempt's engines, if it is this GRPOJob's own."""
     engine_pods: tuple[PodRecord, ...] = NO_PODS
     """Its pods, by index, then name: also those that failed and were made again."""
-    sighting: Sighting = field(default_factory=Sighting)
+    first_seen: FirstSeenTimes = field(default_factory=FirstSeenTimes)
     """When the operator first saw these."""
     earlier_jobs: tuple[JobRecord, ...] = ()
     """This GRPOJob's Jobs of earlier attempts, oldest first."""
@@ -139,7 +139,7 @@ class Observation:
 
     def initializing_seconds(self, pod: PodRecord) -> float:
         """For how long this operator has seen the pod's init container run."""
-        return self.at - self.sighting.initializing.get(init_key(pod), self.at)
+        return self.at - self.first_seen.initializing.get(init_key(pod), self.at)
 
     @cached_property
     def is_training_bound(self) -> bool:
@@ -214,8 +214,8 @@ class Observation:
         if not pod.deleting:
             return False
         failures = [peer for peer in self.pods if self._failed_by_itself(peer)]
-        failed_at = [self.sighting.end_of(peer, self.at) for peer in failures]
-        deleted_at = self.sighting.deletion_of(pod, self.at)
+        failed_at = [self.first_seen.end_of(peer, self.at) for peer in failures]
+        deleted_at = self.first_seen.deletion_of(pod, self.at)
         return not failed_at or deleted_at < min(failed_at)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
@@ -226,8 +226,8 @@ class Observation:
             return False
         if not pod.deleting:
             return True
-        ended_at = self.sighting.end_of(pod, self.at)
-        deleted_at = self.sighting.deletion_of(pod, self.at)
+        ended_at = self.first_seen.end_of(pod, self.at)
+        deleted_at = self.first_seen.deletion_of(pod, self.at)
         return ended_at < deleted_at or (end.reported and ended_at == deleted_at)
 
     @cached_property
@@ -255,8 +255,8 @@ class Observation:
         failed: list[tuple[CausePriority, Observed, int, str]] = []
         for uid, end in self._ends.items():
             if not end.has_succeeded:
-                first_seen = self.sighting.ended.get(uid, self.at)
-                failed.append((end.tier, first_seen, end.outcome.rank, uid))
+                end_seen_at = self.first_seen.ended.get(uid, self.at)
+                failed.append((end.tier, end_seen_at, end.outcome.rank, uid))
         if not failed:
             return None
         _, _, _, blamed = min(failed)
@@ -266,7 +266,7 @@ class Observation:
     def over_for(self) -> float:
         """Seconds since the operator first saw a sign that the current attempt is over; infinite
         without one."""
-        over_since = self.sighting.over
+        over_since = self.first_seen.over
         return self.at - over_since if over_since else float("inf")
 
     @cached_property
@@ -330,7 +330,7 @@ def observe(
     *,
     now: float,
     at: Observed,
-    first_seen: FirstSeen,
+    first_seen_tracker: FirstSeenTracker,
 ) -> Observation:
     """Sort a GRPOJob's children into the current attempt and earlier ones, without strangers'.
 
@@ -353,7 +353,7 @@ def observe(
     orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
-        sighting = first_seen.update(
+        first_seen = first_seen_tracker.update(
             job.key,
             attempt,
             child,
@@ -363,7 +363,7 @@ def observe(
             engine_pods=of_roles.engines,
         )
     else:
-        sighting = first_seen.forget(job.key)
+        first_seen = first_seen_tracker.forget(job.key)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
     to_end = () if job.is_active else of_roles.stray
     return Observation(
@@ -374,7 +374,7 @@ def observe(
         pods=of_roles.trainers,
         engines=engines,
         engine_pods=of_roles.engines,
-        sighting=sighting,
+        first_seen=first_seen,
         orphaned=orphaned,
         gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
         pods_left=pods_left,

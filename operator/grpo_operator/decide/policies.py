@@ -357,7 +357,7 @@ def job_gone(observation: Observation, limits: Limits) -> Decision | None:
     attempt.
     """
     status = observation.job.status
-    was_created = status.job_uid or observation.sighting.child_uid or observation.orphaned
+    was_created = status.job_uid or observation.first_seen.child_uid or observation.orphaned
     if observation.child is not None or not was_created:
         return None
     message = f"the Job of attempt {status.attempt} was deleted"
@@ -449,7 +449,7 @@ def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
     return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
 
 
-def goes_on(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
+def keep_running(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
     """Wait: the attempt is running, and only its progress is published."""
     return Decision(Action.WAIT)
 
@@ -477,7 +477,7 @@ CHECKS: tuple[Check, ...] = (
     hub_unreachable,
     hangs,
     silent,
-    goes_on,
+    keep_running,
 )
 """The policy, in order."""
 

@@ -167,8 +167,8 @@ class Preflight:
         child = self.child
         if child is None or child.deleting or child.digest != self.digest:
             return None
-        known = self.job.status.preflight
-        is_counted = known is not None and known.job_uid == child.uid
+        preflight_status = self.job.status.preflight
+        is_counted = preflight_status is not None and preflight_status.job_uid == child.uid
         return None if is_counted else child
 
     @property
@@ -188,20 +188,20 @@ class Preflight:
     @cached_property
     def _status(self) -> PreflightStatus:
         """What is known of this version of the spec, with the end of the Job if it is new."""
-        known = self.job.status.preflight
-        if known is None or known.digest != self.digest:
-            known = PreflightStatus(digest=self.digest)
+        preflight_status = self.job.status.preflight
+        if preflight_status is None or preflight_status.digest != self.digest:
+            preflight_status = PreflightStatus(digest=self.digest)
         child = self._open_child
-        if child is None or known.given_up:
-            return known
+        if child is None or preflight_status.given_up:
+            return preflight_status
         report = next((pod.report for pod in self.pods if pod.report), None)
         # A pod's end may be seen after its Job's.
         is_over = bool(child.ended) and (bool(self._ends) or self.ended_for >= LATE_PODS)
         if report is None and not is_over:
-            return known
+            return preflight_status
         now = timestamp(self.now)
         update: dict[str, object] = {
-            "tries": known.tries + 1,
+            "tries": preflight_status.tries + 1,
             "job_uid": child.uid,
             "time": now,
             "report": report,
@@ -212,10 +212,10 @@ class Preflight:
             own_ends = [end for end in self._ends if not end.disrupted]
             last = own_ends[-1].outcome.message if own_ends else child.ended
             update["cause"] = truncate(f"the preflight ended without a report: {last}", MAX_CAUSE)
-            update["blocked_since"] = known.blocked_since or now
+            update["blocked_since"] = preflight_status.blocked_since or now
             # It has run, and would end so again.
             update["given_up"] = bool(own_ends) and self._is_auto
-        return known.model_copy(update=update)
+        return preflight_status.model_copy(update=update)
 
     @cached_property
     def _obstacle(self) -> _Obstacle | None:

@@ -82,7 +82,7 @@ def asks_about(observation: Observation, limits: Limits) -> str:
     if observation.preflight and observation.preflight.is_needed:
         return observation.preflight.asks_about
     child = observation.child
-    created_at = observation.sighting.child
+    created_at = observation.first_seen.child
     if child is None or created_at is None or observation.has_gang_started:
         return ""
     waited = observation.at - created_at
@@ -91,7 +91,7 @@ def asks_about(observation: Observation, limits: Limits) -> str:
     engines = observation.engines
     if engines and len(_made(observation)) < observation.replicas:
         return engines.uid if waited >= limits.pods else ""
-    if not observation.is_gang_bound or waited < limits.words:
+    if not observation.is_gang_bound or waited < limits.start_warning:
         return ""
     pending = _pending_pod(observation)
     return pending.uid if pending else ""
@@ -137,7 +137,7 @@ def _made(observation: Observation) -> set[int]:
 def _until_asked(observation: Observation, first: float) -> float:
     """Seconds until events may tell more: first after that time, then every time that it has
     doubled."""
-    waited = observation.at - (observation.sighting.child or observation.at)
+    waited = observation.at - (observation.first_seen.child or observation.at)
     return first - waited if waited < first else waited
 
 
@@ -185,7 +185,7 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
     needs_engines = observation.replicas > 0 and observation.engines is None
     if observation.child is None or not needs_engines:
         return None
-    if observation.sighting.over or job.spec is None:
+    if observation.first_seen.over or job.spec is None:
         return None
     if observation.has_gang_run or job.should_create_pods or job.queue_name:
         return Decision(Action.START)
@@ -230,7 +230,7 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Due | 
         waited = observation.since(ConditionType.SCHEDULED)
     why = _kubelets_words(observation)
     if waited < timeout:
-        until_news = _until_asked(observation, limits.words)
+        until_news = _until_asked(observation, limits.start_warning)
         look_again = min(timeout - waited, until_news)
         if not why:
             return Due(look_again)

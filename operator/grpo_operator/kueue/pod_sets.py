@@ -239,8 +239,8 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     return {**job, "spec": spec}
 
 
-def _joined(known: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:
+def _joined(entries: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:
     for key, value in more.items():
-        if known.get(key, value) != value:
-            raise Contradiction(f"the pods' {who} disagree on {key}: {known[key]} and {value}")
-    return {**known, **more}
+        if entries.get(key, value) != value:
+            raise Contradiction(f"the pods' {who} disagree on {key}: {entries[key]} and {value}")
+    return {**entries, **more}

@@ -14,7 +14,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, Object
 
 from ..decide.decisions import Action, Decision
-from ..decide.first_seen import FirstSeen
+from ..decide.first_seen import FirstSeenTracker
 from ..decide.observation import Observation
 from ..kueue.pod_sets import Contradiction
 from ..pods.manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
@@ -39,21 +39,21 @@ class AttemptStarter:
         shared_objects: SharedObjects,
         workloads: Workloads,
         *,
-        first_seen: FirstSeen,
+        first_seen_tracker: FirstSeenTracker,
         pods: PodDefaults,
     ) -> None:
         """Take the parts that a start works with.
 
         Args:
             pods: defaults of all jobs' pods.
-            first_seen: receives each Job of a gang that was created.
+            first_seen_tracker: receives each Job of a gang that was created.
             workloads: gives Kueue's assignment of pods to nodes.
         """
         self._cluster = cluster
         self._caches = caches
         self._shared = shared_objects
         self._workloads = workloads
-        self._first_seen = first_seen
+        self._first_seen_tracker = first_seen_tracker
         self._pods = pods
 
     async def repair_shared_objects(self, observation: Observation) -> NameConflict | None:
@@ -73,9 +73,9 @@ class AttemptStarter:
         # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't
         # find each other.
         namespace = observation.job.key.namespace
-        taken = await self._shared.ensure_service(namespace)
-        if taken or not observation.replicas:
-            return taken
+        conflict = await self._shared.ensure_service(namespace)
+        if conflict or not observation.replicas:
+            return conflict
         return await self._shared.ensure_service(namespace, ENGINE_SERVICE)
 
     async def start(self, observation: Observation) -> Decision | None:
@@ -91,8 +91,9 @@ class AttemptStarter:
         attempt = attempt_of(job, job.spec, status.plan, status.attempt)
         body = self._missing_job(attempt, observation)
         try:
-            if taken := await self._services(observation) or await self._shared.create_claim(job):
-                return _waits_for_name(*taken)
+            conflict = await self._services(observation) or await self._shared.create_claim(job)
+            if conflict:
+                return _waits_for_name(*conflict)
             _, unbindable = await self._shared.unbound_claims(job, body)
             if unbindable:
                 return _without_pods(observation, Reason.STORAGE_NOT_SHARED, unbindable)
@@ -120,7 +121,7 @@ class AttemptStarter:
         # From now on a Job that is not there was deleted: the event of its creation may come later,
         # or never.
         if observation.child is None:
-            self._first_seen.record_created(
+            self._first_seen_tracker.record_created(
                 job.key, status.attempt, version_of(answer)[0], observation.at
             )
         return None
@@ -139,10 +140,10 @@ class AttemptStarter:
             return await self._cluster.create(JOBS, job.key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, job.key.namespace, name)
-        known = self._caches.jobs.read(answer)
-        if known is None or known.deleting:
+        existing_job = self._caches.jobs.read(answer)
+        if existing_job is None or existing_job.deleting:
             return None
-        is_ours = (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
+        is_ours = (existing_job.grpojob_uid, existing_job.attempt) == (job.uid, job.status.attempt)
         return answer if is_ours else None
 
 

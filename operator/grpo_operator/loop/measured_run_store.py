@@ -127,8 +127,8 @@ class MeasuredRunStore:
             Conflict: the ConfigMap has changed since it was read.
             ClusterError: the API server refused or did not answer.
         """
-        written = MeasuredRuns.newest((*self._runs.rows, *self._new))
-        text = json.dumps({"runs": written_rows(written.rows)}, separators=(",", ":"))
+        stored_runs = MeasuredRuns.newest((*self._runs.rows, *self._new))
+        text = json.dumps({"runs": written_rows(stored_runs.rows)}, separators=(",", ":"))
         data: Object = {"data": {DATA_KEY: text}}
         if version is None:
             labels = {LABEL_MANAGED_BY: MANAGER}
@@ -143,7 +143,7 @@ class MeasuredRunStore:
             body = {"metadata": {"resourceVersion": version}, **data}
             await self._cluster.patch(CONFIG_MAPS, *self._key, body)
         self._new.clear()
-        self._take(written.rows)
+        self._take(stored_runs.rows)
 
 
 def _row(job: GRPOJobRecord, status: GRPOJobStatus) -> MeasuredRow | None:

@@ -51,10 +51,10 @@ class PodStartEvents:
             self.forget(key)
             return ""
         # A gang that does not start is looked at often, and each question is a LIST of events.
-        known = self._newest.get(key)
-        if known is None or known.uid != uid or now - known.at > FRESH_SECONDS:
-            known = self._newest[key] = _NewestWarning(uid, now, await self._ask(key, uid))
-        return known.message
+        warning = self._newest.get(key)
+        if warning is None or warning.uid != uid or now - warning.at > FRESH_SECONDS:
+            warning = self._newest[key] = _NewestWarning(uid, now, await self._ask(key, uid))
+        return warning.message
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the remembered event of a GRPOJob that runs or is gone."""

@@ -8,7 +8,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
 
-from ..decide.first_seen import FirstSeen
+from ..decide.first_seen import FirstSeenTracker
 from ..decide.observation import Observation
 from ..decide.preflight import Preflight, should_check
 from ..pods.pod_spec import PodDefaults
@@ -32,7 +32,7 @@ class Preflights:
         self._caches = caches
         self._shared = shared_objects
         self._pods = pods
-        self._first_seen = FirstSeen()
+        self._first_seen_tracker = FirstSeenTracker()
 
     def look(self, job: GRPOJobRecord, now: float, at: Observed) -> Preflight | None:
         """Return a job's preflight as the caches show it; None for a job without one that needs
@@ -53,10 +53,10 @@ class Preflights:
             owned = self._caches.pods.owned_by(key)
             pods = [pod for pod in owned if pod.controller_uid == child.uid]
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
-        sighting = self._first_seen.update(key, 0, child, pods, at, expected=False)
+        first_seen = self._first_seen_tracker.update(key, 0, child, pods, at, expected=False)
         oldest_first = sorted(pods, key=lambda pod: pod.version)
-        child_since = sighting.child or at
-        over_since = sighting.over or at
+        child_since = first_seen.child or at
+        over_since = first_seen.over or at
         return Preflight(
             job=job,
             is_needed=is_needed,
@@ -70,7 +70,7 @@ class Preflights:
 
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that has no preflight, or is gone."""
-        self._first_seen.forget(key)
+        self._first_seen_tracker.forget(key)
 
     async def start(self, observation: Observation, plan: ExecutionPlan | None) -> str:
         """Create the Job of a preflight that is to begin, by this plan of the job. Return why the
@@ -101,8 +101,8 @@ class Preflights:
         except (Denied, NotFound) as error:
             log.warning("%s: its preflight can't be created: %s", job.key, error)
             return str(error)
-        known = self._caches.jobs.read(answer)
-        if known is None or known.grpojob_uid != job.uid:
+        child = self._caches.jobs.read(answer)
+        if child is None or child.grpojob_uid != job.uid:
             return f"Job {name} exists and is not this GRPOJob's"
         self._caches.jobs.put(answer)
         return ""

@@ -95,8 +95,8 @@ def _told(item: Object, problem: str, now: str) -> list[Any] | None:
     """The conditions with `Readable=False` among them, all others as they are; None when it says so
     already."""
     status = item.get("status")
-    known = status.get("conditions") if isinstance(status, dict) else None
-    conditions = list(known) if isinstance(known, list) else []
+    raw_conditions = status.get("conditions") if isinstance(status, dict) else None
+    conditions = list(raw_conditions) if isinstance(raw_conditions, list) else []
     message = unreadable_message(problem)
     others: list[Any] = []
     for condition in conditions:

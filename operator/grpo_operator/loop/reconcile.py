@@ -21,7 +21,7 @@ from grpo_kube.objects.times import ProcessClock
 
 from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
-from ..decide.first_seen import FirstSeen
+from ..decide.first_seen import FirstSeenTracker
 from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.policies import decide
 from ..decide.preflight import is_checked
@@ -86,7 +86,7 @@ class Observer:
         self._preflights = preflights
         self._classes = classes
         self._traces = traces
-        self.first_seen = FirstSeen()
+        self.first_seen_tracker = FirstSeenTracker()
         """When this process first saw each state of the jobs' children."""
 
     def job(self, key: ObjectKey) -> GRPOJobRecord | None:
@@ -124,7 +124,7 @@ class Observer:
             self._caches.pods.owned_by(key),
             now=self._clock.wall(),
             at=self._clock.monotonic(),
-            first_seen=self.first_seen,
+            first_seen_tracker=self.first_seen_tracker,
         )
         observation = self._workloads.look(observation)
         observation = replace(
@@ -164,7 +164,7 @@ class Observer:
 
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""
-        self.first_seen.forget(key)
+        self.first_seen_tracker.forget(key)
         self._pod_start_events.forget(key)
         self._preflights.forget(key)
         # A job that can't be read is set aside and may come back: its trace is not over.
@@ -323,12 +323,12 @@ class Reconciler:
     async def _keep_shared_objects(self, observation: Observation, decision: Decision) -> Decision:
         """Repair what the attempt's pods share. Return the decision, with the name that another
         object has taken."""
-        taken = await self._starter.repair_shared_objects(observation)
-        if taken is None or decision.action is not Action.WAIT or decision.reason:
+        conflict = await self._starter.repair_shared_objects(observation)
+        if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
-        look_again = _earliest(decision.look_again, taken.look_again)
+        look_again = _earliest(decision.look_again, conflict.look_again)
         return replace(
-            decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=look_again
+            decision, reason=Reason.NAME_TAKEN, message=conflict.message, look_again=look_again
         )
 
     async def _collect_garbage(self, key: ObjectKey) -> None:

@@ -184,27 +184,27 @@ class SharedObjects:
             if self._is_correct(kind, key):
                 self._conflicts.pop(place, None)
                 return None
-            until, known = self._conflicts.get(place, (0.0, None))
-            if known and self._clock() < until:
-                return known
-            taken = await self._make(kind, key)
+            until, last_conflict = self._conflicts.get(place, (0.0, None))
+            if last_conflict and self._clock() < until:
+                return last_conflict
+            conflict = await self._make(kind, key)
             self._conflicts.pop(place, None)
-            if taken:
+            if conflict:
                 # once, not for every job of the namespace that asks
-                if taken != known:
-                    log.warning("namespace %s: %s", key.namespace, taken.message)
-                self._conflicts[place] = (self._clock() + taken.look_again, taken)
-            return taken
+                if conflict != last_conflict:
+                    log.warning("namespace %s: %s", key.namespace, conflict.message)
+                self._conflicts[place] = (self._clock() + conflict.look_again, conflict)
+            return conflict
 
     def _is_correct(self, kind: _Kind[S], key: ObjectKey) -> bool:
-        known = kind.cache.get(key)
-        if known is None or known.deleting:
+        cached_object = kind.cache.get(key)
+        if cached_object is None or cached_object.deleting:
             return False
         # A version that was found right needs no comparison: each reconcile of each running job
         # asks.
         return (
-            self._correct_versions.get((kind.kind, key)) == known.version
-            or kind.repair(known) is None
+            self._correct_versions.get((kind.kind, key)) == cached_object.version
+            or kind.repair(cached_object) is None
         )
 
     async def _make(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
@@ -221,17 +221,17 @@ class SharedObjects:
         """The object that is there: ours is repaired, a stranger's is reported."""
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
-        existing = await self._get(kind.cache.resource, key)
-        known = kind.cache.read(existing) if existing else None
+        existing_object = await self._get(kind.cache.resource, key)
+        record = kind.cache.read(existing_object) if existing_object else None
         # An object on its way out can't be repaired, and its name is free only once it is gone.
-        if existing is None or known is None or known.deleting:
+        if existing_object is None or record is None or record.deleting:
             return NameConflict(f"{kind.kind} {key.name} is being deleted", GOES_PAUSE)
-        if not kind.is_ours(known):
-            return NameConflict(kind.foreign(known), STAYS_PAUSE)
-        patch = kind.repair(known)
+        if not kind.is_ours(record):
+            return NameConflict(kind.foreign(record), STAYS_PAUSE)
+        patch = kind.repair(record)
         if patch:
             try:
-                existing = await self._cluster.patch(
+                existing_object = await self._cluster.patch(
                     kind.cache.resource, key.namespace, key.name, patch
                 )
             except Denied as error:
@@ -241,7 +241,7 @@ class SharedObjects:
             log.info(
                 "namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch
             )
-        self._store(kind, key, existing)
+        self._store(kind, key, existing_object)
         return None
 
     def _store(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:

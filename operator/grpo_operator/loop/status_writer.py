@@ -116,9 +116,9 @@ class StatusWriter:
         dropped = merge_patch(answer.get("status") or {}, to_json(new))
         self._throttle.record_write(job.key, observation.at, dropped)
         if new.phase != job.status.phase:
-            words = " ".join(filter(None, (decision.reason, decision.message)))
+            explanation = " ".join(filter(None, (decision.reason, decision.message)))
             log.info(
-                "%s: %s%s", job.key, new.phase, f": {words}" if words else "",
+                "%s: %s%s", job.key, new.phase, f": {explanation}" if explanation else "",
                 extra={"attempt": new.attempt},
             )  # fmt: skip
         self._on_write(job, new, observation.now)

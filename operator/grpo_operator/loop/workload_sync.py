@@ -124,22 +124,25 @@ class Workloads:
         return decision
 
     async def _take(self, due: Step, observation: Observation) -> None:
-        job, known = observation.job, observation.workload
+        job, workload_record = observation.job, observation.workload
         log.info("%s: %s Workload %s", job.key, due.write, _key(job).name)
         if due.write is Write.CREATE and due.plan:
             await self._create(job, workload(job, due.plan, await self._priority(job), self._pods))
         elif due.write is Write.ADOPT:
             await self._adopt(job)
-        elif known is None:
+        elif workload_record is None:
             return
         elif due.write is Write.DELETE:
-            await self._guarded(known, lambda: self._cluster.delete(WORKLOADS, *known.key, known))
+            await self._guarded(
+                workload_record,
+                lambda: self._cluster.delete(WORKLOADS, *workload_record.key, workload_record),
+            )
         elif due.write is Write.AMEND:
-            await self._patch(known, queue_patch(job, await self._priority(job)))
+            await self._patch(workload_record, queue_patch(job, await self._priority(job)))
         elif due.write in (Write.PAUSE, Write.RESUME):
-            await self._patch(known, pause_patch(due.write is Write.PAUSE))
+            await self._patch(workload_record, pause_patch(due.write is Write.PAUSE))
         else:
-            await self._tell(due.write, observation, known)
+            await self._tell(due.write, observation, workload_record)
 
     async def _create(self, job: GRPOJobRecord, body: Manifest) -> None:
         key = _key(job)
@@ -166,40 +169,45 @@ class Workloads:
             )
         await self._patch(workload, adoption_patch(job))
 
-    async def _tell(self, write: Write, observation: Observation, known: WorkloadRecord) -> None:
+    async def _tell(
+        self, write: Write, observation: Observation, workload_record: WorkloadRecord
+    ) -> None:
         """One write of the status; what others have in it stays."""
         # The cache keeps records only, and the write needs all conditions, those of others too.
-        item = await self._cluster.get(WORKLOADS, *known.key)
+        item = await self._cluster.get(WORKLOADS, *workload_record.key)
         self._cache.put(item)
-        if JsonObject(item).part("metadata").digits("resourceVersion") != known.version:
-            raise Conflict(f"Workload {known.key} has changed")
+        if JsonObject(item).part("metadata").digits("resourceVersion") != workload_record.version:
+            raise Conflict(f"Workload {workload_record.key} has changed")
         now, job = self._clock(), observation.job
         if write is Write.CLEAR:
             status = status_without_admission(item, now)
         elif write is Write.READY:
             status = ready_status(item, now)
         else:
-            final = next((job.condition(one) for one in _ENDS if job.is_true(one)), None)
+            final = next((job.condition(end) for end in _ENDS if job.is_true(end)), None)
             succeeded = job.is_true(ConditionType.SUCCEEDED)
             status = finished_status(item, succeeded, final.message if final else "", now)
-        await self._patch(known, {"status": status}, "status")
+        await self._patch(workload_record, {"status": status}, "status")
 
-    async def _patch(self, known: WorkloadRecord, patch: Object, subresource: str = "") -> None:
-        metadata = {**patch.get("metadata", {}), "resourceVersion": str(known.version)}
+    async def _patch(
+        self, workload_record: WorkloadRecord, patch: Object, subresource: str = ""
+    ) -> None:
+        metadata = {**patch.get("metadata", {}), "resourceVersion": str(workload_record.version)}
         body = {**patch, "metadata": metadata}
         await self._guarded(
-            known, lambda: self._cluster.patch(WORKLOADS, *known.key, body, subresource)
+            workload_record,
+            lambda: self._cluster.patch(WORKLOADS, *workload_record.key, body, subresource),
         )
 
     async def _guarded(
-        self, known: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]
+        self, workload_record: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]
     ) -> None:
         try:
             answer = await write()
         # The next step must be decided on what Kueue has written meanwhile, so the caller starts
         # again.
         except Conflict:
-            self._cache.put(await self._cluster.get(WORKLOADS, *known.key))
+            self._cache.put(await self._cluster.get(WORKLOADS, *workload_record.key))
             raise
         if answer:
             self._cache.put(answer)
@@ -216,14 +224,14 @@ class Workloads:
                 )
                 raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
             return Priority(JsonObject(item).integer("value"), kind, name)
-        known = self._snapshot()
-        name = name or known.default_priority
-        if name and known.priorities and name not in known.priorities:
+        snapshot = self._snapshot()
+        name = name or snapshot.default_priority
+        if name and snapshot.priorities and name not in snapshot.priorities:
             message = (
                 f"there is no PriorityClass {name}, which spec.placement.priorityClassName names"
             )
             raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
-        return Priority(known.priorities.get(name, 0), "PriorityClass", name)
+        return Priority(snapshot.priorities.get(name, 0), "PriorityClass", name)
 
     async def place_job(self, observation: Observation, job: Manifest) -> Manifest:
         """The Job of a role where Kueue wants it.

@@ -198,15 +198,15 @@ def _given(part: BaseModel | None) -> Manifest:
 
 def _pod_security(user: int | None, platform: PlatformSecurityContext) -> Manifest:
     ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-    given = _given(platform)
-    given.pop("capabilities", None)
+    platform_fields = _given(platform)
+    platform_fields.pop("capabilities", None)
     return {
         "runAsNonRoot": platform.run_as_user != 0,
         **ids,
         # a recursive chown of a volume full of checkpoints takes longer than the start of the gang
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
-        **given,
+        **platform_fields,
     }
 
 
@@ -218,11 +218,11 @@ def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
 
 
 def _affinity(
-    given: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]
+    user_affinity: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]
 ) -> Manifest:
     """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away
     from."""
-    affinity = _given(given)
+    affinity = _given(user_affinity)
     if pod_labels:  # a topology spread would allow two on a node when nodes are few
         gang_labels = (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
         selector = {"matchLabels": {label: pod_labels[label] for label in gang_labels}}
@@ -312,17 +312,17 @@ def _ports(role: Role) -> list[Manifest]:
     return [progress]
 
 
-def init_container(one: InitContainer, image: str) -> Manifest:
+def init_container(user_container: InitContainer, image: str) -> Manifest:
     """A user's init container; the image and the rights that it doesn't name are the training
     container's."""
-    rights = _given(one.security_context)
+    rights = _given(user_container.security_context)
     security = _container_security() | rights
     user_capabilities = rights.get("capabilities", {})
     security["capabilities"] = {"drop": ["ALL"]} | user_capabilities
-    container: Manifest = {"image": image} | _given(one)
-    container["imagePullPolicy"] = one.image_pull_policy
+    container: Manifest = {"image": image} | _given(user_container)
+    container["imagePullPolicy"] = user_container.image_pull_policy
     container["securityContext"] = security
-    if resources := one.resources.manifest({}):
+    if resources := user_container.resources.manifest({}):
         container["resources"] = resources
     return container
 

@@ -117,7 +117,7 @@ class JobMetrics:
             live_lines.append(_written(job, self._live(job)))
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         cached = await self._refreshed(shown)
-        all_lines = [*(one.lines for one in cached), *live_lines]
+        all_lines = [*(entry.lines for entry in cached), *live_lines]
         count_lines = [_line(JOBS, labels, str(count)) for labels, count in counts.items()]
         families = [_family(JOBS, "".join(count_lines))]
         wait_lines: Lines = dict.fromkeys((metric.name for metric in BY_REASON), "")

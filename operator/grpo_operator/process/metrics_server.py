@@ -99,13 +99,13 @@ ByLabel = Callable[[], Mapping[str, float]]
 class NowCollector(Collector):
     """Families that are read at the time of the scrape."""
 
-    def __init__(self, read: Mapping[Metric, ByLabel]) -> None:
-        """`read` gives each family's values."""
-        self._read = read
+    def __init__(self, families: Mapping[Metric, ByLabel]) -> None:
+        """`families` gives each family's values."""
+        self._families = families
 
     def collect(self) -> Iterator[Family]:
         """One sample per label."""
-        for metric, values in self._read.items():
+        for metric, values in self._families.items():
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
             for label, value in values().items():

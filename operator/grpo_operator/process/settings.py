@@ -98,37 +98,37 @@ def parse(
 ) -> Settings:
     """The settings of a command line and the environment; exits with a message on a wrong one."""
     parser = _parser(Settings(), environment)
-    given = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     try:
         tracing = _tracing(
-            given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step
+            flags.tracing_endpoint, environment.get(HEADERS_ENV, ""), flags.trace_every_nth_step
         )
         election = _election(
-            given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds
+            flags.leader_elect, environment.get(IDENTITY_ENV, ""), flags.lease_seconds
         )
     except ValueError as error:
         parser.error(str(error))
     return Settings(
-        namespaces=tuple(dict.fromkeys(given.namespace)),
-        pods=replace(pod_spec.defaults_from_flags(given), preflight=given.preflight),
-        watchers=given.network_policy_from,
-        metrics_address=given.metrics_address,
-        metrics_port=given.metrics_port,
-        log_format=given.log_format,
-        log_level=given.log_level,
-        kubeconfig=given.kubeconfig,
-        resync=given.resync_seconds,
-        progress_interval=given.progress_seconds,
-        workers=max(1, given.workers),
-        gpu_hour_prices=dict(given.gpu_hour_price),
+        namespaces=tuple(dict.fromkeys(flags.namespace)),
+        pods=replace(pod_spec.defaults_from_flags(flags), preflight=flags.preflight),
+        watchers=flags.network_policy_from,
+        metrics_address=flags.metrics_address,
+        metrics_port=flags.metrics_port,
+        log_format=flags.log_format,
+        log_level=flags.log_level,
+        kubeconfig=flags.kubeconfig,
+        resync=flags.resync_seconds,
+        progress_interval=flags.progress_seconds,
+        workers=max(1, flags.workers),
+        gpu_hour_prices=dict(flags.gpu_hour_price),
         image_architectures=tuple(
-            dict.fromkeys(given.trainer_image_architecture or IMAGE_ARCHITECTURES)
+            dict.fromkeys(flags.trainer_image_architecture or IMAGE_ARCHITECTURES)
         ),
         tracing=tracing,
         election=election,
-        fenced=given.fence,
-        measured_runs=given.measured_runs,
-        limits=Limits(scheduling=given.scheduling_timeout_seconds),
+        fenced=flags.fence,
+        measured_runs=flags.measured_runs,
+        limits=Limits(scheduling=flags.scheduling_timeout_seconds),
     )
 
 
@@ -310,12 +310,12 @@ def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
 def _is_receiver(endpoint: str) -> bool:
     try:
         url = urlsplit(endpoint)
-        known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        is_http_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         return False
     if url.query or url.fragment:
         return False
-    return known and endpoint.isprintable()
+    return is_http_address and endpoint.isprintable()
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -179,7 +179,7 @@ class Operator:
             caches,
             shared,
             workloads,
-            first_seen=observer.first_seen,
+            first_seen_tracker=observer.first_seen_tracker,
             pods=pods,
         )
         throttle = StatusThrottle(settings.status_interval)
@@ -474,9 +474,9 @@ def informers(
 
 async def until_one_ends(*tasks: asyncio.Task[Any]) -> None:
     """Wait for the first task to end, cancel the others, and raise the error of the first."""
-    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in others:
+    ended_tasks, running_tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in running_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for task in done:
+    await asyncio.gather(*running_tasks, return_exceptions=True)
+    for task in ended_tasks:
         task.result()

@@ -65,9 +65,13 @@ class JobClasses:
 
 def named_classes(classes: Iterable[JobClassFacts]) -> dict[str, AppliedJobClass]:
     """Classes by name; of several defaults the newest counts, as of StorageClasses."""
-    known = sorted(classes, key=lambda one: (-one.created, one.applied.name))
-    by_name = {one.applied.name: one.applied for one in known}
-    default = next((one.applied for one in known if one.is_default), None)
+    sorted_classes = sorted(
+        classes, key=lambda job_class: (-job_class.created, job_class.applied.name)
+    )
+    by_name = {job_class.applied.name: job_class.applied for job_class in sorted_classes}
+    default = next(
+        (job_class.applied for job_class in sorted_classes if job_class.is_default), None
+    )
     return by_name | ({"": default} if default else {})
 
 

@@ -123,9 +123,15 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
     if "terminated" in state:
         terminated = state.part("terminated")
         termination = _container_termination(terminated, attempt, disrupted, why)
-        held, ran = _durations(status, terminated)
+        held_seconds, ran_seconds = _durations(status, terminated)
         reasons = _reasons(terminated, target, status)
-        ended = replace(termination, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
+        ended = replace(
+            termination,
+            node=node,
+            reasons=reasons,
+            held_seconds=held_seconds,
+            ran_seconds=ran_seconds,
+        )
         return _with_shortage(ended, status)
     if status.text("phase") != "Failed":
         return None

@@ -311,13 +311,13 @@ def duration(seconds: int) -> str:
 
 def final_progress(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
     """The final progress: the outcome's step is newer than the last pull."""
-    known = progress or ProgressStatus()
-    step = max(outcome.step, known.step)
-    total = max(known.total_steps, outcome.total_steps, step)
+    last_progress = progress or ProgressStatus()
+    step = max(outcome.step, last_progress.step)
+    total = max(last_progress.total_steps, outcome.total_steps, step)
     has_succeeded = outcome.result is Result.SUCCEEDED
     percent = 100 * step // total if total else 100 * int(has_succeeded)
     final_fields = {
-        "attempt": outcome.attempt or known.attempt,
+        "attempt": outcome.attempt or last_progress.attempt,
         "step": step,
         "total_steps": total,
         "percent": percent,
@@ -326,7 +326,7 @@ def final_progress(progress: ProgressStatus | None, outcome: Outcome) -> Progres
         "eta": "",
         **NO_STAGE,
     }
-    return known.model_copy(update=final_fields)
+    return last_progress.model_copy(update=final_fields)
 
 
 def _pods(observation: Observation) -> list[PodStatus]:

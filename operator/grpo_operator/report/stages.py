@@ -45,7 +45,7 @@ def stage_fields(
     """status.progress with the stage of the current attempt; `reported`: as far as rank 0 has
     reported it."""
     before = observation.job.status.progress
-    if decision.action in _ENDS or observation.sighting.over:
+    if decision.action in _ENDS or observation.first_seen.over:
         return without_stage(observation)
     stage, seconds_so_far = _stage(observation)
     if stage is None:

@@ -335,7 +335,9 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     message."""
     end = next((end for end in reversed(new.ends) if end.attempt == attempt), None)
     ends = (new.condition(kind) for kind in (C.SUCCEEDED, C.FAILED))
-    final = next((one for one in ends if one and one.status == "True"), None)
+    final = next(
+        (condition for condition in ends if condition and condition.status == "True"), None
+    )
     job_failed = final is not None and final.type == C.FAILED
     message = final.message if final else ""
     if end is None:

@@ -146,24 +146,26 @@ def _waiting(
     return {"queued_seconds": round(queued, 3), "waiting_since": waiting_since}
 
 
-def _first_bound(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float) -> float | None:
+def _first_bound(
+    pods: Sequence[PodTime], known_pods: Mapping[str, PodTime], now: float
+) -> float | None:
     """Return when the first pod that was not recorded before got its node; None without such a
     pod."""
     first: float | None = None
     for pod in pods:
-        if pod.name in known:
+        if pod.name in known_pods:
             continue
         bound_at = seconds(pod.bound_time) or now
         first = bound_at if first is None else min(first, bound_at)
     return first
 
 
-def _last_end(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float) -> float:
+def _last_end(pods: Sequence[PodTime], known_pods: Mapping[str, PodTime], now: float) -> float:
     """Return when the last of the pods ended that held GPUs when the job was observed before; now
     without one."""
     ends: list[float] = []
     for pod in pods:
-        earlier = known.get(pod.name)
+        earlier = known_pods.get(pod.name)
         if earlier is None or earlier.seconds is None:
             bound_at = seconds(pod.bound_time) or 0.0
             held_seconds = pod.seconds or 0.0
@@ -298,33 +300,33 @@ def _pod_time(
     observation: Observation,
     record: AttemptUsage,
     pod: PodRecord,
-    known: PodTime | None,
+    known_pod_time: PodTime | None,
     as_of: str,
 ) -> PodTime:
-    if known and known.seconds is not None:
-        return known
+    if known_pod_time and known_pod_time.seconds is not None:
+        return known_pod_time
     now = observation.now
     start = seconds(record.start_time) or now
     counted_seconds = 0.0
-    if known:
-        pod_time = known
+    if known_pod_time:
+        pod_time = known_pod_time
         counted_until = as_of
-        counted_seconds = pod_seconds(known, as_of)
+        counted_seconds = pod_seconds(known_pod_time, as_of)
     else:
         bound_at = _within(pod.bound_at or now, start, now)
         counted_until = timestamp(bound_at)
         pod_time = PodTime(name=pod.name, bound_time=counted_until)
     if pod.end is None and pod.phase not in ENDED_PHASES:
         return pod_time
-    held = pod.termination.held_seconds if pod.termination else None
-    if held is None:
+    held_seconds = pod.termination.held_seconds if pod.termination else None
+    if held_seconds is None:
         return _closed(observation, record, pod_time, counted_until)
     # A duration below what was counted until now is implausible, unless the kubelet's delay
     # explains it.
-    if held < counted_seconds - LATE_SECONDS:
-        held = counted_seconds
+    if held_seconds < counted_seconds - LATE_SECONDS:
+        held_seconds = counted_seconds
     longest = max(counted_seconds, now - start)
-    return _lasted(pod_time, min(held, longest))
+    return _lasted(pod_time, min(held_seconds, longest))
 
 
 def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:

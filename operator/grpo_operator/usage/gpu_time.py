@@ -56,14 +56,14 @@ def _added(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> Us
 
 
 def _added_cost(
-    cost: float | None, held: AttemptUsage | EngineUsage, part: GPUSeconds
+    cost: float | None, role_usage: AttemptUsage | EngineUsage, part: GPUSeconds
 ) -> float | None:
     """The cost with that of a role's GPUs, to four decimals; those without a price add nothing."""
-    if held.gpu_hour_price is None:
+    if role_usage.gpu_hour_price is None:
         return cost
     gpu_hours = part.total / HOUR
     cost_before = cost or 0.0
-    return round(cost_before + gpu_hours * held.gpu_hour_price, 4)
+    return round(cost_before + gpu_hours * role_usage.gpu_hour_price, 4)
 
 
 def apportion(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:

@@ -445,6 +445,6 @@ def backward_peak(shape: Shape, setup: Setup) -> float:
     second_slice = 0
     if setup.precision == "mixed":
         words_after_first = max(0, shape.vocab - TILE_WORDS)
-        words = min(TILE_WORDS, words_after_first)
-        second_slice = words * shape.hidden * 2
+        second_slice_words = min(TILE_WORDS, words_after_first)
+        second_slice = second_slice_words * shape.hidden * 2
     return forward_peak(shape, setup) + hidden_gradient + gradient + second_slice

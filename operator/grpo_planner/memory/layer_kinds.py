@@ -131,9 +131,9 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
     """Bytes per token: the weighted rows, in the experts' order and in the tokens', and those that
     the experts read where they are not kept; or biases gathered for each row."""
     weighted_rows = 2 * copies(shape) * weighted_element(shape, setup)
-    read = 0 if has_expert_gradients(shape, setup) else copies(shape)
+    read_elements = 0 if has_expert_gradients(shape, setup) else copies(shape)
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return weighted_rows + setup.weight_bytes * (read + biases)
+    return weighted_rows + setup.weight_bytes * (read_elements + biases)
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:

@@ -324,9 +324,9 @@ def backward_peak(
         # and the rest of the layer's own after its down projection.
         later = 0 if shape.tied else head_gradient
         rest = shape.layer_matrices * matrix - down
-        done = state.gradients - later - rest
+        finished_gradients = state.gradients - later - rest
     else:
-        done = reduced + down + tied
+        finished_gradients = reduced + down + tied
     # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the
     # one it is added to. An offloaded one leaves once both are one.
     pending = tied + (0 if fresh else head_gradient)
@@ -342,6 +342,6 @@ def backward_peak(
     of_embedding = max(pending + state.kept_gradients, leaving)
     at_head = waiting + passes.at_head
     at_top = reduced + leaving_or_head + passes.at_top
-    at_bottom = done + state.kept_gradients + passes.at_bottom
+    at_bottom = finished_gradients + state.kept_gradients + passes.at_bottom
     at_embedding = at_end + of_embedding + passes.at_embedding
     return max(at_head, at_top, at_bottom, at_embedding)

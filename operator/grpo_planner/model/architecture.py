@@ -83,10 +83,10 @@ def resolve_model(
         return _from_file(model, facts.config, facts)
     by_name = by_name_and_size(model.name, model.parameters, "spec.model")
     # A private model may be called so; the preflight reads what is there.
-    meant = meant_name(model.name)
-    if not meant:
+    likely_name = meant_name(model.name)
+    if not likely_name:
         return by_name
-    slip = f"spec.model.name {model.name} is no name that is known: did you mean {meant}?"
+    slip = f"spec.model.name {model.name} is no name that is known: did you mean {likely_name}?"
     notes = [slip, by_name.note] if by_name.note else [slip]
     return replace(by_name, note="; ".join(notes))
 
@@ -108,29 +108,31 @@ def _reported(model: ModelSpec, architecture: Architecture) -> ResolvedModel:
     return ResolvedModel(shape, "Exact", "FormerAttempt", note, kind, positions)
 
 
-def _positions(name: str, given: Architecture) -> Positions:
+def _positions(name: str, architecture: Architecture) -> Positions:
     """The positions of an architecture; where it says none, those of the model's name."""
-    count = given.max_position_embeddings
+    count = architecture.max_position_embeddings
     return Positions(count, is_certain=True) if count else lookup_positions(name)
 
 
-def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
+def _from_file(
+    model: ModelSpec, config_json: Mapping[str, Any], facts: ModelFacts
+) -> ResolvedModel:
     """The shape in config.json. A type that isn't known exactly may be a catalogued model, or of a
     declared size."""
-    text = read.get("text_config")
-    language_model: Mapping[str, Any] = text if isinstance(text, Mapping) else read
-    is_nested = language_model is not read
+    text = config_json.get("text_config")
+    language_model: Mapping[str, Any] = text if isinstance(text, Mapping) else config_json
+    is_nested = language_model is not config_json
     kind = str(language_model.get("model_type"))
     whole = max(facts.stored, _declared(model))
     has_formula = kind in families() and not is_nested
     if not has_formula and catalogue.lookup_shape(model.name):
         return by_name_and_size(model.name, model.parameters, "spec.model")
     if is_nested:
-        return _nested(model, config.architecture_of(read), whole)
+        return _nested(model, config.architecture_of(config_json), whole)
     if has_formula:
-        architecture = config.architecture_of(read)
+        architecture = config.architecture_of(config_json)
         return _given(model, architecture, "ConfigFile", facts)
-    return _unknown_type(model, kind, read, whole)
+    return _unknown_type(model, kind, config_json, whole)
 
 
 def _nested(model: ModelSpec, text: Architecture, whole: int) -> ResolvedModel:
@@ -161,7 +163,7 @@ def _nested(model: ModelSpec, text: Architecture, whole: int) -> ResolvedModel:
 
 
 def _unknown_type(
-    model: ModelSpec, kind: str, read: Mapping[str, Any], whole: int
+    model: ModelSpec, kind: str, config_json: Mapping[str, Any], whole: int
 ) -> ResolvedModel:
     """A type without a formula: by its own widths where these give the known size, else as one of
     that size."""
@@ -174,7 +176,7 @@ def _unknown_type(
         raise SpecRejected(PlanReason.UNKNOWN_MODEL, message)
     note = f"model_type {kind} has no formula of its own and is estimated as a Llama of this size"
     try:
-        architecture = config.architecture_of(read)
+        architecture = config.architecture_of(config_json)
     except SpecRejected:
         return by_name_and_size(model.name, format(whole), "spec.model")
     shape = from_architecture(architecture)
@@ -187,20 +189,22 @@ def _unknown_type(
 
 
 def _given(
-    model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: ModelFacts
+    model: ModelSpec, architecture: Architecture, found_in: ShapeSource, facts: ModelFacts
 ) -> ResolvedModel:
     """The shape of an architecture, once no known size contradicts it."""
-    shape = from_architecture(given)
+    shape = from_architecture(architecture)
     counted = shape.counted_parameters
     declared = _declared(model)
     sizes = {"spec.model.parameters": declared, "the safetensors files": facts.stored}
     if any(size and _is_other_size(counted, size) for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
-    positions = _positions(model.name, given)
-    if given.model_type in families():
-        note = _advice(given) if found_in == "ConfigFile" else ""
-        return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "", positions)
-    kind = given.model_type or "unset"
+    positions = _positions(model.name, architecture)
+    if architecture.model_type in families():
+        note = _advice(architecture) if found_in == "ConfigFile" else ""
+        return ResolvedModel(
+            shape, "Exact", found_in, note, architecture.model_type or "", positions
+        )
+    kind = architecture.model_type or "unset"
     known_types = ", ".join(families())
     note = (
         f"spec.model.architecture.modelType {kind} has no formula of its own and is estimated "
@@ -229,9 +233,11 @@ def _contradiction(
     return SpecRejected(PlanReason.INVALID_COMBINATION, message)
 
 
-def _advice(given: Architecture) -> str:
+def _advice(architecture: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
-    fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+    fields = architecture.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, exclude_none=True
+    )
     entries = [f"{name}: {'true' if value is True else value}" for name, value in fields.items()]
     mapping = ", ".join(entries)
     return (
@@ -244,9 +250,9 @@ def _declared(model: ModelSpec) -> int:
     return parameter_count(model.parameters) if model.parameters else 0
 
 
-def _is_other_size(parameters: int, known: int) -> bool:
+def _is_other_size(parameters: int, known_parameters: int) -> bool:
     """True if a number of parameters contradicts a known one: by more than people round."""
-    deviation = abs(parameters / known - 1)
+    deviation = abs(parameters / known_parameters - 1)
     return deviation > TOLERANCE
 
 
@@ -295,42 +301,42 @@ def _refuse_quantised_original(name: str, path: str) -> None:
         raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
-def from_architecture(given: Architecture) -> Shape:
+def from_architecture(architecture: Architecture) -> Shape:
     """The shape of an architecture with the traits of its type."""
-    type_traits = dict(traits(given.model_type))
-    qkv_bias = type_traits.pop("qkv_bias", False) or given.attention_bias
-    output_bias = type_traits.pop("output_bias", given.attention_bias)
-    heads = given.attention_heads
-    kv_heads = given.key_value_heads or heads
-    head_dim = given.head_dim or max(1, given.hidden_size // heads)
-    full_attention_layers = min(given.full_attention_layers, given.layers)
+    type_traits = dict(traits(architecture.model_type))
+    qkv_bias = type_traits.pop("qkv_bias", False) or architecture.attention_bias
+    output_bias = type_traits.pop("output_bias", architecture.attention_bias)
+    heads = architecture.attention_heads
+    kv_heads = architecture.key_value_heads or heads
+    head_dim = architecture.head_dim or max(1, architecture.hidden_size // heads)
+    full_attention_layers = min(architecture.full_attention_layers, architecture.layers)
     return Shape(
-        hidden=given.hidden_size,
-        layers=given.layers,
+        hidden=architecture.hidden_size,
+        layers=architecture.layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=given.intermediate_size,
-        vocab=given.vocab_size,
-        tied=given.tie_word_embeddings,
+        intermediate=architecture.intermediate_size,
+        vocab=architecture.vocab_size,
+        tied=architecture.tie_word_embeddings,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        mlp_bias=given.mlp_bias,
-        sliding_window=given.sliding_window or 0,
+        mlp_bias=architecture.mlp_bias,
+        sliding_window=architecture.sliding_window or 0,
         full_attention_layers=full_attention_layers,
-        experts=given.experts,
-        active_experts=given.experts_per_token,
+        experts=architecture.experts,
+        active_experts=architecture.experts_per_token,
         **type_traits,
     )
 
 
-def from_config(read: Mapping[str, Any]) -> Shape:
+def from_config(config_json: Mapping[str, Any]) -> Shape:
     """The shape in a Hugging Face config.json.
 
     Raises:
         SpecRejected: a width is missing or no number.
     """
-    architecture = config.architecture_of(read)
+    architecture = config.architecture_of(config_json)
     return from_architecture(architecture)
 
 

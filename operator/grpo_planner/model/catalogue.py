@@ -34,13 +34,13 @@ UNKNOWN = Positions()
 
 def lookup_positions(model: str) -> Positions:
     """The positions of a hub id, or of the known model whose name a fine-tune's begins with."""
-    known = _positions()
+    positions_by_name = _positions()
     name = base_name(model)
-    if name in known and not model.startswith("/"):
-        return Positions(known[name], is_certain=True)
-    beginnings = [key for key in known if is_named_after(name, key)]
+    if name in positions_by_name and not model.startswith("/"):
+        return Positions(positions_by_name[name], is_certain=True)
+    beginnings = [key for key in positions_by_name if is_named_after(name, key)]
     nearest = max(beginnings, key=len, default="")
-    return Positions(known.get(nearest, 0))
+    return Positions(positions_by_name.get(nearest, 0))
 
 
 def meant_name(model: str) -> str:
@@ -61,9 +61,11 @@ def meant_name(model: str) -> str:
         return ids[name] if is_alike and not is_same else ""
     numbers = re.findall(r"\d+", name)
     candidates = {
-        known: _likeness(name, known) for known in ids if re.findall(r"\d+", known) == numbers
+        candidate: _likeness(name, candidate)
+        for candidate in ids
+        if re.findall(r"\d+", candidate) == numbers
     }
-    nearest = max(candidates, key=lambda known: (candidates[known], known), default="")
+    nearest = max(candidates, key=lambda candidate: (candidates[candidate], candidate), default="")
     if not nearest or candidates[nearest] < _LIKENESS or is_named_after(name, nearest):
         return ""
     return ids[nearest]
@@ -170,8 +172,8 @@ def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
 
 def quantisation_in_name(model: str) -> str:
     """What a model's name says of quantised weights, such as `gptq`; empty when it says nothing."""
-    words = re.split(r"[-_.]", base_name(model))
-    return next((word for word in words if word in QUANTISED), "")
+    name_parts = re.split(r"[-_.]", base_name(model))
+    return next((part for part in name_parts if part in QUANTISED), "")
 
 
 def quantised_original(model: str) -> str | None:

@@ -117,9 +117,9 @@ def _served_by_v1(run: Run, engine: EnginePlan) -> EnginePlan:
 
 def _colocated_v1(run: Run, engine: EnginePlan, gpus: int) -> Engine:
     share = int((run.spec.generation.memory_share or 0) * run.usable_bytes)
-    made = engine_of(run.demand, engine.kind, gpus, share=share, model_runner="V1")
+    v1_engine = engine_of(run.demand, engine.kind, gpus, share=share, model_runner="V1")
     # A pinned share has room for what the plan sampled at a time before, and maybe for no more.
-    return replace(made, most_sequences=engine.max_sequences) if share else made
+    return replace(v1_engine, most_sequences=engine.max_sequences) if share else v1_engine
 
 
 def _misfit(what: str, run: Run) -> str:

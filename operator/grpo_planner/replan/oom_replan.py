@@ -67,7 +67,7 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
         predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT)
     )
     shortage_before = run.learned.memory.get(where, shortage_now)
-    largest = max(shortage_now, shortage_before, key=lambda one: one.factor)
+    largest = max(shortage_now, shortage_before, key=lambda learned_memory: learned_memory.factor)
     memory = run.learned.memory | {where: largest}
     shortfall = {
         "attempt": attempt,
@@ -151,7 +151,7 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
         new_run = next(_rungs(run, leaner), run)
     elif new_run is None:
         # The first of equals, so the mildest.
-        new_run = min([run, *leaner], key=lambda one: one.prediction.phases[where])
+        new_run = min([run, *leaner], key=lambda option: option.prediction.phases[where])
     # The same plan on a GPU would run out again; on a host it may get a higher request.
     if new_run is run and not on_host:
         return None

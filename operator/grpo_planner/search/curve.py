@@ -49,21 +49,21 @@ def curve(search: Search) -> list[Size]:
     first."""
     # The curve and the plan come from one search, so that the size it marks is the one that is
     # planned.
-    taken = search.choice
+    choice = search.choice
     options = search.sizes()
-    rule = deciding_rule(search, taken) if taken else ""
-    return [_size(option, search.demand, taken, rule) for option in options]
+    rule = deciding_rule(search, choice) if choice else ""
+    return [_size(option, search.demand, choice, rule) for option in options]
 
 
-def deciding_rule(search: Search, taken: Option) -> str:
+def deciding_rule(search: Search, choice: Option) -> str:
     """The rule that took a number of GPUs, in a few words."""
     demand = search.demand
     objective = demand.spec.placement.objective
-    world = taken.place.world
+    world = choice.place.world
     if demand.fewest_gpus == demand.most_gpus:
         return "as many GPUs as asked for"
-    fits_on_more = search.has_fitting(lambda other: other > world, taken.tier)
-    if not fits_on_more and not search.has_fitting(lambda other: other < world, taken.tier):
+    fits_on_more = search.has_fitting(lambda other: other > world, choice.tier)
+    if not fits_on_more and not search.has_fitting(lambda other: other < world, choice.tier):
         return "no other number of GPUs fits"
     if objective != "Balanced":
         return f"objective {objective}"
@@ -72,10 +72,10 @@ def deciding_rule(search: Search, taken: Option) -> str:
     return "the knee: more GPUs would cost more than they save"
 
 
-def _size(option: Option, demand: Demand, taken: Option | None, rule: str) -> Size:
-    """An option as the curve shows it; `taken` is the one that is planned."""
+def _size(option: Option, demand: Demand, choice: Option | None, rule: str) -> Size:
+    """An option as the curve shows it; `choice` is the one that is planned."""
     steps = demand.spec.training.max_steps
-    chosen = taken is not None and option.place.world == taken.place.world
+    chosen = choice is not None and option.place.world == choice.place.world
     place = option.place
     hours = steps * place.world * option.seconds / HOUR if steps else None
     return Size(

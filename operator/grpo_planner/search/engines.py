@@ -208,7 +208,7 @@ class Engines:
             can_share = place.per_node % gpus == 0 and is_splittable(self._demand, gpus)
             if not (is_open and can_share):
                 continue
-            made = (
+            candidate_engines = (
                 engine_of(
                     self._demand,
                     "Colocated",
@@ -220,7 +220,7 @@ class Engines:
                 for sleeps in naps
             )
             # An engine that can't sleep is the same twice.
-            for engine in dict.fromkeys(made):
+            for engine in dict.fromkeys(candidate_engines):
                 if not share:
                     yield engine
                 elif room := self._room(engine, precision, share):

@@ -137,15 +137,15 @@ class Times:
     def training(self, extent: Extent, setup: Setup) -> TrainingTime:
         """Seconds of a step that don't depend on the engine."""
         key = (setup.micro_batch, setup.checkpointing)
-        known = extent.training.get(key)
-        if known is None:
+        corrected_time = extent.training.get(key)
+        if corrected_time is None:
             place = extent.place
             pool = place.pool
             time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
             correction = self._demand.correction(pool.label, place.world, place.nodes)
-            known = time.as_measured(correction)
-            extent.training[key] = known
-        return known
+            corrected_time = time.as_measured(correction)
+            extent.training[key] = corrected_time
+        return corrected_time
 
     def least_training(self, extent: Extent) -> float:
         """Seconds of training at the fastest settings, whether or not they fit."""
@@ -224,8 +224,8 @@ class Times:
             id(place), extent.precision, id(setup.engine), is_gathered, setup.gather,
             setup.generation_batch,
         )  # fmt: skip
-        known = self._sampling.get(key)
-        if known is None:
+        corrected_time = self._sampling.get(key)
+        if corrected_time is None:
             server_pool = self.servers(place, setup.engine)
             sampler = server_pool.hardware if server_pool else place.pool.hardware
             generation = self._generation(extent, setup, calls, sampler)
@@ -233,9 +233,9 @@ class Times:
             time = sampling_time(
                 self._demand.shape, setup, hardware, place.nodes, calls, generation=generation
             )
-            known = time.as_measured(self._correction(place, setup.engine, server_pool))
-            self._sampling[key] = known
-        return known
+            corrected_time = time.as_measured(self._correction(place, setup.engine, server_pool))
+            self._sampling[key] = corrected_time
+        return corrected_time
 
     def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
         """Seconds of generating on `sampler`, which an engine's sleep and base do not change, nor

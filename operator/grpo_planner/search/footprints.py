@@ -276,32 +276,32 @@ class Variants:
         if self.engine.sleeps:
             # Its cache is for no completion while the policy is trained.
             generation_batch = self._knobs.generation_batch[-1]
-        known = self._resting.get(generation_batch)
-        if known is None:
+        engine_bytes = self._resting.get(generation_batch)
+        if engine_bytes is None:
             settings = (*self._knobs.leanest[:1], generation_batch, *self._knobs.leanest[2:])
             setup = self._setup(settings, self.engine)
             resting = terms.resting_bytes(self._demand.shape, setup)
             # Less one byte, since both sums are rounded.
-            known = int(resting * (1 + self._demand.margin)) - 1
-            self._resting[generation_batch] = known
-        return known
+            engine_bytes = int(resting * (1 + self._demand.margin)) - 1
+            self._resting[generation_batch] = engine_bytes
+        return engine_bytes
 
     def _footprint(self, settings: Settings) -> Footprint:
         """One variant with its numbers."""
-        known = self._footprints.get(settings)
-        if known is None:
+        footprint = self._footprints.get(settings)
+        if footprint is None:
             demand, setup = self._demand, self._setup(settings, self.engine)
             prediction = demand.correct_prediction(
                 self._predictor.predict(setup, demand.scoring_bytes)
             )
-            known = self._footprints[settings] = Footprint(
+            footprint = self._footprints[settings] = Footprint(
                 method=self._method,
                 setup=setup,
                 prediction=prediction,
                 device=demand.device_bytes(prediction, self._world),
                 calls=self._calls(setup),
             )
-        return known
+        return footprint
 
     def _calls(self, setup: Setup) -> float:
         return generate_calls(self._demand.spec, setup)

@@ -64,8 +64,8 @@ def transformers_seconds(
     sequences = setup.generation_batch
     tokens = longest(setup.mean_completion, setup.completion, constants.runaway, sequences)
     prompt = setup.padded_prompt
-    held = prompt + tokens / 2
-    cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
+    mean_cached_tokens = prompt + tokens / 2
+    cache = sequences * mean_cached_tokens * 2 * shape.layers * shape.key_value * setup.weight_bytes
     repeats = shape.heads // shape.kv_heads
     moves = 3 + (2 * repeats if repeats > 1 else 0)
     traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + moves * cache
@@ -134,6 +134,6 @@ class EngineToken:
         if self._has_experts:
             unread = self._shape.parameters - decoded_parameters(self._shape, sequences)
             weights -= unread * self._expert_bytes
-        read = (weights + cached) / self._bandwidth
-        longest_part = max(read, self._computed * sequences, self._launched)
+        read_seconds = (weights + cached) / self._bandwidth
+        longest_part = max(read_seconds, self._computed * sequences, self._launched)
         return longest_part + self._fixed + self._sampled * sequences

@@ -116,8 +116,8 @@ def compute_seconds(
     """Training and log-probabilities of one step whose sequences have `length` tokens, and what an
     update takes beside its products."""
     passes = training_passes(setup, constants) + scoring_passes(setup)
-    one = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
-    return passes * setup.accumulation * one + constants.step_seconds
+    seconds_per_pass = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
+    return passes * setup.accumulation * seconds_per_pass + constants.step_seconds
 
 
 def communication_seconds(
