@@ -59,6 +59,17 @@ def test_completions_are_scored_by_every_reward(
     }
 
 
+def test_samples_of_a_run_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = changed({"rewards": REWARDS[:1], "export": {"to": "None"}})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("tried", spec)))
+    texts = ["<answer>4</answer>", "five"]
+    group = {"prompt": "2+2", "completions": [{"completion": text, "tokens": 3} for text in texts]}
+    samples = rows_file(tmp_path, [{"step": 1, "attempt": 1, "groups": [group, group]}])
+    assert main(["reward", "test", samples, "-f", str(tmp_path / "job.yaml"), "-o", "json"]) == 0
+    rewards = json.loads(capsys.readouterr().out)["rewards"]
+    assert rewards["format"]["scores"] == [0.5, 0.0, 0.5, 0.0]
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [

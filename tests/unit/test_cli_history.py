@@ -1,13 +1,14 @@
 """`grpo history`, `grpo samples` and `grpo diagnose` on folders, files and jobs: what is printed,
 and what is said where there is nothing."""
 
+import contextlib
 import csv
 import hashlib
 import io
 import json
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -109,6 +110,7 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
     assert "has no numbers under kl" in nothing
 
 
+NAMES = st.sampled_from(["groups", "completions", "completion", "rewards", "digits", "advantage"])
 VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=9) | st.booleans()
 
 
@@ -122,6 +124,43 @@ def test_any_values_are_drawn_within_the_width(rows: list[dict[str, Any]], width
     bars = [line for line in plot_lines(drawn, max(60, width)) if "│" in line]
     assert len(bars) == 5 * len(drawn)
     assert all(len(line) <= max(60, width) for line in bars)
+
+
+ANYTHING = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(NAMES, VALUES, max_size=2)
+
+
+def damaged(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A dictionary of which a field has another form in one case of four."""
+
+    def choose(field: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.integers(0, 3).flatmap(lambda number: field if number else ANYTHING)
+
+    return st.fixed_dictionaries({name: choose(field) for name, field in fields.items()})
+
+
+SAMPLED = damaged(
+    completion=st.text(max_size=5),
+    rewards=st.dictionaries(NAMES, VALUES, max_size=2),
+    advantage=st.floats(),
+)
+LINES = damaged(
+    step=st.integers(0, 3),
+    groups=st.lists(damaged(completions=st.lists(SAMPLED, max_size=3)), max_size=2),
+)
+
+
+@settings(max_examples=cases(300), suppress_health_check=[HealthCheck.too_slow])
+@given(lines=st.lists(LINES, max_size=3))
+def test_samples_of_any_form_are_shown_or_named_as_missing(lines: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder) / SAMPLES_FILE
+        samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for options in ([], ["--best", "2"], ["--worst", "2", "--reward", "digits"]):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                assert main(["samples", str(samples), *options]) in (0, 2, 5)
 
 
 def test_samples_are_those_of_a_step_or_the_best_and_worst(
@@ -182,7 +221,7 @@ def test_a_job_is_read_through_a_pod_and_judged(
     wanted: list[dict[str, Any]] = []
     lasting = {"checkpoint": {"volume": {"claimName": "team"}}}
 
-    @contextmanager
+    @contextlib.contextmanager
     def start(_: Namespace, __: Any, ___: GRPOJob, **asked: Any) -> Iterator[FakeDelivery]:
         wanted.append(asked)
         yield FakeDelivery(run_folder / "attempt-2")

@@ -173,6 +173,14 @@ def test_a_name_that_a_branch_binds_again_is_named(tmp_path: Path) -> None:
             {"name": "a/b", "split": "train[:100]", "promptColumn": "q"},
         ),
         (
+            'load_dataset("a/b").rename_column(new_column_name="prompt", original_column_name="q")',
+            {"name": "a/b", "promptColumn": "q"},
+        ),
+        (
+            'load_dataset("a/b").rename_columns(column_mapping={"q": "prompt", "a": "answer"})',
+            {"name": "a/b", "promptColumn": "q", "columns": {"answer": "a"}},
+        ),
+        (
             'load_dataset("json", data_files="data/rows.jsonl", split="train")',
             {
                 "files": {"volume": {"claimName": "train-data"}, "paths": ["rows.jsonl"]},
@@ -389,6 +397,16 @@ def train():
     )
     trainer.train()
 """
+
+
+def test_dictionaries_that_a_call_of_dict_joins_all_count(tmp_path: Path) -> None:
+    text = script().replace(
+        "trainer =",
+        "first = {'beta': 0.1}\nsecond = {'seed': 7}\n"
+        "config = GRPOConfig(**dict(**first, top_p=0.9, **second))\ntrainer =",
+    )
+    training = spec_of(tmp_path, text.replace("args=GRPOConfig()", "args=config"))["training"]
+    assert (training["beta"], training["topP"], training["seed"]) == (0.1, 0.9, 7)
 
 
 def test_what_functions_of_the_script_return_is_followed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from .trl_run import DatasetUse, TrlRun
 ROWS_FILE = "train.jsonl"
 _FILES = ("json", "csv", "parquet")
 _LOADER_POSITIONS = ("path", "name", "data_dir", "data_files", "split")
+_RENAME_POSITIONS = ("original_column_name", "new_column_name")
 _WITHOUT_EFFECT = ("remove_columns", "select_columns", "with_format", "set_format")
 _LOADING_ONLY = ("num_proc", "cache_dir", "trust_remote_code", "keep_in_memory", "streaming")
 _MAPPING_ONLY = ("num_proc", "remove_columns", "desc", "load_from_cache_file", "keep_in_memory")
@@ -122,14 +123,15 @@ class DatasetReader:
             if method == "map":
                 is_taken = self._take_map(call, scope)
             elif method == "rename_column":
-                old, new = _evaluated(call, ("old", "new"), scope).values()
+                arguments = _evaluated(call, _RENAME_POSITIONS, scope)
+                old, new = (arguments.get(name) for name in _RENAME_POSITIONS)
                 is_taken = self._rename({new: old})
             elif method == "rename_columns":
-                (names,) = _evaluated(call, ("names",), scope).values()
+                names = _evaluated(call, ("column_mapping",), scope)["column_mapping"]
                 is_taken = self._rename({new: old for old, new in names.items()})
             elif method in ("select", "take"):
                 is_taken = self._take_first(call, scope)
-        except (Computed, ValueError, AttributeError):
+        except (Computed, LookupError, ValueError, AttributeError):
             is_taken = False
         if not is_taken:
             self._is_made(call, f".{method}(…)")

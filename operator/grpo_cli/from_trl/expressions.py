@@ -293,9 +293,13 @@ class Scope:
     def _evaluate_call(self, node: ast.Call) -> Any:
         name = called_name(node)
         if name == "dict" and not node.args:
-            entries = {keyword.arg: keyword.value for keyword in node.keywords}
-            extra = self._mapping(entries.pop(None)) if None in entries else {}
-            return {key: self.evaluate(value) for key, value in entries.items()} | extra
+            entries: dict[Any, Any] = {}
+            for keyword in node.keywords:
+                if keyword.arg is None:
+                    entries |= self._mapping(keyword.value)
+                else:
+                    entries[keyword.arg] = self.evaluate(keyword.value)
+            return entries
         if name == "dedent" and len(node.args) == 1:
             return dedent(self._text(node.args[0]))
         if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:

@@ -6,11 +6,19 @@ import io
 import json
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo_api.findings.step_row import StepRow, step_row
-from grpo_api.report.history import METRICS_FILE, Row, newest_attempt, parse_lines, standing_rows
+from grpo_api.report.history import (
+    METRICS_FILE,
+    STEP,
+    Row,
+    newest_attempt,
+    parse_lines,
+    standing_rows,
+)
 from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
 
 from ..cluster import kubectl
@@ -113,6 +121,26 @@ def load_rows(path: Path) -> list[Row]:
     return _dictionaries(text, is_csv=path.suffix == ".csv")
 
 
+def sampled_completions(lines: Iterable[Row]) -> Iterator[Row]:
+    """Each completion of samples.jsonl with its step and prompt; what has another form is left
+    out."""
+    for line in lines:
+        for group in dictionaries_of(line.get("groups")):
+            for completion in dictionaries_of(group.get("completions")):
+                yield {STEP: step_of(line), "prompt": group.get("prompt"), **completion}
+
+
+def step_of(line: Row) -> int:
+    """The step of a line; 0 where it has none."""
+    step = line.get(STEP)
+    return step if isinstance(step, int) else 0
+
+
+def dictionaries_of(value: Any) -> list[Row]:
+    """The dictionaries of a list; none of anything else."""
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
 def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     if is_csv:
         # None is the key of what a line has beyond the header.
@@ -122,7 +150,7 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     if isinstance(whole, dict) and isinstance(whole.get(HISTORY_KEY), list):
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
-        return [each for each in whole if isinstance(each, dict)]
+        return dictionaries_of(whole)
     return parse_lines(text) or list(printed_rows(text))
 
 

@@ -19,7 +19,7 @@ from grpo_operator.pods.manifests import plan_json
 
 from ...inputs import local_preflight
 from ...inputs.manifest import Job, load_specs
-from ...inputs.run_history import load_rows
+from ...inputs.run_history import load_rows, sampled_completions
 from ...show.errors import ENDED_BADLY, NotYet, OptionError
 from ...show.terminal import console, make_table, show_table
 
@@ -56,7 +56,8 @@ def run(options: Namespace) -> int:
                 f"spec.rewards[{position}].python.configMap is not read here; name the folder with "
                 "its files by --files"
             )
-    rows = list(_completions(load_rows(options.completions)))
+    lines = load_rows(options.completions)
+    rows = [line for line in lines if "completion" in line] + list(sampled_completions(lines))
     if not rows:
         raise OptionError(f"{options.completions}: no row has `completion`")
     result = _scored(jobs[0], rows, options.files)
@@ -68,15 +69,6 @@ def run(options: Namespace) -> int:
         print(f"grpo: {result['error']}", file=sys.stderr)
         return ENDED_BADLY
     return 0
-
-
-def _completions(rows: list[Row]) -> Iterator[Row]:
-    """Each completion as a row of its own; one of samples.jsonl has those of a group."""
-    for row in rows:
-        if "completion" in row:
-            yield row
-        for completion in row.get("completions") or ():
-            yield {"prompt": row.get("prompt", ""), "completion": completion["completion"]}
 
 
 def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +11,13 @@ from grpo_api.report.history import SAMPLES_FILE, STEP, Row
 from grpo_api.text.messages import printable_text
 
 from ...cluster.delivery_pod import add_pod_arguments
-from ...inputs.run_history import SOURCE_HELP, load_history
+from ...inputs.run_history import (
+    SOURCE_HELP,
+    dictionaries_of,
+    load_history,
+    sampled_completions,
+    step_of,
+)
 from ...show.errors import NotYet, OptionError
 from ...show.terminal import console
 
@@ -43,7 +47,7 @@ def run(options: Namespace) -> int:
     lines = load_history(options, options.run_name, SAMPLES_FILE)
     if options.step is not None or not sorts:
         lines = [_sampled_step(lines, options.step, options.run_name)]
-    completions = list(_completions(lines))
+    completions = list(sampled_completions(lines))
     if sorts:
         completions = _sorted(options, completions)
     if options.output == "json":
@@ -61,31 +65,13 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
     Raises:
         NotYet: there are no samples.
     """
-    earlier = [line for line in lines if step is None or as_step(line) <= step]
+    earlier = [line for line in lines if step is None or step_of(line) <= step]
     if not earlier:
-        sampled = ", ".join(str(as_step(line)) for line in lines[:10])
+        sampled = ", ".join(str(step_of(line)) for line in lines[:10])
         raise NotYet(
             f"{run_name} has no samples of step {step}; sampled steps: {sampled or 'none'}"
         )
     return earlier[-1]
-
-
-def as_step(line: Row) -> int:
-    """The step of a line; 0 where it has none."""
-    step = line.get(STEP)
-    return step if isinstance(step, int) else 0
-
-
-def _completions(lines: Iterable[Row]) -> Iterable[Row]:
-    """Each completion with its step and prompt; what has another form is left out."""
-    for line in lines:
-        for group in _dictionaries(line.get("groups")):
-            for completion in _dictionaries(group.get("completions")):
-                yield {STEP: as_step(line), "prompt": group.get("prompt"), **completion}
-
-
-def _dictionaries(value: Any) -> list[Row]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _sorted(options: Namespace, completions: list[Row]) -> list[Row]:
@@ -94,29 +80,33 @@ def _sorted(options: Namespace, completions: list[Row]) -> list[Row]:
     Raises:
         OptionError: no completion has a reward of that name.
     """
-    pairs = [(_score(each, options.reward), each) for each in completions]
-    scored_pairs = [(score, each) for score, each in pairs if score is not None]
+    pairs = [(_score(completion, options.reward), completion) for completion in completions]
+    scored_pairs = [(score, completion) for score, completion in pairs if score is not None]
     if options.reward and not scored_pairs:
-        names = sorted({name for each in completions for name in each.get("rewards") or {}})
+        names = sorted({name for completion in completions for name in _rewards(completion)})
         raise OptionError(f"--reward {options.reward}: there are {', '.join(names) or 'none'}")
     is_best = options.best is not None
     scored_pairs.sort(key=lambda pair: pair[0], reverse=is_best)
     count = options.best if is_best else options.worst
-    return [each for _, each in scored_pairs[: max(0, count)]]
+    return [completion for _, completion in scored_pairs[: max(0, count)]]
 
 
 def _score(completion: Row, reward: str | None) -> float | None:
     if reward is None:
         return as_number(completion.get("advantage"))
+    return as_number(_rewards(completion).get(reward))
+
+
+def _rewards(completion: Row) -> Row:
     rewards = completion.get("rewards")
-    return as_number(rewards.get(reward)) if isinstance(rewards, dict) else None
+    return rewards if isinstance(rewards, dict) else {}
 
 
 def _print_completion(out: Console, completion: Row) -> None:
-    rewards = completion.get("rewards")
-    scores = rewards if isinstance(rewards, dict) else {}
     numbers = [
-        f"{name} {value:g}" for name, value in scores.items() if as_number(value) is not None
+        f"{name} {value:g}"
+        for name, value in _rewards(completion).items()
+        if as_number(value) is not None
     ]
     advantage = as_number(completion.get("advantage"))
     if advantage is not None:
@@ -132,5 +122,5 @@ def _print_completion(out: Console, completion: Row) -> None:
 def _prompt_text(completion: Row) -> str:
     """The prompt as text; of a chat the last message."""
     prompt = completion.get("prompt")
-    messages = _dictionaries(prompt)
+    messages = dictionaries_of(prompt)
     return str(messages[-1].get("content")) if messages else str(prompt)
