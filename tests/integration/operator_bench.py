@@ -6,15 +6,18 @@ pods, and a test ends them with the exit code and the termination message that i
 """
 
 import json
+import os
+import signal
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB
 from harness.client import ApiClient, ApiStatusError
+from harness.cluster import Cluster
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
 from tests.integration.operator_thread import SECONDS, OperatorThread, operating
@@ -122,6 +125,11 @@ class Bench:
                 return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
 
+    def ends(self, name: str = "run") -> list[str]:
+        """Why its attempts have ended, oldest first. It stays, while a condition may say so for a
+        moment only."""
+        return [end["reason"] for end in self.status(name).get("ends", [])]
+
     def children(self, name: str = "run") -> list[str]:
         """Names of its Jobs."""
         jobs = self.get(f"{JOBS}?labelSelector={LABEL_JOB}={name}")["items"]
@@ -144,6 +152,24 @@ class Bench:
         if reason:
             notes["kwok.test/reason"] = reason
         self.patch(PODS, pod["metadata"]["name"], {"metadata": {"annotations": notes}})
+
+    @contextmanager
+    def kubelets_standing_still(self) -> Iterator[None]:
+        """While the block runs no pod begins, ends or goes away: what it asks of several pods
+        comes about at one moment, after it.
+
+        The Job controller deletes the other pods of a gang a second after the first has failed.
+        What these were to end with is never told then.
+        """
+        assert isinstance(self.cluster, Cluster)
+        kubelets = self.cluster.processes.find("kwok")
+        for kubelet in kubelets:
+            os.kill(kubelet, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for kubelet in kubelets:
+                os.kill(kubelet, signal.SIGCONT)
 
     def wait(
         self,

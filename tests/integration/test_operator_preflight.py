@@ -181,9 +181,10 @@ def test_an_evicted_pod_is_made_again_by_the_same_job(gpu_bench: GpuBench) -> No
         evicted = first["metadata"]["uid"]
         key = {"name": first["metadata"]["name"], "namespace": gpu_bench.namespace}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": key}
-        gpu_bench.post(f"{PODS}/{key['name']}/eviction", eviction)
-        # as the kubelet does: the Job controller makes another once this one has ended
-        gpu_bench.patch(PODS, f"{key['name']}/status", {"status": {"phase": "Failed"}})
+        with gpu_bench.kubelets_standing_still():
+            gpu_bench.post(f"{PODS}/{key['name']}/eviction", eviction)
+            # as the kubelet does: the Job controller makes another once this one has ended
+            gpu_bench.patch(PODS, f"{key['name']}/status", {"status": {"phase": "Failed"}})
         gpu_bench.wait("another pod", lambda: checking(gpu_bench)["metadata"]["uid"] != evicted)
         report(gpu_bench, checking(gpu_bench))
         gpu_bench.wait_running()

@@ -16,11 +16,12 @@ ROLLBACK: Object = {"guard": {"onDivergence": "Rollback"}}
 
 def diverge(bench: Bench, attempt: int, first: int, last: int) -> None:
     """Both ranks of a running attempt say that they diverged."""
-    for pod in bench.wait_running(attempt=attempt):
-        on = {"first": first, "last": last}
-        bench.end(
-            pod, 47, outcome("Diverged", attempt=attempt, message="the loss is nan", divergedOn=on)
-        )
+    pods = bench.wait_running(attempt=attempt)
+    on = {"first": first, "last": last}
+    told = outcome("Diverged", attempt=attempt, message="the loss is nan", divergedOn=on)
+    with bench.kubelets_standing_still():
+        for pod in pods:
+            bench.end(pod, 47, told)
 
 
 def skipped(bench: Bench, attempt: int) -> list[Object]:

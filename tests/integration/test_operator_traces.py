@@ -121,8 +121,10 @@ def test_each_attempt_has_one_trace_however_often_the_operator_begins_anew(
     started()  # attempt 1 goes on under another operator, which tells nothing again
     rank0.train(8, 10)
     bench.wait("the tenth step", lambda: len(traces.named("step")) == 2)
-    for pod in first:
-        bench.end(pod, 1, outcome("RewardError", attempt=1, step=10, message="the service is gone"))
+    gone = outcome("RewardError", attempt=1, step=10, message="the service is gone")
+    with bench.kubelets_standing_still():
+        for pod in first:
+            bench.end(pod, 1, gone)
     second = bench.wait_running(attempt=2, hurry=False)
     rank0 = Rank0(bench, second[0], "127.7.7.2", monkeypatch)
     rank0.start(after=5)

@@ -60,8 +60,11 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
     # half of what rank 0 trained is in a checkpoint, as its last word and the next attempt say
     sealed = {"loading": 0.5, "training": 1.0}
     account = {"clock": {"loading": 0.5, "training": 2.0}, "sealed": sealed}
-    for pod in first:
-        bench.end(pod, 1, outcome("Error", attempt=1, account=account))
+    with bench.kubelets_standing_still():
+        for pod in first:
+            bench.end(pod, 1, outcome("Error", attempt=1, account=account))
+    # the status of attempt 2 is compared with a later one, so both ends must be in it
+    bench.wait("both ends", lambda: {pod["status"]["phase"] for pod in bench.pods()} == {"Failed"})
     with bench.operating(gpu_hour_prices=PRICES):
         second = bench.wait_running(attempt=2, hurry=False)
         first = bench.pods(attempt=1)
