@@ -5,6 +5,7 @@ The API server, the Job controller and its quotas are real; kubelets only preten
 clocks and words can be what a test wants.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +27,8 @@ def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_a
 ) -> None:
     bench.post(QUOTAS, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     bench.wait("the quota", lambda: "used" in bench.get(QUOTAS, "few").get("status", {}))
-    with bench.operating(limits=LIMITS):
+    # What the release says stands there until the pause is over.
+    with bench.operating(limits=replace(LIMITS, release_pause=20.0)):
         bench.submit()
         bench.wait(
             "the release", lambda: bench.condition("Admitted")[1] == "PodsNotCreated", hurry=True
