@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from grpo_api.report.metrics import ACTIVE_WORKERS, QUEUE_DEPTH
 from grpo_kube import client
 from grpo_kube.objects import resources
 from grpo_operator.__main__ import run
@@ -109,6 +110,14 @@ class OperatorThread:
             if verb in ("POST", "PATCH", "DELETE")
         )
 
+    def is_idle(self) -> bool:
+        """Whether no job is reconciled or waits for it: then each answer that a reconcile waited
+        for has been counted."""
+        names = (ACTIVE_WORKERS.name, QUEUE_DEPTH.name)
+        lines = [line.partition("{") for line in self.page("metrics")[1].splitlines()]
+        values = [float(sample.split()[-1]) for name, _, sample in lines if name in names]
+        return values == [0.0] * len(names)
+
 
 @contextmanager
 def operating(
@@ -130,7 +139,7 @@ def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str],
         before = operator.writes()
         operator.clock.advance(2.0)
         rest(0.5)  # events of others come late, in real time
-        return operator.writes() == before
+        return operator.is_idle() and operator.writes() == before
 
     until("the operator to have told everything", told, SECONDS)
     before = operator.requests()
