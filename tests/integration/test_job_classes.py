@@ -96,9 +96,11 @@ def test_every_pod_has_what_the_class_gives_and_a_running_attempt_keeps_it(
     applied = bench.status("run")["jobClass"]
     assert (applied["name"], applied["generation"], applied["spec"]) == (h100, 1, H100)
 
+    bench.submit("limited", jobClassName=h100, activeDeadlineSeconds=7200)
+    verdict(bench, "limited", "RefusedByJobClass")
     moved = {"name": "HTTPS_PROXY", "value": "http://other.example:3128"}
-    change_class(bench, h100, {"fixed": {"env": [moved]}})
-    bench.clock.advance(30)
+    change_class(bench, h100, {"fixed": {"env": [moved]}, "limits": None})
+    bench.wait("the operator to know the new class", lambda: bench.children("limited"), hurry=True)
     bench.end(pods[1], 1, outcome("Error", message="a fault of the test"))
     again = bench.wait_running("run", attempt=2)
     assert proxy_of(pods[0]) == PROXY["value"]
@@ -147,6 +149,9 @@ def test_a_default_class_is_that_of_jobs_that_name_none(bench: Bench) -> None:
     spec = {"default": {"image": "example/by-class:1"}}
     bench.client.request("POST", CLASSES, job_class("usual", spec, default=True))
     try:
+        # Of the class and a job that doesn't name it the operator may hear in any order.
+        bench.submit("named", jobClassName="usual")
+        bench.wait("the operator to know the class", lambda: bench.children("named"), hurry=True)
         bench.submit("unnamed")
         bench.wait("pods", lambda: bench.pods("unnamed"), hurry=True)
         assert {trainer(pod)["image"] for pod in bench.pods("unnamed")} == {"example/by-class:1"}
