@@ -29,6 +29,8 @@ from harness.programs.processes import until
 
 STOPS, GO = "STOPS", "GO"
 """Variables: stop before the writes, and wait for this file before them."""
+TOLD = "write: "
+"""What a line begins with that says what became of a write."""
 OURS = {LABEL_MANAGED_BY: MANAGER}
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGER}"
 CONTAINERS = [{"name": "c", "image": "x"}]
@@ -116,9 +118,10 @@ async def main(chosen: Settings) -> None:
             if go := os.environ.get(GO):
                 await asyncio.to_thread(until, "the word to go on", Path(go).exists, 60)
             for kind, write in prepared.items():
-                print(f"{kind}: {await outcome(write())}", flush=True)
+                print(f"{TOLD}{kind}: {await outcome(write())}", flush=True)
                 if os.environ.get(STOPS):
-                    print(f"past the gate, {kind}: {await outcome(past[kind]())}", flush=True)
+                    told = await outcome(past[kind]())
+                    print(f"{TOLD}past the gate, {kind}: {told}", flush=True)
         standing.cancel()
 
 

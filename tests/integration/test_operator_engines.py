@@ -82,8 +82,12 @@ def test_a_failed_engine_is_made_again_while_the_attempt_goes_on(
     assert bench.condition("Degraded")[:2] == ("False", "AsExpected")
     status = bench.status()
     assert (status["phase"], status["attempt"], status.get("restarts", 0)) == ("Running", 1, 0)
-    told = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
-    assert "EnginesLost" in [event["reason"] for event in told]
+
+    def told() -> bool:
+        events = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
+        return "EnginesLost" in [event["reason"] for event in events]
+
+    bench.wait("the event, which follows the status", told)
 
 
 def test_a_job_of_engines_that_somebody_deleted_is_made_again(roles: Roles, bench: Bench) -> None:

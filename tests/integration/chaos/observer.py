@@ -42,6 +42,8 @@ class Observer:
         self.disturbed_until = 0.0
         """Unix time until which nobody can expect the operator to keep up."""
         self._overlaps: dict[tuple[str, str], float] = {}
+        self._newest = dict.fromkeys(PATHS, 0)
+        """The newest resourceVersion of each kind that is in the history."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["Observer"]:
@@ -67,6 +69,10 @@ class Observer:
         """The history, while it stands still."""
         with self._lock:
             yield self.history
+
+    def has_seen(self, grpojob: dict[str, Any]) -> bool:
+        """Whether the history has a GRPOJob as it is here: a watch may tell of it later."""
+        return self._newest["grpojobs"] >= int(grpojob["metadata"]["resourceVersion"])
 
     def news(self) -> list[str]:
         """The violations since the last call."""
@@ -103,6 +109,7 @@ class Observer:
             # a list is in the order of names: while it is taken in, one job is newer than the other
             for job in filter(None, news):
                 self._violations += judge(self.history, job)
+            self._newest[plural] = int(page["metadata"]["resourceVersion"])
         self._listed[plural].set()
         return str(page["metadata"]["resourceVersion"])
 
@@ -125,6 +132,7 @@ class Observer:
                     if event["type"] != "BOOKMARK":
                         with self._lock:
                             self._saw(plural, event)
+                            self._newest[plural] = int(version)
                     if self._stop.is_set():
                         break
             except (OSError, http.client.HTTPException, ValueError):

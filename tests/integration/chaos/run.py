@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -219,6 +220,8 @@ class Storm:
         self._judge(calm.drained(world))
         self._judge(calm.ends_without_event(world, since))
         events = [one for one in world.all_of(EVENTS) if one["involvedObject"]["kind"] == "GRPOJob"]
+        for job in world.items(ALL_GRPOJOBS):  # as events may tell of them already
+            until("the observer to hear of it", partial(observer.has_seen, job), 60)
         with observer.frozen() as history:
             self._judge(list(audit(history, world.ledger)))
             self._judge(list(events_tell_what_was(history, events)))
