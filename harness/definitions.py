@@ -40,7 +40,8 @@ def definition_change(cluster: Access) -> Iterator[None]:
             yield
             if _revision(_definition(cluster)) != _revision(before):
                 _wait_end(watch)
-    # a new definition is Established a moment before its objects can be listed
+    # a new definition is Established a moment before its objects can be listed, and may be
+    # discovered a moment after that
     until("GRPOJobs to be served", partial(_listed, cluster), SECONDS)
 
 
@@ -60,8 +61,13 @@ def _revision(definition: dict[str, Any] | None) -> tuple[str, int] | None:
 def _path(definition: dict[str, Any]) -> str:
     """Return the path of all GRPOJobs in the first version that the definition serves."""
     spec = definition["spec"]
-    version = next(version["name"] for version in spec["versions"] if version["served"])
-    return f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
+    return f"/apis/{spec['group']}/{_version(spec)}/{spec['names']['plural']}"
+
+
+def _version(spec: dict[str, Any]) -> str:
+    """Return the first version that is served."""
+    version: str = next(version["name"] for version in spec["versions"] if version["served"])
+    return version
 
 
 @contextmanager
@@ -95,5 +101,16 @@ def _listed(cluster: Access) -> bool:
     try:
         cluster.kubectl("get", "--raw", f"{_path(definition)}?limit=1")
     except CommandError:  # NotFound, or 429 while its storage starts
+        return False
+    spec = definition["spec"]
+    # With the version: kubectl remembers for hours which one it is to take without.
+    return is_discovered(cluster, f"{spec['names']['plural']}.{_version(spec)}.{spec['group']}")
+
+
+def is_discovered(cluster: Access, kind: str) -> bool:
+    """Whether kubectl finds the kind: `<plural>.<group>` or `<plural>.<version>.<group>`."""
+    try:
+        cluster.kubectl("get", kind, "--namespace", "default", "--output", "name")
+    except CommandError:
         return False
     return True

@@ -14,14 +14,16 @@ from pathlib import Path
 from .access import ExternalCluster
 from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
-from .definitions import definition_change
+from .definitions import definition_change, is_discovered
 from .images.engines import engine_packages
 from .images.recipes import CONTAINER_ENGINE_PACKAGES, CONTAINER_SITE_PACKAGES
 from .images.wheels import site_packages
+from .programs.processes import until
 from .settings import ClusterSettings, GpuSettings
 
 DEFINITION = Path(__file__).parents[1] / "crds" / "grpojob.yaml"
 CLASS_DEFINITION = DEFINITION.with_name("grpojobclass.yaml")
+CLASSES = "grpojobclasses.grpo.dev"
 AnyCluster = Cluster | ExternalCluster
 NODES = 2
 GPUS_PER_NODE = 4
@@ -80,5 +82,6 @@ def job_classes_served(cluster: AnyCluster) -> Iterator[None]:
     """Let the API server know GRPOJobClasses while the block runs; elsewhere Helm brings them."""
     cluster.kubectl("apply", "--server-side", "-f", str(CLASS_DEFINITION))
     cluster.kubectl("wait", "--for=condition=Established", "-f", str(CLASS_DEFINITION))
+    until("GRPOJobClasses to be discovered", lambda: is_discovered(cluster, CLASSES))
     yield
     cluster.kubectl("delete", "-f", str(CLASS_DEFINITION))

@@ -23,6 +23,7 @@ from grpo_operator.records.names import FENCE, LABEL_MANAGED_BY, MANAGER
 from harness.access import Access, CommandError
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from harness.definitions import is_discovered
 from harness.programs.patience import wait_for_exit
 from harness.programs.processes import until
 from tests.integration.operator_bench import Bench
@@ -73,7 +74,9 @@ def fenced(cluster: Cluster, namespace: str, *, policies: bool = True) -> Iterat
     }
     definition = ("--server-side", "--force-conflicts", "-f", str(LEADER_DEFINITION))
     cluster.kubectl("apply", *definition)
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{LEADER_PLURAL}.{GROUP}")
+    kind = f"{LEADER_PLURAL}.{GROUP}"
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind}")
+    until(f"{kind} to be discovered", lambda: is_discovered(cluster, kind), SECONDS)
     cluster.kubectl(
         "create",
         "-f",
@@ -196,7 +199,7 @@ class Seat:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._port}/{name}", timeout=5
+                f"http://127.0.0.1:{self._port}/{name}", timeout=SECONDS
             ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -206,7 +209,7 @@ class Seat:
 
     def scraped(self) -> http.client.HTTPConnection:
         """A connection that has been answered and stays open, as Prometheus keeps one."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
         connection.request("GET", "/metrics")
         connection.getresponse().read()
         return connection

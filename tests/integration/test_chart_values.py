@@ -7,6 +7,7 @@ of choices stands together in some case (pairwise testing, by allpairspy).
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from allpairspy import AllPairs
 from grpo_api.text.contract import GROUP, PLURAL
 from grpo_cli.inputs.manifest import load_documents
 from grpo_codegen import chart_page
+from harness.definitions import is_discovered
 from harness.fixtures import AnyCluster
 from harness.programs.build import module_folder
+from harness.programs.processes import until
 from harness.stack import create_namespace
 from tests.generated import gated
 from tests.integration.test_chart import CHART, REGISTRY, helm
@@ -166,8 +169,12 @@ def cluster(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
         crd_cluster.kubectl(
             "wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com"
         )
+        name = f"{kind}.monitoring.coreos.com"
+        until(f"{name} to be discovered", partial(is_discovered, crd_cluster, name))
     for namespace in (NAMESPACE, OTHER, *TEAMS):
         create_namespace(crd_cluster, namespace)
+        accounts = ("get", "serviceaccounts", "--namespace", namespace, "--output", "name")
+        crd_cluster.wait("its account", *accounts, expect="serviceaccount/default")
     yield crd_cluster
     crd_cluster.kubectl("delete", "--wait=false", *files)
     crd_cluster.kubectl("delete", "--wait=false", "namespace", NAMESPACE, OTHER, *TEAMS)

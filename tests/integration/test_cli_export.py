@@ -48,6 +48,8 @@ def namespace(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
         "metadata": {"name": NAMESPACE, "labels": labels},
     }
     crd_cluster.kubectl("create", "-f", "-", input=json.dumps(made))
+    accounts = ("get", "serviceaccounts", "--namespace", NAMESPACE, "--output", "name")
+    crd_cluster.wait("its account", *accounts, expect="serviceaccount/default")
     crd_cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(job(NAME, SPEC)))
     patch = json.dumps({"status": STATUS})
     patched = (
