@@ -17,6 +17,7 @@ from harness.cluster import Cluster, clusters_folder
 from harness.controlplane import ControlPlaneSettings
 from harness.fixtures import api_level
 from harness.programs.build import component
+from harness.programs.cache import locked
 from harness.programs.processes import ClusterError, Processes, until
 from harness.settings import ClusterSettings, GpuSettings
 
@@ -175,18 +176,26 @@ time.sleep(600)
 
 def test_what_a_crash_of_everything_left_is_swept_by_the_next_start() -> None:
     lost = Cluster.create(f"lost-{os.getpid()}", ClusterSettings())
-    lost.processes.kill()  # the guard too, as when the machine goes down
-    assert lost.directory.exists()
+    with locked(clusters_folder() / ".lock"):  # so that no other start sweeps it before we look
+        lost.processes.kill()  # the guard too, as when the machine goes down
+        assert lost.directory.exists()
     with Cluster.create(f"harness-{os.getpid()}", ClusterSettings()):
         assert not lost.directory.exists()
 
 
-def test_an_interrupted_start_leaves_nothing() -> None:
+def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    for program in ("etcd", "kube-apiserver"):  # they never serve, so that the start never ends
+        (tmp_path / program).write_text("#!/bin/sh\nexec sleep 3600\n")
+        (tmp_path / program).chmod(0o755)
     name = f"harness-{os.getpid()}"
     command = [sys.executable, "-m", "harness", "--name", name, "up", "--api-only"]
     processes = Processes(clusters_folder() / name)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=REPOSITORY,
+        env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path)},
     ) as owner:
         until("the first process", lambda: processes.find("etcd"))
         owner.kill()
