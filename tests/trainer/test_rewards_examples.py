@@ -22,6 +22,7 @@ from grpo_trainer.rewards.answers import expected_answer
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import build_rewards
+from harness.controlplane import free_port
 from harness.programs.processes import until
 from tests.trainer.example_jobs import ROWS, example
 
@@ -95,8 +96,7 @@ def test_the_http_example_s_service_answers_the_reward(tmp_path: Path) -> None:
     spec, documents = example("05-http-reward.yaml")
     declared = spec.rewards[0].http
     assert declared is not None
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     code = next(item["data"]["judge.py"] for item in documents if item["kind"] == "ConfigMap")
     (tmp_path / "judge.py").write_text(code.replace('("", 8000)', f'("127.0.0.1", {port})'))
     service = subprocess.Popen([sys.executable, str(tmp_path / "judge.py")])

@@ -5,7 +5,6 @@ Minutes pass on a virtual clock, where the tries are scripted; what goes over th
 """
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters, Scores
+from harness.controlplane import free_port
 from harness.programs.patience import wait_for_event
 from tests.generated import cases
 from tests.trainer.faulty_service import Answer, Body, lengths, serving
@@ -178,9 +178,7 @@ def short_pauses() -> Iterator[None]:
 @pytest.mark.realtime
 def test_a_refused_connection_is_tried_until_the_service_is_there(short_pauses: None) -> None:
     """A restart of three seconds, which used to end the attempt."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    done = threading.Event()
+    port, done = free_port(), threading.Event()
 
     def serve_later() -> None:
         time.sleep(3)

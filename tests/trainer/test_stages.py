@@ -2,7 +2,6 @@
 when it is back. The pauses are the product's, on a clock that they alone move."""
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +25,7 @@ from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters, Scores
 from grpo_trainer.runtime.errors import StoreFailed
 from grpo_trainer.stores.store_client import open_store
+from harness.controlplane import free_port
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
@@ -39,12 +39,6 @@ def recorded(clock: SteppedClock, stage: Stage = "Loading") -> Recorder:
     recorder = Recorder(1, Placement(0, 0, 1, 1), 0.0, clock.now)
     recorder.enter_stage(stage)
     return recorder
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
 
 
 @pytest.mark.realtime

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.tracking.tracker_feed import End, TrackerFailed, row_of
 from grpo_trainer.tracking.tracker_process import TrackerProcess
 from grpo_trainer.tracking.tracking import TOLD, TrackedJob, tracking_of
+from harness.controlplane import free_port
 from harness.images.trackers import tracker_packages, tracker_servers
 from harness.programs.patience import run_to_end
 from tests.support.facts.resume_cases import Case, plan, train, write_data
@@ -74,9 +74,7 @@ def read(program: str, *arguments: object, **environment: str) -> Any:
 @contextmanager
 def served(folder: Path, *program: str, **environment: str) -> Iterator[str]:
     """The address of a server of a tracker, once it answers. `{port}` is its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     folder.mkdir()
     server = subprocess.Popen(
         [sys.executable, *(part.format(port=port) for part in program)],

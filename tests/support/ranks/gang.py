@@ -9,12 +9,12 @@ function and leaves what that returns as JSON in FOLDER.
 import importlib
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from harness.controlplane import free_port
 from harness.programs.patience import Patience
 
 from .launch import Launched, launch
@@ -31,10 +31,9 @@ def run_gang(
         AssertionError: a rank failed; with the end of its output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [scenario, str(folder), json.dumps(arguments)]
-    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+    group["MASTER_PORT"] = str(free_port())
     places = [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
     processes = [
         launch("tests.support.ranks.gang", command, place, _output(folder, rank), fresh=fresh)
