@@ -137,6 +137,7 @@ async def test_a_collector_that_is_away_costs_nobody_a_wait_and_no_more_than_the
 
 async def test_what_waits_at_the_end_is_still_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINGER", 60.0)
+    monkeypatch.setattr(module, "FLUSH", 60.0)  # a machine may stand still for the product's
     receiver, many = Receiver(), BATCH + 1
     async with serving(receiver.handle) as url:
         async with sending(url) as (exporter, counts):
