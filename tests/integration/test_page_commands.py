@@ -116,8 +116,7 @@ def test_the_pipeline_s_step_ends_as_its_job_does(
     for name, status in ends.items():
         until(f"{name} to be created", partial(exists, crd_cluster, name))
         write_status(crd_cluster, name, status)
-    for thread in threads:
-        thread.join(60)
+    until("both steps to end", lambda: results.keys() == ends.keys())
     crd_cluster.kubectl("delete", "grpojobs", *ends)
     assert results == {"step-trains": "pvc://a/b", "step-fails": "step-fails: failed"}
 
