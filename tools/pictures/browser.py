@@ -122,7 +122,9 @@ def browser(page: Path) -> Iterator[Browser]:
     """A Chromium that shows the page, and ends with the block."""
     require_tools(PICTURE_TOOLS)
     (its_in, our_out), (our_in, its_out) = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile() as log:
+    # processes of its own may write there for a moment after it has ended
+    profiles = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with profiles as profile, tempfile.TemporaryFile() as log:
         command = ["chromium-headless-shell", *OPTIONS, f"--user-data-dir={profile}"]
         # the protocol is spoken on file descriptors 3 and 4
         shell = ["bash", "-c", f'exec "$@" 3<&{its_in} 4>&{its_out}', "bash", *command]
