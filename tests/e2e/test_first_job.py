@@ -49,13 +49,19 @@ class LastWords:
 def last_words(jobs: Jobs) -> LastWords:
     """The job after its last step, before its pods end."""
     jobs.create(NAME, {"maxSteps": STEPS}, command=["python", "-c", HELD])
-    done = jobs.wait(
+    last = jobs.wait(
         NAME,
         "at its last step",
         lambda job: progress(job)["step"] == STEPS and finishing(jobs, job),
     )
-    said = Progress.model_validate_json(served(jobs, done, "progress"))
-    return LastWords(served(jobs, done, "metrics"), said, done)
+    said = Progress.model_validate_json(served(jobs, last, "progress"))
+    # A step is told a moment before its numbers: the operator may have asked in between.
+    told = jobs.wait(
+        NAME,
+        "told of the last step's numbers",
+        lambda job: MetricsStatus.model_validate(job["status"]["metrics"]) == told_of(said.metrics),
+    )
+    return LastWords(served(jobs, told, "metrics"), said, told)
 
 
 def finishing(jobs: Jobs, job: Object) -> bool:
