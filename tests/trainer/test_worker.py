@@ -7,6 +7,7 @@ disturbed.
 """
 
 import json
+import re
 import signal
 from dataclasses import dataclass
 from itertools import pairwise
@@ -120,7 +121,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     calm_plan = make_plan(folder / "calm", model, is_tracked=False)
     with Gang(calm_plan, folder, folder / "pods-calm", environment=signing) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
-        progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
+        metrics, progress = gang.get("/metrics"), gang.progress(f"?{TRACE_QUERY}=1")
         codes["calm"], calm, outcomes["calm"] = (
             gang.wait(),
             gang.steps(),
@@ -307,9 +308,13 @@ def test_outcomes_are_durable(story: Story) -> None:
 
 def test_outcomes_carry_the_last_step_s_numbers_however_the_process_ended(story: Story) -> None:
     for name, steps in {"calm": story.calm, **story.resumed}.items():
+        told = max(steps)
+        # A rank may lose its peer between the end of a step and the line about it.
+        ends = (told, told + 1) if name == "killed" else (told,)
         for outcome in story.outcomes[name]:
-            assert (outcome.step, outcome.total_steps) == (max(steps), STEPS)
-            last = {key: value for key, value in steps[outcome.step].items() if key in OUTCOME_KEYS}
+            assert outcome.step in ends
+            assert outcome.total_steps == STEPS
+            last = {key: value for key, value in steps[told].items() if key in OUTCOME_KEYS}
             assert {"kl", "loss", "grad_norm"} <= last.keys()
             assert last.items() <= outcome.metrics.items()
 
@@ -357,7 +362,10 @@ def test_progress_shows_the_live_run(story: Story) -> None:
 def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:
     assert f"grpo_training_total_steps {float(STEPS)}" in story.metrics
     assert 'grpo_training_phase_seconds_total{step_phase="generate"}' in story.metrics
-    assert f"grpo_training_step_seconds_count {float(story.progress.step)}" in story.metrics
+    count = re.search(r"^grpo_training_step_seconds_count (\S+)$", story.metrics, re.MULTILINE)
+    assert count
+    # of the two pages this one was asked for first
+    assert STEPS - 2 <= float(count[1]) <= story.progress.step
     assert 'grpo_training_rewards_total{reward="tall"}' in story.metrics
     assert "grpo_training_groups_total{signal=" in story.metrics
     assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
