@@ -23,6 +23,7 @@ from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component
 from harness.programs.cache import REPOSITORY
 from harness.programs.patience import Patience
+from harness.programs.processes import until
 
 pytestmark = pytest.mark.slow
 
@@ -149,14 +150,17 @@ def test_the_status_says_where_the_model_is(jobs: Jobs, done: Object) -> None:
     assert status.export.weights_hash == weights_hash(
         parse_sums((on_volume / "SHA256SUMS").read_text())
     )
-    events = json.loads(
-        jobs.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME}", "-o", "json")
+    path = status.export.path
+    # events are sent after the status is written
+    until("the event", lambda: any(path in one for one in messages(jobs, "Succeeded")))
+
+
+def messages(jobs: Jobs, reason: str) -> list[str]:
+    """What events of this reason say of the job."""
+    text = jobs.kubectl(
+        "get", "events", f"--field-selector=involvedObject.name={NAME}", "-o", "json"
     )
-    assert any(
-        status.export.path in event["message"]
-        for event in events["items"]
-        if event["reason"] == "Succeeded"
-    )
+    return [one["message"] for one in json.loads(text)["items"] if one["reason"] == reason]
 
 
 def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from harness import stack
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
 from harness.jobs import Jobs, Object, attempt, condition, is_true
+from harness.programs.processes import until
 
 NAMESPACE = "gpus"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
@@ -143,7 +144,7 @@ def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(
         )
         finish(gangs, "held")
         usage = gangs.wait("held", "counted", lambda job: not holding(job))["status"]["usage"]
-        pods = {pod["metadata"]["name"]: held_times(pod) for pod in seen() if ended(pod)}
+        pods = until("the watch to see four pods end", lambda: all_held_times(seen(), 4))
     assert [one["attempt"] for one in usage["attempts"]] == [1, 2]
     assert len(pods) == 4
     for one in usage["attempts"]:
@@ -173,6 +174,13 @@ def holding(job: Object) -> bool:
 def ended(pod: Object) -> bool:
     """Whether the pod's container has ended."""
     return any("terminated" in one["state"] for one in pod["status"].get("containerStatuses", []))
+
+
+def all_held_times(seen: list[Object], count: int) -> dict[str, tuple[float, float]]:
+    """Those of all pods that have ended, by name, once these are so many; the watch may lag behind
+    the status."""
+    found = {pod["metadata"]["name"]: held_times(pod) for pod in seen if ended(pod)}
+    return found if len(found) >= count else {}
 
 
 def held_times(pod: Object) -> tuple[float, float]:
