@@ -125,6 +125,12 @@ STOPPED = """
 """  # noqa: E501
 
 
+def on_its_own_port(plan: TrainingPlan) -> TrainingPlan:
+    """The plan for pods on this machine, where other tests' pods meet, too."""
+    rendezvous_here = plan.rendezvous.model_copy(update={"port": free_port()})
+    return plan.model_copy(update={"rendezvous": rendezvous_here})
+
+
 @pytest.mark.parametrize(
     ("act", "result", "says"),
     [
@@ -138,9 +144,8 @@ def test_workers_that_die_without_words_get_an_outcome(
     tmp_path: Path, act: str, result: Result, says: str
 ) -> None:
     execution = PLAN.execution.model_copy(update={"processes_per_node": 2})
-    (tmp_path / "plan.json").write_text(
-        PLAN.model_copy(update={"execution": execution}).model_dump_json()
-    )
+    plan = on_its_own_port(PLAN.model_copy(update={"execution": execution}))
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
     (tmp_path / "sitecustomize.py").write_text(UNCHECKED + START.format(act=act))
     (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
     environment = ISOLATED | {
@@ -157,10 +162,9 @@ def test_workers_that_die_without_words_get_an_outcome(
 
 def alone(folder: Path, attempt: int = 1, **execution: int) -> TrainingPlan:
     """A plan that can be given to pods, with a port of its own."""
-    plan = runs.plan(Path("/models/demo"), folder=folder, execution=execution)
-    rendezvous_here = plan.rendezvous.model_copy(update={"port": free_port()})
+    plan = on_its_own_port(runs.plan(Path("/models/demo"), folder=folder, execution=execution))
     job = plan.job.model_copy(update={"attempt": attempt})
-    return plan.model_copy(update={"rendezvous": rendezvous_here, "job": job})
+    return plan.model_copy(update={"job": job})
 
 
 def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path) -> None:

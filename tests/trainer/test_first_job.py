@@ -26,6 +26,7 @@ from grpo_trainer.quickstart import (
     right_chance,
     write_problems,
 )
+from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.pods import Gang
 from tests.trainer.example_jobs import example
@@ -42,7 +43,12 @@ def first_job(files: Path, seed: int | None = None) -> TrainingPlan:
     execution = {"nodes": PODS, "microBatch": completions // PODS, "saveEverySteps": 1000}
     plan = runs.plan(files / "model", execution=execution)
     return plan.model_copy(
-        update={"training": training, "rewards": spec.rewards, "dataset": spec.dataset}
+        update={
+            "rendezvous": plan.rendezvous.model_copy(update={"port": free_port()}),
+            "training": training,
+            "rewards": spec.rewards,
+            "dataset": spec.dataset,
+        }
     )
 
 

@@ -21,6 +21,7 @@ from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_operator.pods.manifests import training_plan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
+from harness.controlplane import free_port
 from tests.support.ranks import demo_model
 from tests.support.ranks.pods import Gang
 from tests.trainer.example_jobs import REPOSITORY
@@ -91,7 +92,7 @@ def outcome_of_pods(run: Run, processes: int) -> tuple[Outcome, list[dict[str, A
     checkpoints = run.folder / "pods-checkpoints"
     here = {
         "model": spec.model.model_copy(update={"name": str(run.files / "model")}),
-        "rendezvous": Rendezvous(address="127.0.0.1"),
+        "rendezvous": Rendezvous(address="127.0.0.1", port=free_port()),
         "checkpoint_directory": str(checkpoints),
     }
     environment = {REWARD_MOUNT_ENV: str(rewards), THREADS_ENV: "1"}
