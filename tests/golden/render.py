@@ -34,8 +34,8 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Silence, observe
-from grpo_operator.decide.policies import decide
 from grpo_operator.kueue.pod_sets import Flavor, place_job
 from grpo_operator.kueue.workload_manifest import (
     Priority,

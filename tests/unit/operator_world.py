@@ -16,8 +16,8 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds, timestamp
 from grpo_operator.decide.decisions import Decision, Limits
 from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Pull, Silence, observe
-from grpo_operator.decide.policies import decide
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,

@@ -21,8 +21,8 @@ from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Backoff
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import observe
-from grpo_operator.decide.policies import decide
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.records.parsing import grpojob_record, job_record, pod_record, service_record

@@ -17,8 +17,8 @@ from grpo_api.report.preflight import MAX_PROBLEMS, PreflightReport
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, observe
-from grpo_operator.decide.policies import decide
 from grpo_operator.decide.preflight import (
     BLOCKED_SECONDS,
     Check,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation
-from grpo_operator.decide.policies import decide
 from grpo_operator.decide.start_checks import asks_about
 from grpo_operator.report.conditions import conditions
 from grpo_operator.report.status import build_status

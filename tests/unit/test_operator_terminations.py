@@ -1,7 +1,7 @@
 """What the operator answers to each end of a gang: one sentence per case.
 
 The precedence of ends is in grpo_operator.records.terminations, the order of the checks in
-grpo_operator.decide.policies; docs/explanation/faults.md is their prose.
+grpo_operator.decide.next_action; docs/explanation/faults.md is their prose.
 """
 
 from typing import Any

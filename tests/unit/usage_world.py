@@ -18,8 +18,8 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits
 from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Pull, observe
-from grpo_operator.decide.policies import decide
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from grpo_operator.records.parsing import job_record, pod_record
 from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord

@@ -12,8 +12,8 @@ from enum import StrEnum
 from grpo_api.plan.plan import ExecutionPlan
 
 from ..decide.decisions import Action, Decision
+from ..decide.next_action import UNKNOWN_PAUSE
 from ..decide.observation import Observation
-from ..decide.policies import UNKNOWN_PAUSE
 from ..decide.preflight import is_checked
 from ..pods.pod_spec import PodDefaults
 from ..records.reasons import Reason

@@ -22,8 +22,8 @@ from grpo_kube.objects.times import ProcessClock
 from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
 from ..decide.first_seen import FirstSeenTracker
+from ..decide.next_action import decide
 from ..decide.observation import Observation, Pull, Silence, observe
-from ..decide.policies import decide
 from ..decide.preflight import is_checked
 from ..records.job_class import JobClasses, with_class
 from ..records.packed_job import content_without_status

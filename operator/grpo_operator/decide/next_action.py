@@ -1,29 +1,23 @@
 """Decides what to do about a GRPOJob: the first of the ordered checks that has an answer decides.
 
-Every answer to a failure is here, with its reason and its message for the user. An Observation goes
-in, a Decision comes out. The order of CHECKS is the policy.
+An Observation goes in, a Decision with its reason and its message for the user comes out. The order
+of CHECKS is the policy.
 
-Why two of the checks are as they are:
+Attempts of a job that Kueue admits run as long as their Workload is admitted. An eviction is not a
+failure: the gang ends, the job is queued again, and no restart is counted.
 
-- Kueue: attempts of a job that Kueue admits run as long as their Workload is admitted. An eviction
-  is not a failure: the gang ends, the job is queued again, and no restart is counted.
-- spec.resumeFrom.grpoJob: it is resolved once, before the first attempt, and kept in the status,
-  because the other job may be deleted later while its claim stays. The other job's plan is kept,
-  too, since checkpoints continue exactly only with the split that made them. Until the checkpoints
-  are found, the check says why the job must wait.
+The answers to the end of an attempt are here. Checks of a gang that starts are in start_checks.py,
+those of a running one in running_checks.py.
 """
 
 from dataclasses import replace
 
-from grpo_api.job import GRPOJobSpec
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
-from grpo_api.status.status import MAX_ROLLBACKS, ConditionType, ResumeSource
+from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import seconds
 
-from ..records.names import checkpoint_volume, run_folder
 from ..records.reasons import Reason
-from ..records.records import GRPOJobRecord
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Due, Limits
 from .engine_fallback import (
@@ -42,6 +36,8 @@ from .restarts import (
     rollback_of,
     rule_for,
 )
+from .resume_source import source_unresolved
+from .running_checks import hangs, hub_unreachable, keep_running, silent
 from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
 
 UNKNOWN_PAUSE = 15.0
@@ -69,96 +65,6 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
 
 def _taken_back(why: str) -> Decision:
     return Decision(Action.RELEASE, Reason.EVICTED, f"Kueue has taken its admission back: {why}")
-
-
-LOOK_AGAIN = 10.0
-"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a
-step."""
-
-
-def is_resolved(job: GRPOJobRecord) -> bool:
-    """True if there is nothing to find out, or it has been found out."""
-    wanted = job.resume_job
-    source = job.status.resume_from
-    if wanted is None:
-        return True
-    return source is not None and source.grpo_job == wanted
-
-
-def source_unresolved(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """A job that begins with another's checkpoints waits until they can be named."""
-    if observation.job.is_active or is_resolved(observation.job):
-        return None
-    source = _source(observation.job, observation.source)
-    if isinstance(source, str):
-        message = f"spec.resumeFrom.grpoJob: {source}"
-        return Decision(
-            Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN
-        )
-    plan = observation.source.status.plan if observation.source else None
-    message = f"begins with the checkpoints of {source.grpo_job}"
-    commits = _commits(observation.job.spec, observation.source)
-    return Decision(
-        Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=source, revisions=commits
-    )
-
-
-def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str, str]:
-    """The other job's commits of what both specs name alike: branches may have moved since."""
-    if spec is None or source is None or source.spec is None:
-        return {}
-    repositories = _repositories(spec)
-    source_repositories = _repositories(source.spec)
-    source_commits = source.status.revisions or {}
-    commits: dict[str, str] = {}
-    for path, repository in repositories.items():
-        is_same = source_repositories.get(path) == repository
-        if is_same and path in source_commits:
-            commits[path] = source_commits[path]
-    return commits
-
-
-def _repositories(spec: GRPOJobSpec) -> dict[str, tuple[str | None, str | None]]:
-    """Name and revision of each repository, by its path in the spec."""
-    repositories: dict[str, tuple[str | None, str | None]] = {
-        "model": (spec.model.name, spec.model.revision),
-        "dataset": (spec.dataset.name, spec.dataset.revision),
-    }
-    for index, reward in enumerate(spec.rewards):
-        if reward.model:
-            path = f"rewards[{index}].model"
-            repositories[path] = (reward.model.name, reward.model.revision)
-    return repositories
-
-
-def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | str:
-    """Where the checkpoints are, or what is missing."""
-    name = job.resume_job or ""
-    if source is None or source.deleting:
-        return f"there is no GRPOJob {name} in this namespace"
-    if source.spec is None:
-        return f"the spec of GRPOJob {name} can't be read"
-    store = source.spec.checkpoint.store
-    volume = checkpoint_volume(name, source.spec.checkpoint)
-    if volume is None and store is None:
-        return (
-            f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so "
-            "nothing of it is kept"
-        )
-    progress = source.status.progress
-    has_stepped = bool(progress and progress.step)
-    if source.status.plan is None or not has_stepped:
-        return f"GRPOJob {name} has not made a step yet"
-    claim_name = volume.claim_name if volume else None
-    sub_path = volume.sub_path if volume else None
-    return ResumeSource(
-        grpo_job=name,
-        uid=source.uid,
-        claim_name=claim_name,
-        sub_path=sub_path,
-        store=store,
-        folder=run_folder(name, source.uid),
-    )
 
 
 def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -382,76 +288,6 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     )
     outcome = Outcome(result=Result.PREEMPTED, message=message)
     return restart_or_fail(observation, limits, outcome, counted=False)
-
-
-def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
-    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the
-    trainer's own watchdog.
-
-    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it
-    stands still is measured by what it was seen to say, for its own clock may be off.
-    """
-    pull = observation.pull
-    allowed = observation.job.hang_allowance(pull.progress.stage) if pull else None
-    if pull is None or allowed is None or observation.silence:
-        return None
-    age = pull.at - pull.advanced_at
-    if age < allowed:
-        seconds_since = observation.at - pull.advanced_at
-        seconds_left = allowed - seconds_since
-        return Due(seconds_left) if seconds_left > 0 else None
-    progress = pull.progress
-    message = (
-        f"no progress for {age:.0f} s in stage {progress.stage} after step {progress.step}; the "
-        f"operator allows {allowed:.0f} s"
-    )
-    outcome = Outcome(result=Result.HANG, step=progress.step, message=message)
-    return restart_or_fail(observation, limits, outcome, counted=True)
-
-
-def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None:
-    """Release a gang that can't begin since the hub does not answer: others can use its GPUs, and
-    the job tries again after a pause.
-
-    It counts as no failure. Only an answering rank 0 is believed, as for a hang.
-    """
-    pull = observation.pull
-    if pull is None or observation.silence or pull.progress.stage != "WaitingForHub":
-        return None
-    waited = pull.progress.stage_seconds
-    wait = pull.progress.waiting
-    if waited < limits.hub:
-        return None
-    why = f": {wait.why}" if wait else ""
-    message = f"no answer of the hub for {waited:.0f} s{why}"
-    return Decision(Action.RELEASE, Reason.WAITING_FOR_HUB, message)
-
-
-def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
-    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
-    its answers."""
-    if observation.silence is None:
-        return None
-    silence = observation.at - observation.silence.since
-    patience = limits.silence
-    since = "for minutes"
-    if not observation.has_answered:
-        # It imports its libraries: on a cold disk that takes minutes.
-        patience = float(observation.job.start_timeout)
-        since = f"within {patience:.0f} s (spec.restarts.startTimeoutSeconds)"
-    if silence < patience:
-        return Due(patience - silence)
-    message = (
-        f"rank 0 has not answered {since}, so its progress is unknown: "
-        f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "
-        "check that NetworkPolicies let the operator reach the pod"
-    )
-    return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
-
-
-def keep_running(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
-    """Wait: the attempt is running, and only its progress is published."""
-    return Decision(Action.WAIT)
 
 
 CHECKS: tuple[Check, ...] = (

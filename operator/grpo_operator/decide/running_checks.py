@@ -1,0 +1,78 @@
+"""Checks a running gang by what its rank 0 answers: a hang, a hub that does not answer, silence."""
+
+from grpo_api.report.report import Outcome, Result
+
+from ..records.reasons import Reason
+from .decisions import Action, Decision, Due, Limits
+from .observation import Observation
+from .restarts import restart_or_fail
+
+
+def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
+    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the
+    trainer's own watchdog.
+
+    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it
+    stands still is measured by what it was seen to say, for its own clock may be off.
+    """
+    pull = observation.pull
+    allowed = observation.job.hang_allowance(pull.progress.stage) if pull else None
+    if pull is None or allowed is None or observation.silence:
+        return None
+    age = pull.at - pull.advanced_at
+    if age < allowed:
+        seconds_since = observation.at - pull.advanced_at
+        seconds_left = allowed - seconds_since
+        return Due(seconds_left) if seconds_left > 0 else None
+    progress = pull.progress
+    message = (
+        f"no progress for {age:.0f} s in stage {progress.stage} after step {progress.step}; the "
+        f"operator allows {allowed:.0f} s"
+    )
+    outcome = Outcome(result=Result.HANG, step=progress.step, message=message)
+    return restart_or_fail(observation, limits, outcome, counted=True)
+
+
+def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None:
+    """Release a gang that can't begin since the hub does not answer: others can use its GPUs, and
+    the job tries again after a pause.
+
+    It counts as no failure. Only an answering rank 0 is believed, as for a hang.
+    """
+    pull = observation.pull
+    if pull is None or observation.silence or pull.progress.stage != "WaitingForHub":
+        return None
+    waited = pull.progress.stage_seconds
+    wait = pull.progress.waiting
+    if waited < limits.hub:
+        return None
+    why = f": {wait.why}" if wait else ""
+    message = f"no answer of the hub for {waited:.0f} s{why}"
+    return Decision(Action.RELEASE, Reason.WAITING_FOR_HUB, message)
+
+
+def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
+    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
+    its answers."""
+    if observation.silence is None:
+        return None
+    silence = observation.at - observation.silence.since
+    patience = limits.silence
+    since = "for minutes"
+    if not observation.has_answered:
+        # It imports its libraries: on a cold disk that takes minutes.
+        patience = float(observation.job.start_timeout)
+        since = f"within {patience:.0f} s (spec.restarts.startTimeoutSeconds)"
+    if silence < patience:
+        return Due(patience - silence)
+    message = (
+        f"rank 0 has not answered {since}, so its progress is unknown: "
+        f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "
+        "check that NetworkPolicies let the operator reach the pod"
+    )
+    return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
+
+
+def keep_running(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
+    """Wait: the attempt is running, and only its progress is published."""
+    return Decision(Action.WAIT)
