@@ -16,7 +16,7 @@ from vllm import LLM
 
 from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints
 from grpo_trainer.engine_pod.vllm_arguments import EXTENSION
-from grpo_trainer.generation.generation_base import policy_weights, weight_shapes
+from grpo_trainer.generation.merged_weights import policy_weights, weight_shapes
 from tests.trainer.engine_runs import FACTS
 
 SIZES = {

@@ -10,14 +10,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_trainer.generation import generation_base
-from grpo_trainer.generation.generation_base import (
-    EngineGeneration,
-    EngineSetup,
-    policy_weights,
-    weight_shapes,
-)
+from grpo_trainer.generation import generation_base, merged_weights
+from grpo_trainer.generation.generation_base import EngineGeneration, EngineSetup
 from grpo_trainer.generation.merge_check import require_pefts_merge
+from grpo_trainer.generation.merged_weights import policy_weights, weight_shapes
 from grpo_trainer.runtime.errors import BadInput, EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
 from tests.support.ranks import demo_model, runs
@@ -122,7 +118,7 @@ def without_change(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return before
 
 
-merged = generation_base._merged
+merged = merged_weights._merged
 WRONG_MERGES: dict[str, Callable[..., torch.Tensor]] = {
     "left out": lambda weight, _: weight.detach().float(),
     "added twice": lambda weight, layer: 2 * merged(weight, layer) - weight.detach().float(),
@@ -153,7 +149,7 @@ def test_a_wrong_merge_ends_the_run_at_the_first_sync_that_it_changes(
     engine.sync_weights()
     for name, factor in before.items():
         model.get_parameter(name).data.copy_(factor)
-    monkeypatch.setattr(generation_base, "_merged", WRONG_MERGES[wrong])
+    monkeypatch.setattr(merged_weights, "_merged", WRONG_MERGES[wrong])
     with pytest.raises(EngineWeightsDiffer, match=f"{targets[0]}.weight: the adapter changes it"):
         engine.sync_weights()
 

@@ -20,7 +20,7 @@ from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.training_metrics import ENGINE_MISMATCH, PHASE_SECONDS
 from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash
 from grpo_trainer.generation.colocated import ColocatedGeneration
-from grpo_trainer.generation.generation_base import weight_shapes
+from grpo_trainer.generation.merged_weights import weight_shapes
 from grpo_trainer.runtime.errors import classify_error
 from grpo_trainer.telemetry.phases import device_bytes
 

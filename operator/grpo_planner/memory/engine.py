@@ -3,7 +3,7 @@ a sync adds.
 
 Sources: vLLM 0.30 (vocab_parallel_embedding.py: the vocabulary is padded to 64; QKVParallelLinear:
 key heads are repeated where there are fewer than GPUs; cumem.py: sleep level 2 gives weights and
-cache back and keeps the graphs), the trainer's generation/generation_base.py (one tensor at a time
+cache back and keeps the graphs), the trainer's generation/merged_weights.py (one tensor at a time
 is gathered, merged and cast). No GPU has confirmed any of it: GRAPHS_PER_LAYER and WORK_COPIES are
 assumed. All results are bytes on one GPU.
 """
@@ -31,7 +31,7 @@ SCORE_BYTES = 12
 sorts nothing here: FlashInfer's kernel and vLLM's own do without (topk_topp_sampler.py)."""
 MERGED_BYTES = 14
 """Per element of a weight with its adapter while both are added: the float32 weight, the adapter's
-product in two bytes and in four, and their sum (the trainer's generation_base.py)."""
+product in two bytes and in four, and their sum (the trainer's merged_weights.py)."""
 
 
 def engine_of(setup: Setup) -> Engine:

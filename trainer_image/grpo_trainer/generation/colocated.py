@@ -43,7 +43,8 @@ from ..process.process_setup import set_defaults
 from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
 from ..runtime.logs import vllm_logging
 from ..weights.host_base import HostBase
-from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
+from .generation_base import EngineGeneration, EngineSetup, Sample
+from .merged_weights import weight_shapes
 
 
 class ColocatedGeneration(EngineGeneration):

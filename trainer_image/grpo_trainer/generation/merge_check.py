@@ -15,7 +15,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ..runtime.errors import EngineWeightsDiffer
-from ..weights.parameters import TRAINED_ADAPTER, adapter_key
+from ..weights.parameters import TRAINED_ADAPTER
+from .merged_weights import adapter_factors
 
 LEAST_TOLERANCE = 1e-4
 """Of the adapter's largest change: float32 products that are summed in another order."""
@@ -47,7 +48,8 @@ def require_pefts_merge(
     expected = _merge_by_peft(layer, config, weight)
     change = (expected - weight.detach().float().cpu()).abs().max()
     difference = (expected - merged.detach().float().cpu()).abs().max()
-    roundings = max(torch.finfo(factor.dtype).eps for _, factor in _factors(layer)) * ROUNDINGS
+    factors = adapter_factors(layer).values()
+    roundings = max(torch.finfo(factor.dtype).eps for factor in factors) * ROUNDINGS
     # Adding the change to a weight of 1 rounds in float32 as well.
     rounding_of_sum = torch.finfo(torch.float32).eps * expected.abs().max()
     limit = max(LEAST_TOLERANCE, roundings) * change + rounding_of_sum
@@ -58,10 +60,6 @@ def require_pefts_merge(
             f"engine is {difference:.3g} away from what PEFT's merge_and_unload makes of it; no "
             "completion was sampled with it. Set spec.generation.engine to Transformers"
         )
-
-
-def _factors(layer: LoraLayer) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in layer.named_parameters() if adapter_key(name)]
 
 
 def _merge_by_peft(layer: LoraLayer, config: LoraConfig, weight: torch.Tensor) -> torch.Tensor:
@@ -82,7 +80,7 @@ def _merge_by_peft(layer: LoraLayer, config: LoraConfig, weight: torch.Tensor) -
         model = get_peft_model(holder, own_config, adapter_name=TRAINED_ADAPTER)
     copies = dict(model.base_model.model["layer"].named_parameters())
     with torch.no_grad():
-        for name, factor in _factors(layer):
+        for name, factor in adapter_factors(layer).items():
             copies[name].copy_(factor)
     merged: torch.Tensor = model.merge_and_unload()["layer"].weight
     return merged.detach()

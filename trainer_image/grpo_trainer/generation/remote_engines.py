@@ -30,7 +30,8 @@ from .colocated import unprovable_error
 from .dispatch import CompletionDispatch, CompletionRequest, split_requests
 from .engine_client import EngineFailed, WeightsChanged
 from .fleet import Engine, Fleet
-from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
+from .generation_base import EngineGeneration, EngineSetup, Sample
+from .merged_weights import weight_shapes
 from .sync_pass import Lane, SyncPass, Verdict, prove_again
 
 log = logging.getLogger(__name__)
