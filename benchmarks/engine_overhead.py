@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import trainer_overhead
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
 from grpo_api.plan.plan import TrainingPlan
-from harness.images.engines import engine_environment, engine_packages
+from harness.images.vllm_packages import engine_environment, engine_packages
 from harness.programs.cache import REPOSITORY
 from tests.support.ranks.fork_servers import ISOLATED
 

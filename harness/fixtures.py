@@ -15,8 +15,8 @@ from .access import ExternalCluster
 from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
 from .definitions import definition_change, is_discovered
-from .images.engines import engine_packages
 from .images.recipes import CONTAINER_ENGINE_PACKAGES, CONTAINER_SITE_PACKAGES
+from .images.vllm_packages import engine_packages
 from .images.wheels import site_packages
 from .programs.processes import until
 from .settings import ClusterSettings, GpuSettings

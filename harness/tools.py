@@ -13,8 +13,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from .images import recipes
-from .images.engines import engine_packages
 from .images.trackers import tracker_packages, tracker_servers
+from .images.vllm_packages import engine_packages
 from .nodes import cgroups
 from .programs import object_stores, prerequisites, prometheus, registries
 from .programs.build import (

@@ -20,7 +20,7 @@ from ..programs.cache import REPOSITORY, cache_root, cached, content_key, locked
 from ..programs.processes import ClusterError
 from ..programs.progress import progress
 from .base import base_tar
-from .engines import engine_environment, engine_packages
+from .vllm_packages import engine_environment, engine_packages
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -23,7 +23,7 @@ from ..programs.cache import REPOSITORY
 from ..programs.prerequisites import NAMESPACES
 from ..programs.processes import ClusterError, Processes, run, until
 from ..settings import ClusterSettings
-from . import network, policies, storage
+from . import network, policy_enforcer, storage
 from .files import PAUSE, write_node_files
 
 
@@ -66,7 +66,7 @@ def start(
         list(pool.map(lambda index: _wait_ready(starter, index), range(settings.nodes)))
     if settings.storage_class:
         storage.start(processes, plane)
-    policies.start(processes, REPOSITORY)
+    policy_enforcer.start(processes, REPOSITORY)
 
 
 def _start_dns(starter: _Starter) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from harness.images.engines import engine_packages
+from harness.images.vllm_packages import engine_packages
 from tests.support.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
 
 

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_api.report.metrics import VLLM
-from harness.images.engines import engine_packages
+from harness.images.vllm_packages import engine_packages
 from harness.images.wheels import site_packages
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
 from tests.trainer.engine_runs import engine_run

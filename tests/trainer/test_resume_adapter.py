@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.adapters import load_adapter
+from grpo_trainer.weights.exported_adapter import load_adapter
 from grpo_trainer.weights.model_files import Source
 from harness.controlplane import free_port
 from tests.generated import gated

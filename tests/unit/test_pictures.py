@@ -7,7 +7,7 @@ import re
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.page import PICTURED
 from grpo_codegen.stories import STORIES
-from harness.programs.node import major
+from harness.programs.nodejs import major
 from tools.pictures.bundle import FOLDER, LOCK
 
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from harness.programs.cache import cache_root, cached, content_key
-from harness.programs.node import node, npm_ci
+from harness.programs.nodejs import node, npm_ci
 from harness.programs.processes import run
 from harness.programs.progress import progress
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.engine_mismatch import mismatch_limit
 from grpo_api.plan.learned import HOST, Learned
+from grpo_api.plan.mismatch_limit import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.quantity import quantity_bytes

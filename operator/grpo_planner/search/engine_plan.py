@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Any
 
-from grpo_api.plan.engine_mismatch import mismatch_limit
+from grpo_api.plan.mismatch_limit import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.text.units import GIB

@@ -15,7 +15,7 @@ from multiprocessing.forkserver import ForkServer
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from harness.images.engines import engine_environment
+from harness.images.vllm_packages import engine_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 ISOLATED = {

@@ -51,7 +51,7 @@ from ..runtime.clock import unix_time
 from ..runtime.paths import attempt_folder
 from ..weights.model_files import Source
 from ..weights.proof import Proof
-from .environment import environment, packages
+from .build_environment import environment, packages
 from .hashing import sha256_sums
 from .signing_key import sign_payload
 

@@ -63,8 +63,8 @@ from ..runtime.errors import Diverged
 from ..runtime.paths import checkpoint_folder
 from ..telemetry.observer import StepObserver
 from ..weights import policy_checks
-from ..weights.adapters import load_adapter
 from ..weights.checkpoint_files import open_weights
+from ..weights.exported_adapter import load_adapter
 from ..weights.model_files import Source
 from ..weights.models import LoadedModel
 from ..weights.proof import Proof, prove_equal, prove_weights

@@ -1,4 +1,4 @@
-"""`python -m harness.nodes.policies FOLDER`: holds the nodes' pods to the cluster's
+"""`python -m harness.nodes.policy_enforcer FOLDER`: holds the nodes' pods to the cluster's
 NetworkPolicies.
 
 No policy engine can be built from the registries, and a policy that nobody enforces would be shown
