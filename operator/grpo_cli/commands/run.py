@@ -8,8 +8,9 @@ from argparse import ArgumentParser, Namespace
 from itertools import count
 from pathlib import Path
 
+from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.history import STEP, Row, standing_rows
-from grpo_api.report.report import EXIT_CODES, Result
+from grpo_api.report.report import Result
 from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.log_lines import as_text
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
+from grpo_api.report.report import MemoryShortage, Outcome, Result
 from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.text.contract import CONTAINER
