@@ -19,7 +19,7 @@ from grpo_planner.result.result import PlanResult
 from grpo_planner.time.step_range import headline_message
 
 from .crd import COLUMNS, Column
-from .planner import cluster, spec
+from .planner_pages import cluster, spec
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -15,7 +15,7 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import CONTROLLER, VLLM, Metric
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.usage import GPUSeconds
-from grpo_codegen import recording
+from grpo_codegen import recording_rules
 
 START, MINUTES, RESTART = 1_700_000_000, 180, 60
 END = START + 60 * MINUTES
@@ -77,7 +77,7 @@ class World:
             yield name, _OPERATOR, 0, MINUTES
         if self.gpus:
             whose = {"namespace": "team", "grpojob": "run", "modelName": "H100"}
-            yield from ((rule.name, whose, 0, MINUTES) for rule in recording.RULES)
+            yield from ((rule.name, whose, 0, MINUTES) for rule in recording_rules.RULES)
 
     def _of(self, metric: Metric) -> Iterator[tuple[str, Labels]]:
         if metric in _special():

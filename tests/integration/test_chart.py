@@ -15,7 +15,7 @@ import yaml
 
 from grpo_api.report import metrics, training_metrics
 from grpo_cli.inputs.manifest import load_documents
-from grpo_codegen import recording
+from grpo_codegen import recording_rules
 from grpo_operator.process import settings
 from grpo_operator.records import names
 from harness.programs.build import toolchain
@@ -316,7 +316,9 @@ def test_alerts_name_only_metrics_that_exist() -> None:
     documents = rendered(*EVERYTHING)
     first, gpus = only(documents, "PrometheusRule")["spec"]["groups"]
     alerts = first["rules"]
-    assert [rule["record"] for rule in gpus["rules"]] == [rule.name for rule in recording.RULES]
+    assert [rule["record"] for rule in gpus["rules"]] == [
+        rule.name for rule in recording_rules.RULES
+    ]
     known = {metric.name for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
     for alert in alerts:
         names = re.findall(r"\bgrpo_\w+?(?=_bucket\b|\b)", alert["expr"])

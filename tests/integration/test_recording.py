@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_codegen import recording
+from grpo_codegen import recording_rules
 from tests.integration.test_alerts import promtool, rules
 
 OWN = {"namespace": "gpu-operator", "pod": "dcgm-x2k9p"}
@@ -81,7 +81,7 @@ def world(*, kept: bool) -> list[dict[str, str]]:
     return found
 
 
-def recorded(rule: recording.Recorded, *samples: tuple[str, float]) -> dict[str, Any]:
+def recorded(rule: recording_rules.Recorded, *samples: tuple[str, float]) -> dict[str, Any]:
     """What a rule has recorded after fifteen minutes: labels and value."""
     expected = [{"labels": f"{rule.name}{{{labels}}}", "value": value} for labels, value in samples]
     return {"expr": rule.name, "eval_time": "15m", "exp_samples": expected}
@@ -89,12 +89,12 @@ def recorded(rule: recording.Recorded, *samples: tuple[str, float]) -> dict[str,
 
 JOB = 'namespace="team",grpojob="run-a"'
 LOOKS = [
-    recorded(recording.UTILISATION, (JOB, 0.6)),
-    recorded(recording.TENSOR_ACTIVE, (JOB, 60 / 256)),
-    recorded(recording.MEMORY_USED, (JOB, 3 * 2.0**30)),
-    recorded(recording.FREE, (f'modelName="{H100}"', 1), (f'modelName="{A10}"', 2)),
+    recorded(recording_rules.UTILISATION, (JOB, 0.6)),
+    recorded(recording_rules.TENSOR_ACTIVE, (JOB, 60 / 256)),
+    recorded(recording_rules.MEMORY_USED, (JOB, 3 * 2.0**30)),
+    recorded(recording_rules.FREE, (f'modelName="{H100}"', 1), (f'modelName="{A10}"', 2)),
     recorded(
-        recording.IDLE,
+        recording_rules.IDLE,
         (f'namespace="team",modelName="{H100}"', 2),
         (f'namespace="other",modelName="{A10}"', 1),
     ),
@@ -103,7 +103,7 @@ LOOKS = [
 
 @pytest.mark.parametrize("kept", [True, False], ids=["honorLabels", "exported labels"])
 def test_gpus_are_told_by_job_and_free_and_idle_ones_by_product(tmp_path: Path, kept: bool) -> None:
-    assert {look["expr"] for look in LOOKS} == {rule.name for rule in recording.RULES}
+    assert {look["expr"] for look in LOOKS} == {rule.name for rule in recording_rules.RULES}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
     test = {"interval": "1m", "input_series": world(kept=kept), "promql_expr_test": LOOKS}
     everything = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
@@ -113,7 +113,7 @@ def test_gpus_are_told_by_job_and_free_and_idle_ones_by_product(tmp_path: Path, 
 
 def test_nothing_is_recorded_without_the_exporter(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
-    silent = [recorded(rule) for rule in recording.RULES]
+    silent = [recorded(rule) for rule in recording_rules.RULES]
     jobs = [one for one in world(kept=True) if one["series"].startswith("grpo_job")]
     test = {"interval": "1m", "input_series": jobs, "promql_expr_test": silent}
     everything = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}

@@ -11,7 +11,7 @@ from grpo_api.report import metrics, training_metrics
 from grpo_codegen.alerts import ALERTS
 from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.dashboards.panels import NOTHING, Dashboard, Panel
-from grpo_codegen.recording import RULES
+from grpo_codegen.recording_rules import RULES
 
 EXPORTED = (*training_metrics.TRAINER, *metrics.VLLM, *metrics.OPERATOR)
 DECLARED = {metric.name: metric.kind for metric in EXPORTED}

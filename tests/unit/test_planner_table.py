@@ -11,7 +11,7 @@ import pytest
 from grpo_api.job import parse_spec
 from grpo_cli.inputs.manifest import load_jobs
 from grpo_codegen.__main__ import ROOT
-from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
+from grpo_codegen.planner_pages import CLUSTERS, MODELS, cluster, spec
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason
 

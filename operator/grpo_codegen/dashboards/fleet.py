@@ -6,7 +6,7 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 from grpo_api.status.status import ConditionType, Phase
 
-from .. import recording
+from .. import recording_rules
 from ..alerts.alert import FLEET_UID
 from . import usage
 from .first_row import PHASE_COLORS, firing_alerts
@@ -178,7 +178,9 @@ _GPUS = (
         description="Held by no pod of any owner.",
         unit="none",
         queries=(
-            Query(f"sum by (modelName) ({recording.FREE.name}{{{CLUSTER}}})", "{{modelName}}"),
+            Query(
+                f"sum by (modelName) ({recording_rules.FREE.name}{{{CLUSTER}}})", "{{modelName}}"
+            ),
         ),
         width=12,
         stacked=True,
@@ -192,7 +194,8 @@ _GPUS = (
         unit="none",
         queries=(
             Query(
-                f"topk(12, {recording.IDLE.name}{{{NAMESPACES}}})", "{{modelName}} {{namespace}}"
+                f"topk(12, {recording_rules.IDLE.name}{{{NAMESPACES}}})",
+                "{{modelName}} {{namespace}}",
             ),
         ),
         width=12,

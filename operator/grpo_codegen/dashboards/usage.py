@@ -3,7 +3,7 @@ all for Fleet."""
 
 from grpo_api.report import metrics as operator
 
-from .. import recording
+from .. import recording_rules
 from .panels import Bounds, Color, Panel, Query
 from .promql import A_JOB, JOB, JOB_LEGEND, NAMESPACES, of_job, of_jobs, select
 
@@ -40,7 +40,7 @@ def _of_job(state: str = "") -> str:
     return f"sum(max by (state) ({select(operator.JOB_GPU_SECONDS, where)}))"
 
 
-def _recorded(rule: recording.Recorded) -> str:
+def _recorded(rule: recording_rules.Recorded) -> str:
     return f"max({rule.name}{{{JOB}}})"
 
 
@@ -85,8 +85,8 @@ OF_JOB = (
         ),
         unit="percentunit",
         queries=(
-            Query(_recorded(recording.UTILISATION), "any kernel"),
-            Query(_recorded(recording.TENSOR_ACTIVE), "tensor cores"),
+            Query(_recorded(recording_rules.UTILISATION), "any kernel"),
+            Query(_recorded(recording_rules.TENSOR_ACTIVE), "tensor cores"),
         ),
         width=12,
         empty=NO_DCGM,
@@ -95,7 +95,7 @@ OF_JOB = (
         title="Memory of its GPUs",
         description="Of the fullest, as DCGM reports: all memory in use there, by any process.",
         unit="bytes",
-        queries=(Query(_recorded(recording.MEMORY_USED), "fullest GPU"),),
+        queries=(Query(_recorded(recording_rules.MEMORY_USED), "fullest GPU"),),
         width=12,
         empty=NO_DCGM,
     ),

@@ -11,10 +11,10 @@ from ..timelines import (
     only_during,
     series,
 )
-from .cluster import (
+from .cluster_series import (
     PREEMPTIONS,
 )
-from .run import ATTEMPTS, RANK0, attempt_series, gpu_second_series
+from .job_series import ATTEMPTS, RANK0, attempt_series, gpu_second_series
 from .story import Story
 from .world import NEVER, World, absent_during, of_job
 

@@ -3,8 +3,8 @@
 from grpo_api.report import training_metrics as trainer
 
 from ..timelines import changed_between, constant, counter, frozen_during, replaced_during
-from .engines import SAMPLED, WITH_ENGINES, sampling, version, vllm_series
-from .run import counted_series
+from .engine_series import SAMPLED, WITH_ENGINES, sampling, version, vllm_series
+from .job_series import counted_series
 from .story import Story
 from .world import World, absent_during, changed_during, rank0
 

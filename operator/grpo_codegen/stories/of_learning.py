@@ -12,9 +12,9 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.spec.run_policy import FindingName
 
 from ..timelines import Timeline, clock, constant, only_during, running_total
-from .cluster import LEADER
+from .cluster_series import LEADER
+from .job_series import ATTEMPTS, GOT_ON, INFO, PATIENCE, RUNNING
 from .logged_runs import CHANGE, SICK, WELL, Line, Noisy, Row, logged_steps
-from .run import ATTEMPTS, GOT_ON, INFO, PATIENCE, RUNNING
 from .story import Story
 from .world import World, constant_series, rank0
 

@@ -12,7 +12,7 @@ from ..timelines import (
     noisy,
     series,
 )
-from .cluster import (
+from .cluster_series import (
     DENIED,
     DEPTH,
     ERRORS,
@@ -32,7 +32,7 @@ from .cluster import (
     lag_histogram,
     reconcile_histograms,
 )
-from .run import JOB
+from .job_series import JOB
 from .story import Story
 from .world import absent_during, constant_during, of_job
 

@@ -18,7 +18,7 @@ from ..timelines import (
     replaced_during,
     series,
 )
-from .cluster import (
+from .cluster_series import (
     GPU_ACCOUNTS,
     OTHER_RUNS,
     OUT_OF_MEMORY,
@@ -27,7 +27,7 @@ from .cluster import (
     UTILISATION,
     WAITING,
 )
-from .run import (
+from .job_series import (
     ATTEMPTS,
     GIB,
     GOT_ON,

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from grpo_api.spec.run_policy import FindingName
 from grpo_api.status.status import Phase
 
-from .cluster import OPERATOR, OTHER_RUNS, UTILISATION
-from .run import JOB, RANK0
+from .cluster_series import OPERATOR, OTHER_RUNS, UTILISATION
+from .job_series import JOB, RANK0
 from .run_findings import with_findings
 from .world import World
 

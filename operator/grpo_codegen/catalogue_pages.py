@@ -21,7 +21,7 @@ from grpo_api.report.report import MAX_STEPS as MAX_TOLD
 from grpo_api.report.traces import ATTRIBUTES, MAX_STEPS, SPAN_NAMES
 from grpo_api.report.training_metrics import TRAINER
 
-from .recording import RULES as RECORDING_RULES
+from .recording_rules import RULES as RECORDING_RULES
 from .stories import finding_runs
 
 _HEAD = f"""\

@@ -7,7 +7,7 @@ from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import CONTROLLER
 
-from .. import recording
+from .. import recording_rules
 from ..timelines import (
     Timeline,
     changed_between,
@@ -18,7 +18,7 @@ from ..timelines import (
     only_during,
     series,
 )
-from .run import GIB, gpu_second_series, learning_curve
+from .job_series import GIB, gpu_second_series, learning_curve
 from .world import NEVER, World, constant_series, histogram, of_job, rank0
 
 H100, A100, L40S = "H100-80GB", "A100-80GB", "L40S"
@@ -104,16 +104,15 @@ PREEMPTIONS = series(operator.RESTARTS.name, {"reason": "Preempted"})
 OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
 GPU_ACCOUNTS: World = {name: line for job in OTHERS for name, line in job.accounts().items()}
 _RUN = {"namespace": "team", "grpojob": "run"}
+_IDLE = recording_rules.IDLE.name
 UTILISATION: World = {
-    series(recording.UTILISATION.name, _RUN): noisy(constant(0.82), 0.1),
-    series(recording.TENSOR_ACTIVE.name, _RUN): noisy(constant(0.31), 0.1, 1),
-    series(recording.MEMORY_USED.name, _RUN): constant(69 * GIB),
-    series(recording.FREE.name, {"modelName": "NVIDIA H100"}): constant(4),
-    series(recording.FREE.name, {"modelName": "NVIDIA L40S"}): changed_between(60, 120, 4, 6),
-    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): changed_between(
-        30, 80, 2, 0
-    ),
-    series(recording.IDLE.name, {"namespace": "code", "modelName": "NVIDIA L40S"}): constant(1),
+    series(recording_rules.UTILISATION.name, _RUN): noisy(constant(0.82), 0.1),
+    series(recording_rules.TENSOR_ACTIVE.name, _RUN): noisy(constant(0.31), 0.1, 1),
+    series(recording_rules.MEMORY_USED.name, _RUN): constant(69 * GIB),
+    series(recording_rules.FREE.name, {"modelName": "NVIDIA H100"}): constant(4),
+    series(recording_rules.FREE.name, {"modelName": "NVIDIA L40S"}): changed_between(60, 120, 4, 6),
+    series(_IDLE, {"namespace": "math", "modelName": "NVIDIA H100"}): changed_between(30, 80, 2, 0),
+    series(_IDLE, {"namespace": "code", "modelName": "NVIDIA L40S"}): constant(1),
 }
 """What the chart records of NVIDIA's own exporter."""
 OTHER_RUNS: World = {

@@ -6,7 +6,7 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
 from ..timelines import Timeline, constant, noisy, running_total, series
-from .run import counted_series
+from .job_series import counted_series
 from .world import World, histogram, rank0
 
 ENGINES = ("0", "1")
