@@ -125,7 +125,7 @@ def test_what_gives_its_place_back_starts_again_although_no_event_of_the_job_is_
         bench.submit()
         bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "NameTaken", hurry=True)
     deaf()
-    bench.clock.advance(Limits().scheduling)
+    bench.clock.advance(Limits().scheduling_timeout_seconds)
     with bench.operating():
         bench.wait("the next attempt", lambda: bench.status()["attempt"] > 1, hurry=True)
     assert bench.status()["ends"][0]["reason"] == "SchedulingTimeout"

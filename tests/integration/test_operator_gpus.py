@@ -102,7 +102,7 @@ def refuse_jobs(bench: GpuBench, prefix: str) -> str:
 
 def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuBench) -> None:
     policy = refuse_jobs(bench, "refused")
-    with bench.operating(limits=Limits(release_pause=3600)):
+    with bench.operating(limits=Limits(release_pause_seconds=3600)):
         bench.want("refused", 8, nodes=2)
         bench.wait(
             "the release",
@@ -170,7 +170,7 @@ def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
             bench.want("gang", 8, nodes=2)
             assert wait_for_event(swallowed, 30)
     bench.foreign_pod("notebook", 1)
-    limits = Limits(scheduling=60.0, release_pause=5.0)
+    limits = Limits(scheduling_timeout_seconds=60.0, release_pause_seconds=5.0)
     with bench.operating(limits=limits):
         bench.wait("the release", lambda: "SchedulingTimeout" in bench.ends("gang"), hurry=True)
         bench.wait("no pod", lambda: not bench.pods("gang"))

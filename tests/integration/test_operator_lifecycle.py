@@ -251,7 +251,7 @@ def test_a_claim_is_made_from_the_template_and_outlives_the_job(
 
 
 def test_a_gang_that_can_not_be_bound_whole_is_released_and_queued_again(bench: Bench) -> None:
-    with bench.operating(limits=Limits(scheduling=60.0)):
+    with bench.operating(limits=Limits(scheduling_timeout_seconds=60.0)):
         bench.submit(
             placement={"accelerator": "CPU", "nodes": 2, "nodeSelector": {"only": bench.namespace}}
         )

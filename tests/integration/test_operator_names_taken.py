@@ -204,7 +204,7 @@ def test_a_gang_whose_name_stays_taken_gives_its_place_back_and_starts_under_the
     }
     body["spec"]["template"]["spec"]["containers"] = [container]  # type: ignore[index]
     stranger = bench.post(JOBS, body)["metadata"]["uid"]
-    limits = Limits(scheduling=60.0, release_pause=5.0)
+    limits = Limits(scheduling_timeout_seconds=60.0, release_pause_seconds=5.0)
     with bench.operating(limits=limits, status_interval=0.1):
         bench.submit()
         assert "Job run-1 exists and is not this GRPOJob's" in taken(bench)

@@ -18,7 +18,12 @@ from tests.integration.operator_thread import quiet_for
 
 QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 EVENTS = "/api/v1/namespaces/{}/events"
-LIMITS = Limits(pods=30.0, start_warning=20.0, release_pause=5.0, silence=30.0)
+LIMITS = Limits(
+    pods_missing_seconds=30.0,
+    start_warning_seconds=20.0,
+    release_pause_seconds=5.0,
+    rank0_silence_seconds=30.0,
+)
 CREATING = {"metadata": {"annotations": {"kwok.test/creating": "true"}}}
 
 
@@ -28,7 +33,7 @@ def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_a
     bench.post(QUOTAS, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     bench.wait("the quota", lambda: "used" in bench.get(QUOTAS, "few").get("status", {}))
     # What the release says stands there until the pause is over.
-    with bench.operating(limits=replace(LIMITS, release_pause=20.0)):
+    with bench.operating(limits=replace(LIMITS, release_pause_seconds=20.0)):
         bench.submit()
         bench.wait(
             "the release", lambda: bench.condition("Admitted")[1] == "PodsNotCreated", hurry=True

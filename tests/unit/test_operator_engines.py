@@ -93,7 +93,7 @@ def test_engines_without_a_node_release_the_whole_gang_in_time() -> None:
     assert of_type(after(early, judged(early)), "Scheduled")[2] == (
         "2 of 2 pods and 1 of 2 engines have a node: no L4 is free"
     )
-    late = seen_of(*things, ran=False, ago=LIMITS.scheduling + 1)
+    late = seen_of(*things, ran=False, ago=LIMITS.scheduling_timeout_seconds + 1)
     decision = judged(late)
     assert (decision.action, decision.reason) == (Action.RELEASE, "SchedulingTimeout")
     assert "1 of 2 engines were bound" in decision.message
@@ -113,9 +113,11 @@ def test_engines_that_do_not_start_release_the_gang_as_training_pods_do() -> Non
 
 
 def test_events_are_asked_for_engines_that_are_refused() -> None:
-    seen = seen_of(*TRAINERS, make_engines(), make_engine(0), ran=False, ago=LIMITS.pods + 1)
+    seen = seen_of(
+        *TRAINERS, make_engines(), make_engine(0), ran=False, ago=LIMITS.pods_missing_seconds + 1
+    )
     assert asks_about(seen, LIMITS) == "engines-1"
-    assert asks_about(seen_of(*WHOLE, ran=False, ago=LIMITS.pods + 1), LIMITS) == ""
+    assert asks_about(seen_of(*WHOLE, ran=False, ago=LIMITS.pods_missing_seconds + 1), LIMITS) == ""
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
 def test_limits_are_settings() -> None:
     seen = running(pod_that("Error"), make_pod(1), ago=3)
     assert judged(seen, LIMITS).action is Action.ADMIT
-    assert judged(seen, Limits(settle=5)).action is Action.WAIT
+    assert judged(seen, Limits(settle_seconds=5)).action is Action.WAIT
 
 
 def test_a_job_that_has_ended_waits_for_pods_that_are_seen_late() -> None:

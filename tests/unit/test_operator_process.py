@@ -49,7 +49,12 @@ def test_flags_become_settings() -> None:
     assert chosen.image_architectures == ("arm64", "amd64")
     assert chosen.gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A=B": 0.0}
     assert (chosen.namespaces, chosen.pods.image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
-    assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (
+    assert (
+        chosen.limits.scheduling_timeout_seconds,
+        chosen.resync,
+        chosen.log_format,
+        chosen.workers,
+    ) == (
         60.0,
         7.0,
         "text",

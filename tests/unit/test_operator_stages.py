@@ -158,9 +158,11 @@ def test_a_wait_for_what_only_a_newer_trainer_knows_is_none() -> None:
 def test_a_gang_that_waits_for_the_hub_before_it_trains_gives_its_gpus_back_and_comes_again() -> (
     None
 ):
-    patient = waits("Hub", LIMITS.hub - 1, stage="WaitingForHub")
+    patient = waits("Hub", LIMITS.hub_silence_seconds - 1, stage="WaitingForHub")
     assert of_type(status_after(running_status(), 9, patient), "Admitted")[0] == "True"
-    released = status_after(running_status(), 9, waits("Hub", LIMITS.hub, stage="WaitingForHub"))
+    released = status_after(
+        running_status(), 9, waits("Hub", LIMITS.hub_silence_seconds, stage="WaitingForHub")
+    )
     assert of_type(released, "Admitted") == (
         "False",
         "WaitingForHub",
@@ -172,8 +174,10 @@ def test_a_gang_that_waits_for_the_hub_before_it_trains_gives_its_gpus_back_and_
     assert released.progress is None or released.progress.stage is None
     again = judged(make_seen(make_job(status=to_json(released)), now=NOW + 9))
     assert again.action is Action.WAIT
-    assert again.look_again == pytest.approx(LIMITS.release_pause)
-    after_pause = make_seen(make_job(status=to_json(released)), now=NOW + 9 + LIMITS.release_pause)
+    assert again.look_again == pytest.approx(LIMITS.release_pause_seconds)
+    after_pause = make_seen(
+        make_job(status=to_json(released)), now=NOW + 9 + LIMITS.release_pause_seconds
+    )
     assert judged(after_pause).action is Action.ADMIT
 
 
@@ -250,7 +254,7 @@ def test_whatever_stage_is_told_it_is_in_the_status_and_a_second_look_writes_not
     before: str, stage: str, seconds: float, step: int
 ) -> None:
     # A wait of that length gives the GPUs back, and then no stage is left.
-    assume(stage != "WaitingForHub" or seconds < LIMITS.hub)
+    assume(stage != "WaitingForHub" or seconds < LIMITS.hub_silence_seconds)
     first = status_after(running_status(), 1, {"stage": before})
     wait = {"target": "Store", "seconds": seconds, "why": "away"}
     told = {"stage": stage, "stage_seconds": seconds, "step": step, "waiting": wait}

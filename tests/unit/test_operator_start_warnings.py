@@ -140,7 +140,7 @@ def expected_trouble(state: str, names: Sequence[str], ago: float) -> str:
     if state == "an init container's image is not there":
         return f"pod {POD} waits: init container fetch: ImagePullBackOff: no such image"
     warning = expected_warning(names)
-    if state == "an init container runs" or ago < LIMITS.start_warning or not warning:
+    if state == "an init container runs" or ago < LIMITS.start_warning_seconds or not warning:
         return ""
     return f"pod {POD} waits on node node-1: {warning}"
 

@@ -231,8 +231,8 @@ def test_what_keeps_an_attempt_from_being_created_is_waited_for_no_longer_than_n
     reason: str,
 ) -> None:
     waits, gives_back = (
-        uncreated(LIMITS.scheduling - 1, reason),
-        uncreated(LIMITS.scheduling + 1, reason),
+        uncreated(LIMITS.scheduling_timeout_seconds - 1, reason),
+        uncreated(LIMITS.scheduling_timeout_seconds + 1, reason),
     )
     assert waits.action is Action.START
     if (

@@ -143,7 +143,7 @@ def stored(phase: str, version: int, **more: Any) -> Any:
 
 
 def gangs(caches: Caches, later: float = 0.0) -> ReservedGangs:
-    return ReservedGangs(caches, lambda: NOW + later, LIMITS.scheduling)
+    return ReservedGangs(caches, lambda: NOW + later, LIMITS.scheduling_timeout_seconds)
 
 
 def held(caches: Caches, later: float = 0.0) -> list[int]:
@@ -205,7 +205,7 @@ def test_what_a_newer_version_reserves_counts_and_not_what_was_known_before() ->
 
 
 def test_one_that_may_still_start_when_it_can_be_read_again_keeps_its_place_until_then() -> None:
-    caches, left = Caches(), LIMITS.scheduling - 60
+    caches, left = Caches(), LIMITS.scheduling_timeout_seconds - 60
     caches.grpojobs.put(stored("Starting", 5, jobUid=""))
     caches.grpojobs.put(stored("Draining", 6, jobUid=""))
     assert (held(caches), gangs(caches).look_again) == ([2], left)

@@ -77,7 +77,9 @@ def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
     pods = list(observation.earlier_pods)
     succeeded = observation.job.is_true(ConditionType.SUCCEEDED)
     # Peers of a rank 0 that is done get a moment to end by themselves.
-    may_end_alone = succeeded and observation.since(ConditionType.SUCCEEDED) < limits.survivors
+    may_end_alone = (
+        succeeded and observation.since(ConditionType.SUCCEEDED) < limits.survivor_grace_seconds
+    )
     if not observation.job.is_active and not may_end_alone:
         pods += observation.pods
     return pods

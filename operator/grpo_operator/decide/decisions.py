@@ -85,36 +85,36 @@ check."""
 class Limits:
     """Times that the operator was installed with, in seconds."""
 
-    scheduling: float = 300.0
+    scheduling_timeout_seconds: float = 300.0
     """A gang that isn't bound whole by then is released and queued again."""
-    release_pause: float = 30.0
+    release_pause_seconds: float = 30.0
     """Pause of a gang after its first release; it doubles with each further one, up to
-    `longest_release_pause`."""
-    longest_release_pause: float = 600.0
-    pods: float = 5.0
+    `longest_release_pause_seconds`."""
+    longest_release_pause_seconds: float = 600.0
+    pods_missing_seconds: float = 5.0
     """Time after which a Job whose pods don't appear is asked why."""
-    start_warning: float = 60.0
+    start_warning_seconds: float = 60.0
     """Time after which a gang that has nodes but doesn't run is asked why."""
-    settle: float = 2.5
+    settle_seconds: float = 2.5
     """Longest time from an end that may only be a symptom until its cause must be known (a kubelet
     tells of an end 1 to 2 s late)."""
-    settle_hang: float = 15.0
+    hang_settle_seconds: float = 15.0
     """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11
     s after the others of its pod (process/supervisor.py)."""
-    late_pods: float = 60.0
+    late_pods_seconds: float = 60.0
     """Longest time from the end of a Job until its pods, which still seem to run, must be known (a
     watch that was cut comes back after 45 s at the latest)."""
-    restart_pause: float = 10.0
+    restart_pause_seconds: float = 10.0
     """Pause before the second restart in a row; the first has none, and each further one doubles
     it."""
-    longest_restart_pause: float = 300.0
-    healthy: float = 600.0
+    longest_restart_pause_seconds: float = 300.0
+    healthy_run_seconds: float = 600.0
     """A gang that has run for so long restarts without a pause again."""
-    survivors: float = 30.0
+    survivor_grace_seconds: float = 30.0
     """Time that peers of a rank 0 that is done have to end by themselves."""
-    silence: float = 120.0
+    rank0_silence_seconds: float = 120.0
     """Time without an answer of rank 0 after which its progress counts as unknown; before its first
     answer spec.restarts.startTimeoutSeconds counts."""
-    hub: float = 180.0
+    hub_silence_seconds: float = 180.0
     """Time without an answer of the hub after which a gang that has not begun to train gives its
     GPUs back."""

@@ -92,7 +92,7 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
             return Decision(Action.DELETE)
         due.append(seconds_left)
     if any(pod.is_live for pod in observation.pods):
-        seconds_left = limits.survivors - observation.since(ConditionType.SUCCEEDED)
+        seconds_left = limits.survivor_grace_seconds - observation.since(ConditionType.SUCCEEDED)
         if seconds_left > 0:
             due.append(seconds_left)
     return Decision(Action.WAIT, look_again=min(due, default=None))
@@ -196,7 +196,8 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
     cause = observation.cause
     if cause is None:
         return None
-    longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
+    is_hang = cause.outcome.result is Result.HANG
+    longest = limits.hang_settle_seconds if is_hang else limits.settle_seconds
     if not observation.is_cause_final and observation.over_for < longest:
         return Decision(Action.WAIT, look_again=longest - observation.over_for)
     outcome = _named(cause, observation)
@@ -280,8 +281,8 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     """
     if observation.child is None or not observation.child.ended:
         return None
-    if observation.pods and observation.over_for < limits.late_pods:
-        return Decision(Action.WAIT, look_again=limits.late_pods - observation.over_for)
+    if observation.pods and observation.over_for < limits.late_pods_seconds:
+        return Decision(Action.WAIT, look_again=limits.late_pods_seconds - observation.over_for)
     message = (
         f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left "
         "that says why"

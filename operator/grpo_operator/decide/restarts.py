@@ -119,18 +119,18 @@ def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
 def restart_pause(observation: Observation, limits: Limits) -> float:
     """Seconds between the end of the current attempt and the next: none after a gang that ran well
     for a while."""
-    if observation.running_seconds >= limits.healthy:
+    if observation.running_seconds >= limits.healthy_run_seconds:
         return 0.0
     short_attempts = 0
     for end in reversed(observation.job.status.ends):
         is_release = end.reason in (*RELEASES, Reason.EVICTED)
-        if is_release or end.running_seconds >= limits.healthy:
+        if is_release or end.running_seconds >= limits.healthy_run_seconds:
             break
         short_attempts += 1
     if not short_attempts:
         return 0.0
-    pause = limits.restart_pause * 2.0 ** (short_attempts - 1)
-    return min(limits.longest_restart_pause, pause)
+    pause = limits.restart_pause_seconds * 2.0 ** (short_attempts - 1)
+    return min(limits.longest_restart_pause_seconds, pause)
 
 
 def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
@@ -138,8 +138,8 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     releases = releases_in_a_row(job.status.ends)
     if not releases or not job.is_released:
         return 0.0
-    doubled_pause = limits.release_pause * 2.0 ** (releases - 1)
-    pause = min(limits.longest_release_pause, doubled_pause)
+    doubled_pause = limits.release_pause_seconds * 2.0 ** (releases - 1)
+    pause = min(limits.longest_release_pause_seconds, doubled_pause)
     released_at = seconds(job.status.ends[-1].end_time) or now
     return max(0.0, released_at + pause - now)
 

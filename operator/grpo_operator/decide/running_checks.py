@@ -44,7 +44,7 @@ def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None
         return None
     waited = pull.progress.stage_seconds
     wait = pull.progress.waiting
-    if waited < limits.hub:
+    if waited < limits.hub_silence_seconds:
         return None
     why = f": {wait.why}" if wait else ""
     message = f"no answer of the hub for {waited:.0f} s{why}"
@@ -57,7 +57,7 @@ def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
     if observation.silence is None:
         return None
     silence = observation.at - observation.silence.since
-    patience = limits.silence
+    patience = limits.rank0_silence_seconds
     since = "for minutes"
     if not observation.has_answered:
         # It imports its libraries: on a cold disk that takes minutes.

@@ -87,11 +87,11 @@ def asks_about(observation: Observation, limits: Limits) -> str:
         return ""
     waited = observation.at - created_at
     if len(observation.pods) < observation.job.nodes:
-        return child.uid if waited >= limits.pods else ""
+        return child.uid if waited >= limits.pods_missing_seconds else ""
     engines = observation.engines
     if engines and len(_made(observation)) < observation.replicas:
-        return engines.uid if waited >= limits.pods else ""
-    if not observation.is_gang_bound or waited < limits.start_warning:
+        return engines.uid if waited >= limits.pods_missing_seconds else ""
+    if not observation.is_gang_bound or waited < limits.start_warning_seconds:
         return ""
     pending = _pending_pod(observation)
     return pending.uid if pending else ""
@@ -126,7 +126,7 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | N
     if observation.start_warning and not predecessor_runs:
         message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-    return Due(_until_asked(observation, limits.pods))
+    return Due(_until_asked(observation, limits.pods_missing_seconds))
 
 
 def _made(observation: Observation) -> set[int]:
@@ -146,7 +146,7 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | Due | No
     if observation.is_gang_bound or observation.has_gang_run or observation.job.queue_name:
         return None
     job = observation.job
-    timeout = limits.scheduling
+    timeout = limits.scheduling_timeout_seconds
     if job.spec and job.should_create_pods:
         timeout = float(job.spec.placement.provisioning_timeout_seconds)
     seconds_left = timeout - admitted_for(job, observation.now)
@@ -189,7 +189,7 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
         return None
     if observation.has_gang_run or job.should_create_pods or job.queue_name:
         return Decision(Action.START)
-    may_wait = admitted_for(job, observation.now) < limits.scheduling
+    may_wait = admitted_for(job, observation.now) < limits.scheduling_timeout_seconds
     if observation.is_training_bound and may_wait:
         return Decision(Action.START)
     return None
@@ -207,14 +207,14 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
         return None
     scheduled = observation.job.condition(ConditionType.SCHEDULED)
     reason = scheduled.reason if scheduled else ""
-    may_wait = admitted_for(observation.job, observation.now) < limits.scheduling
+    may_wait = admitted_for(observation.job, observation.now) < limits.scheduling_timeout_seconds
     # one that waits for the API server's leave keeps nothing from others
     if may_wait or reason == Reason.FAILED_CREATE:
         return Decision(Action.START)
     why = "its Job could not be created"
     if scheduled and reason in (Reason.NAME_TAKEN, Reason.STORAGE_NOT_SHARED):
         why = scheduled.message
-    message = f"not started in {limits.scheduling:.0f} s: {why}"
+    message = f"not started in {limits.scheduling_timeout_seconds:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
@@ -230,7 +230,7 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Due | 
         waited = observation.since(ConditionType.SCHEDULED)
     why = _kubelets_words(observation)
     if waited < timeout:
-        until_news = _until_asked(observation, limits.start_warning)
+        until_news = _until_asked(observation, limits.start_warning_seconds)
         look_again = min(timeout - waited, until_news)
         if not why:
             return Due(look_again)

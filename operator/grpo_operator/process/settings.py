@@ -128,7 +128,7 @@ def parse(
         election=election,
         fenced=flags.fence,
         measured_runs=flags.measured_runs,
-        limits=Limits(scheduling=flags.scheduling_timeout_seconds),
+        limits=Limits(scheduling_timeout_seconds=flags.scheduling_timeout_seconds),
     )
 
 
@@ -179,7 +179,7 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser.add_argument(
         "--scheduling-timeout-seconds",
         type=_positive,
-        default=default.limits.scheduling,
+        default=default.limits.scheduling_timeout_seconds,
         help="a gang that isn't bound whole by then is released",
     )
     parser.add_argument(

@@ -133,7 +133,7 @@ class Operator:
             resync=settings.resync,
         )
         limits = settings.limits
-        gangs = ReservedGangs(caches, wall, limits.scheduling)
+        gangs = ReservedGangs(caches, wall, limits.scheduling_timeout_seconds)
         self._admission = AdmissionQueue(
             gangs, self.facts.take, queue.add_all, limits=limits, clock=wall, pods=settings.pods
         )

@@ -15,16 +15,16 @@ from grpo_operator.decide.decisions import Limits
 from grpo_operator.process import settings
 
 LIMITS = Limits(
-    scheduling=15.0,
-    release_pause=1.0,
-    longest_release_pause=5.0,
-    pods=2.0,
-    start_warning=5.0,
-    restart_pause=0.5,
-    longest_restart_pause=4.0,
-    healthy=20.0,
-    survivors=5.0,
-    silence=10.0,
+    scheduling_timeout_seconds=15.0,
+    release_pause_seconds=1.0,
+    longest_release_pause_seconds=5.0,
+    pods_missing_seconds=2.0,
+    start_warning_seconds=5.0,
+    restart_pause_seconds=0.5,
+    longest_restart_pause_seconds=4.0,
+    healthy_run_seconds=20.0,
+    survivor_grace_seconds=5.0,
+    rank0_silence_seconds=10.0,
 )
 LEASE_LOST = 3
 """Exit code after another may lead."""
