@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -36,12 +35,13 @@ from ..data.dataset import load_prompts
 from ..data.prompts import Prompt, PromptEncoder
 from ..generation.stop_strings import StopStrings
 from ..hub.repositories import Hub
+from ..process.step_counters import weighted_sum
 from ..rewards.reward_base import Completion, Scores
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.errors import BadInput
 from ..training.build_run import device
 from ..weights.model_files import Source, load_tokenizer, require_decoder
-from .score import Score, score
+from .score import Score, mean_score, score
 
 Columns = Mapping[str, Sequence[Any]]
 """The dataset's columns but the prompt's, a cell per completion."""
@@ -129,24 +129,17 @@ def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
     scored."""
     sums: Scores = []
     for row in zip(*(scores[name] for name in rewards.names), strict=True):
-        products = [
-            weight * completion_score
-            for weight, completion_score in zip(rewards.weights, row, strict=True)
-            if completion_score is not None
-        ]
-        sums.append(sum(products) if products else None)
+        rewards_of_row = [math.nan if reward is None else reward for reward in row]
+        total = weighted_sum(rewards_of_row, rewards.weights)
+        sums.append(None if math.isnan(total) else total)
     return sums
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     """Mean of each reward over the completions that it scored, by its name. Omits rewards that
     scored none."""
-    means: dict[str, float] = {}
-    for name, row in scores.items():
-        row_scores = [completion_score for completion_score in row if completion_score is not None]
-        if row_scores:
-            means[name] = fmean(row_scores)
-    return means
+    means = {name: mean_score(row) for name, row in scores.items()}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def load_exported_model(

@@ -48,17 +48,19 @@ class Score:
         return self.reward.standard_error * math.sqrt(self.rows)
 
 
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """The mean of the scores; None counts for nothing, and is the answer where all are None."""
+    known_scores = [value for value in scores if value is not None]
+    return fmean(known_scores) if known_scores else None
+
+
 def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, float]) -> Score:
     """The score of weighted rewards by row and completion; None counts for nothing, as in training.
 
     Raises:
         ValueError: no completion has a reward.
     """
-    means: list[float] = []
-    for row in rewards:
-        row_rewards = [reward for reward in row if reward is not None]
-        if row_rewards:
-            means.append(fmean(row_rewards))
+    means = [mean for mean in map(mean_score, rewards) if mean is not None]
     if not means:
         raise ValueError("no completion has a reward")
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf

@@ -94,7 +94,7 @@ class StepCounters(Collector):
             losses = math.fsum(reward for reward in finite if reward < 0)
             self._reward_sums.labels(name, "positive").inc(gains)
             self._reward_sums.labels(name, "negative").inc(-losses)
-        sums = [_weighted_sum(row, weights) for row in rewards]
+        sums = [weighted_sum(row, weights) for row in rewards]
         finite_sums = [reward for reward in sums if math.isfinite(reward)]
         self._lowest = min(self._lowest, *finite_sums, math.inf)
         self._highest = max(self._highest, *finite_sums, -math.inf)
@@ -120,7 +120,7 @@ def _counter(metric: Metric) -> Counter:
     return Counter(metric.name, metric.help, metric.labels, registry=None)
 
 
-def _weighted_sum(rewards: Sequence[float], weights: Sequence[float]) -> float:
+def weighted_sum(rewards: Sequence[float], weights: Sequence[float]) -> float:
     """The reward that TRL computes advantages from; NaN where no function gave one."""
     products = [
         reward * weight
