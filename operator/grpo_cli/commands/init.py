@@ -16,7 +16,7 @@ from ..from_trl.job_file import render, small_job
 from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, notebook_script
 from ..from_trl.script_reader import read_script
-from ..from_trl.trl_run import Given, TrlError, TrlRun
+from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
 from ..inputs.manifest import load_lines, reading_problem
 from ..show.errors import ManifestError, OptionError
 
@@ -102,7 +102,7 @@ def _read(source: Path) -> TrlRun:
         lines = load_lines(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError(f"{source}: {' '.join(str(error).split())}") from error
-    values = {name: Given(value, line) for name, (value, line) in lines.items()}
+    values = {name: TrlSetting(value, line) for name, (value, line) in lines.items()}
     return read_config(values, source.name, read_module)
 
 

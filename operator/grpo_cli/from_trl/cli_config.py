@@ -8,7 +8,7 @@ from typing import Any
 from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
 from .reward_reader import metric_name
-from .trl_run import RENAMED, Given, ReadModule, RewardUse, TrlError, TrlRun
+from .trl_run import RENAMED, ReadModule, RewardUse, TrlError, TrlRun, TrlSetting
 
 BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Reward functions that TRL's command has under these names."""
@@ -36,7 +36,7 @@ LORA_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """ModelConfig's defaults, which are not PEFT's."""
 
 
-def read_config(values: Mapping[str, Given], source: str, read_module: ReadModule) -> TrlRun:
+def read_config(values: Mapping[str, TrlSetting], source: str, read_module: ReadModule) -> TrlRun:
     """The run that a configuration describes, by the values of its keys.
 
     Raises:
@@ -49,7 +49,7 @@ def read_config(values: Mapping[str, Given], source: str, read_module: ReadModul
             "ModelConfig and GRPOScriptArguments, such as model_name_or_path"
         )
     run = TrlRun(source)
-    typed: dict[str, Given] = {}
+    typed: dict[str, TrlSetting] = {}
     for former, setting in values.items():
         name = RENAMED.get(former, former)
         typed[name] = _typed(name, setting)
@@ -68,7 +68,7 @@ def read_config(values: Mapping[str, Given], source: str, read_module: ReadModul
     return run
 
 
-def _typed(name: str, setting: Given) -> Given:
+def _typed(name: str, setting: TrlSetting) -> TrlSetting:
     """A text that TRL's parser would read as a number, as one: YAML takes `5e-6` for a text."""
     field = FIELDS.get(name)
     is_number = field is not None and re.match("(int|float)", field.type)
@@ -78,10 +78,10 @@ def _typed(name: str, setting: Given) -> Given:
         number = float(setting.value)
     except ValueError:
         return setting
-    return Given(int(number) if number.is_integer() else number, setting.line)
+    return TrlSetting(int(number) if number.is_integer() else number, setting.line)
 
 
-def _read_model(run: TrlRun, values: Mapping[str, Given]) -> None:
+def _read_model(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
     run.model = values.get("model_name_or_path")
     for name, argument in {"model_revision": "revision", "dtype": "dtype"}.items():
         if name in values:
@@ -94,11 +94,11 @@ def _read_model(run: TrlRun, values: Mapping[str, Given]) -> None:
             if name in values:
                 run.note(values[name].line, name, values[name].value, "no effect without use_peft")
         return
-    run.lora = {_LORA[name]: Given(value, 0) for name, value in LORA_DEFAULTS.items()}
+    run.lora = {_LORA[name]: TrlSetting(value, 0) for name, value in LORA_DEFAULTS.items()}
     run.lora |= {_LORA[name]: values[name] for name in _LORA if name in values}
 
 
-def _read_dataset(run: TrlRun, values: Mapping[str, Given]) -> None:
+def _read_dataset(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
     mixture = values.get("datasets")
     use = run.dataset
     if mixture is not None and mixture.value:
@@ -130,7 +130,7 @@ def _read_dataset(run: TrlRun, values: Mapping[str, Given]) -> None:
         run.note(0, "dataset_name", "", "not given: put the rows on the claim of dataset.files")
 
 
-def _read_rewards(run: TrlRun, values: Mapping[str, Given], read_module: ReadModule) -> None:
+def _read_rewards(run: TrlRun, values: Mapping[str, TrlSetting], read_module: ReadModule) -> None:
     model = values.get("reward_model_name_or_path")
     if model is not None and isinstance(model.value, str):
         run.rewards.append(RewardUse(model.line, model.value))

@@ -13,7 +13,7 @@ from grpo_api.spec.generation import TENSOR_PARALLEL
 from grpo_api.spec.tracking import TABLE_TRACKERS
 from grpo_api.spec.trl_places import FIELDS, PLACES
 
-from .trl_run import Given, SpecBuilder, TrlRun
+from .trl_run import SpecBuilder, TrlRun, TrlSetting
 
 OPTIMIZERS = {
     "adamw_torch": "AdamW",
@@ -55,7 +55,7 @@ class ConfigFields:
         self.run = run
         self.builder = builder
         self.processes = processes
-        self._special: dict[str, Callable[[str, Given], None]] = {
+        self._special: dict[str, Callable[[str, TrlSetting], None]] = {
             "activation_checkpointing": self._put_switch,
             "bf16": self._put_precision,
             "ds3_gather_for_generation": self._put_switch,
@@ -89,11 +89,6 @@ class ConfigFields:
         }
         """Fields whose value the spec has in other words."""
 
-    def value(self, name: str) -> Any:
-        """A field as the script has it: given, or TRL's default."""
-        setting = self.run.config.get(name)
-        return setting.value if setting else FIELDS[name].default
-
     def translate(self) -> None:
         """Put every field of the run into the spec, or note it."""
         self._put_defaults()
@@ -115,19 +110,19 @@ class ConfigFields:
             self.builder.put("training.numTrainEpochs", FIELDS["num_train_epochs"].default)
         # TRL drops no prompt, however long; a job would, so it is set to stop at one.
         self.builder.put("dataset.onLongPrompt", "Fail")
-        longest = self.value("vllm_max_model_length")
-        completion = self.value("max_completion_length")
+        longest = self.run.value("vllm_max_model_length")
+        completion = self.run.value("max_completion_length")
         if isinstance(longest, int) and isinstance(completion, int) and longest > completion:
             self.builder.put("training.maxPromptLength", longest - completion)
 
-    def _put_by_place(self, name: str, setting: Given) -> None:
+    def _put_by_place(self, name: str, setting: TrlSetting) -> None:
         place = PLACES[name]
         if setting.value == FIELDS[name].default and place.kind == "Refused":
             return
         if place.kind == "Refused":
             fix = f"; use spec.{place.path}" if place.path else ""
             self._note(name, setting, f"{place.reason}{fix}")
-        elif name.startswith("vllm_") and not self.value("use_vllm") and "clip" not in name:
+        elif name.startswith("vllm_") and not self.run.value("use_vllm") and "clip" not in name:
             self._note(name, setting, "it has no effect without use_vllm")
         elif setting.value is None and FIELDS[name].default is None:
             return
@@ -136,21 +131,21 @@ class ConfigFields:
         else:
             self._note(name, setting, f"set spec.{place.path}")
 
-    def _note(self, name: str, setting: Given, advice: str) -> None:
+    def _note(self, name: str, setting: TrlSetting, advice: str) -> None:
         self.run.note(setting.line, name, setting.value, advice)
 
-    def _skip(self, name: str, setting: Given) -> None:
+    def _skip(self, name: str, setting: TrlSetting) -> None:
         """Read with the model or the rewards."""
 
-    def _read_with(self, name: str, setting: Given) -> None:
+    def _read_with(self, name: str, setting: TrlSetting) -> None:
         """Read with another field; without that one it has no effect."""
         switch = SWITCHED_BY[name]
-        if self.value(switch) in (None, False, "none", []) and setting.value is not None:
+        if self.run.value(switch) in (None, False, "none", []) and setting.value is not None:
             self._note(name, setting, f"it has no effect without {switch}")
 
-    def _put_samples(self, name: str, setting: Given) -> None:
+    def _put_samples(self, name: str, setting: TrlSetting) -> None:
         """TRL prints completions, too; a job never has any in its log."""
-        trackers = self.value("report_to") or []
+        trackers = self.run.value("report_to") or []
         if setting.value and any(tracker in TABLE_TRACKERS for tracker in _as_list(trackers)):
             self.builder.put("tracking.samples", setting.value, name, setting)
         elif setting.value:
@@ -158,7 +153,7 @@ class ConfigFields:
 
     def _put_batches(self) -> None:
         """Prompts of a step; TRL counts completions of one process and one micro-batch."""
-        numbers = [self.value(name) for name in (BATCHING[0], BATCHING[1], "num_generations")]
+        numbers = [self.run.value(name) for name in (BATCHING[0], BATCHING[1], "num_generations")]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
             self._note_batches("a step has no whole number of completions; set promptsPerStep")
             return
@@ -190,9 +185,9 @@ class ConfigFields:
 
     def _depends_on_micro_batch(self) -> bool:
         """True if another split of a step trains something else."""
-        has_bonus = self.value("entropy_coef") != 0 or self.value("use_adaptive_entropy")
-        quantile = self.value("top_entropy_quantile")
-        return bool(self.value("loss_type") == "bnpo" or has_bonus or quantile != 1)
+        has_bonus = self.run.value("entropy_coef") != 0 or self.run.value("use_adaptive_entropy")
+        quantile = self.run.value("top_entropy_quantile")
+        return bool(self.run.value("loss_type") == "bnpo" or has_bonus or quantile != 1)
 
     def _note_batches(self, advice: str) -> None:
         for name in BATCHING:
@@ -215,21 +210,21 @@ class ConfigFields:
                 self.builder.put("training.generationBatchSize", size, name, setting)
 
     def _has_steps(self) -> bool:
-        steps = self.value("max_steps")
+        steps = self.run.value("max_steps")
         return isinstance(steps, int) and steps > 0
 
-    def _put_steps(self, name: str, setting: Given) -> None:
+    def _put_steps(self, name: str, setting: TrlSetting) -> None:
         if self._has_steps():
             self.builder.put("training.maxSteps", setting.value, name, setting)
         elif not isinstance(setting.value, int):
             self._note(name, setting, "set training.maxSteps")
 
-    def _put_rate(self, name: str, setting: Given) -> None:
+    def _put_rate(self, name: str, setting: TrlSetting) -> None:
         """An adapter's rate is a field of its own, without which the plan warns."""
         path = "training.learningRate" if self.run.lora is None else "adapter.learningRate"
         self.builder.put(path, setting.value, name, setting)
 
-    def _put_warmup(self, name: str, setting: Given) -> None:
+    def _put_warmup(self, name: str, setting: TrlSetting) -> None:
         """transformers takes a number below 1 as a share of the steps, and rounds it up."""
         steps = setting.value
         if not isinstance(steps, int | float) or isinstance(steps, bool):
@@ -237,29 +232,29 @@ class ConfigFields:
         elif steps < 1:
             self.builder.put("training.warmupRatio", steps, name, setting)
         elif self._has_steps():
-            ratio = _share(int(steps), self.value("max_steps"))
+            ratio = _share(int(steps), self.run.value("max_steps"))
             self.builder.put("training.warmupRatio", ratio, name, setting)
         else:
             advice = "set training.warmupRatio to this share of all steps, or training.maxSteps"
             self._note(name, setting, advice)
 
-    def _put_precision(self, name: str, setting: Given) -> None:
+    def _put_precision(self, name: str, setting: TrlSetting) -> None:
         """TRL's bf16 is autocast over float32 weights, which is a job's dtype Auto."""
         if setting.value is False:
             self.builder.put("training.dtype", "float32", name, setting)
-            if not self.value("use_cpu"):
+            if not self.run.value("use_cpu"):
                 advice = "float32 weights; on GPUs that have bfloat16 they compute under autocast"
                 self._note(name, setting, advice)
-        elif setting.value and self.value("use_cpu"):
+        elif setting.value and self.run.value("use_cpu"):
             self._note(name, setting, "on CPUs a job computes in float32")
 
-    def _put_switch(self, name: str, setting: Given) -> None:
+    def _put_switch(self, name: str, setting: TrlSetting) -> None:
         if setting.value in (True, False):
             self.builder.put(PLACES[name].path, SWITCHES[setting.value], name, setting)
         elif setting.value is not None:
             self._note(name, setting, f"set spec.{PLACES[name].path}")
 
-    def _put_optimizer(self, name: str, setting: Given) -> None:
+    def _put_optimizer(self, name: str, setting: TrlSetting) -> None:
         optimizer = OPTIMIZERS.get(setting.value) if isinstance(setting.value, str) else None
         if optimizer is None:
             self._note(name, setting, f"a job has {' and '.join(sorted(set(OPTIMIZERS.values())))}")
@@ -268,46 +263,48 @@ class ConfigFields:
         if setting.value == "adamw_torch":
             self._note(name, setting, "taken as AdamW by fused kernels, equal up to rounding")
 
-    def _put_scale(self, name: str, setting: Given) -> None:
+    def _put_scale(self, name: str, setting: TrlSetting) -> None:
         # A bool is an int: 1 would pass for True.
         scale_names = {True: "group", False: "none"} if isinstance(setting.value, bool) else {}
         value = scale_names.get(setting.value, setting.value)
         self.builder.put("training.scaleRewards", value, name, setting)
 
-    def _put_top_k(self, name: str, setting: Given) -> None:
+    def _put_top_k(self, name: str, setting: TrlSetting) -> None:
         is_off = setting.value is None or setting.value == -1
         self.builder.put("training.topK", 0 if is_off else setting.value, name, setting)
 
-    def _put_accelerator(self, name: str, setting: Given) -> None:
+    def _put_accelerator(self, name: str, setting: TrlSetting) -> None:
         if setting.value is not True:
             return
         self.builder.put("placement.accelerator", "CPU", name, setting)
-        if "bf16" not in self.run.config and not self.value("fp16"):
+        if "bf16" not in self.run.config and not self.run.value("fp16"):
             advice = (
                 "TRL computes under bfloat16 autocast unless bf16=False; a job on CPUs in float32"
             )
             self._note(name, setting, advice)
 
-    def _put_engine(self, name: str, setting: Given) -> None:
+    def _put_engine(self, name: str, setting: TrlSetting) -> None:
         if setting.value is not True:
             self.builder.put("generation.engine", "Transformers", name, setting)
             return
         kinds = {"colocate": "Colocated", "server": "Servers"}
-        mode = self.run.config.get("vllm_mode", Given(FIELDS["vllm_mode"].default, setting.line))
+        mode = self.run.config.get(
+            "vllm_mode", TrlSetting(FIELDS["vllm_mode"].default, setting.line)
+        )
         kind = kinds.get(mode.value) if isinstance(mode.value, str) else None
         if kind is None:
             self._note("vllm_mode", mode, "set spec.generation.engine")
             return
         self.builder.put("generation.engine", kind, name, setting)
 
-    def _put_sampling(self, name: str, setting: Given) -> None:
+    def _put_sampling(self, name: str, setting: TrlSetting) -> None:
         """Further arguments of sampling, which belong to the engine that the script has."""
         if not isinstance(setting.value, dict):
             if setting.value is not None:
                 self._note(name, setting, "set spec.generation.kwargs")
             return
         arguments = dict(setting.value)
-        is_engine = bool(self.value("use_vllm"))
+        is_engine = bool(self.run.value("use_vllm"))
         stop = arguments.pop("stop" if is_engine else "stop_strings", None)
         if stop is not None:
             stops = [stop] if isinstance(stop, str) else stop
@@ -319,28 +316,28 @@ class ConfigFields:
             else:
                 self.builder.put("generation.engine", "Transformers")
 
-    def _put_tensor_parallel(self, name: str, setting: Given) -> None:
-        if not self.value("use_vllm"):
+    def _put_tensor_parallel(self, name: str, setting: TrlSetting) -> None:
+        if not self.run.value("use_vllm"):
             self._note(name, setting, "it is an engine's, and use_vllm is not set")
-        elif self.value("vllm_mode") == "server":
+        elif self.run.value("vllm_mode") == "server":
             self.builder.put("generation.servers.gpusPerReplica", setting.value, name, setting)
         elif setting.value in TENSOR_PARALLEL:
             self.builder.put("generation.tensorParallel", setting.value, name, setting)
         else:
             self._note(name, setting, f"generation.tensorParallel is one of {TENSOR_PARALLEL}")
 
-    def _put_correction(self, name: str, setting: Given) -> None:
+    def _put_correction(self, name: str, setting: TrlSetting) -> None:
         if setting.value is False:
             self.builder.put("training.importanceSampling.mode", "none", name, setting)
 
-    def _put_correction_mode(self, name: str, setting: Given) -> None:
+    def _put_correction_mode(self, name: str, setting: TrlSetting) -> None:
         level, _, mode = str(setting.value).partition("_")
         self.builder.put("training.importanceSampling.level", level, name, setting)
-        if self.value("vllm_importance_sampling_correction") is not False:
+        if self.run.value("vllm_importance_sampling_correction") is not False:
             self.builder.put("training.importanceSampling.mode", mode, name, setting)
 
-    def _put_sync(self, name: str, setting: Given) -> None:
-        if not self.value("sync_ref_model") or not self.value("beta"):
+    def _put_sync(self, name: str, setting: TrlSetting) -> None:
+        if not self.run.value("sync_ref_model") or not self.run.value("beta"):
             if setting.value != FIELDS[name].default:
                 advice = "it has no effect without sync_ref_model and a beta above 0"
                 self._note(name, setting, advice)
@@ -350,7 +347,7 @@ class ConfigFields:
         else:
             self.builder.put(PLACES[name].path, setting.value, name, setting)
 
-    def _put_hub(self, name: str, setting: Given) -> None:
+    def _put_hub(self, name: str, setting: TrlSetting) -> None:
         repository = self.run.config.get("hub_model_id")
         if setting.value is not True:
             return
@@ -380,7 +377,7 @@ TRACKERS = ("wandb", "mlflow", "trackio", "tensorboard")
 SECRET_KEY = "token"
 
 
-def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: Given) -> None:
+def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: TrlSetting) -> None:
     """Set `tracking` by report_to, project, run_name and trackio_space_id."""
     for tracker in _as_list(setting.value):
         if tracker in (None, "none"):
@@ -389,7 +386,7 @@ def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: Given) -
             run.note(setting.line, name, tracker, f"a job has {', '.join(TRACKERS)}: set tracking")
         elif tracker == "mlflow":
             run.note(setting.line, name, tracker, "set tracking.mlflow.url, the tracking server")
-        elif tracker == "trackio" and "/" not in (_value(run, "trackio_space_id") or ""):
+        elif tracker == "trackio" and "/" not in (run.value("trackio_space_id") or ""):
             # Trackio takes a Space without an owner as one of the account that is logged in, and a
             # pod's account is not the user's.
             advice = "set tracking.trackio, with a Space (OWNER/NAME) or a server"
@@ -402,23 +399,18 @@ def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: Given) -
 
 
 def _put_tracker(
-    run: TrlRun, builder: SpecBuilder, tracker: str, name: str, setting: Given
+    run: TrlRun, builder: SpecBuilder, tracker: str, name: str, setting: TrlSetting
 ) -> None:
     settings: dict[str, Any] = {}
     if tracker != "tensorboard":
-        settings["project"] = _value(run, "project")
+        settings["project"] = run.value("project")
         settings["tokenSecretRef"] = {"name": tracker, "key": SECRET_KEY}
         advice = f"put its API key into the Secret {tracker}, key {SECRET_KEY}"
         run.note(setting.line, name, tracker, advice)
     if tracker == "trackio":
-        settings["space"] = _value(run, "trackio_space_id")
+        settings["space"] = run.value("trackio_space_id")
     builder.put(f"tracking.{tracker}", settings, name, setting)
 
 
 def _as_list(trackers: Any) -> list[Any]:
     return trackers if isinstance(trackers, list) else [trackers]
-
-
-def _value(run: TrlRun, name: str) -> Any:
-    setting = run.config.get(name)
-    return setting.value if setting else FIELDS[name].default

@@ -10,7 +10,7 @@ from grpo_planner.model.catalogue import lookup_shape
 from .config_fields import ConfigFields
 from .dataset_reader import ROWS_FILE
 from .reward_reader import metric_name
-from .trl_run import Given, RewardUse, SpecBuilder, TrlError, TrlRun
+from .trl_run import RewardUse, SpecBuilder, TrlError, TrlRun, TrlSetting
 
 GIB_PER_BILLION = 60
 """Size of the claim: two checkpoints of weights and optimizer, and the model, with room."""
@@ -40,9 +40,8 @@ def job_documents(
     builder = SpecBuilder(run)
     _put_model(run, builder, name, model, parameters)
     _put_dataset(run, builder, name)
-    fields = ConfigFields(run, builder, processes)
-    _put_rewards(run, builder, fields, name)
-    fields.translate()
+    _put_rewards(run, builder, name)
+    ConfigFields(run, builder, processes).translate()
     _put_adapter(run, builder)
     _put_checkpoint(builder)
     spec = builder.finish()
@@ -70,7 +69,7 @@ def job_name(source: str) -> str:
 def _put_model(
     run: TrlRun, builder: SpecBuilder, name: str, model: str | None, parameters: str | None
 ) -> None:
-    model_setting = Given(model, 0) if model else run.model
+    model_setting = TrlSetting(model, 0) if model else run.model
     if model_setting is None or not isinstance(model_setting.value, str):
         raise TrlError(
             f"{run.source} does not say which model is trained, or computes it: add --model ID"
@@ -102,10 +101,12 @@ def _put_model(
         return
     for key, value in initial.value.items():
         name = f"model_init_kwargs[{key}]"
-        _put_loading(run, builder, str(key), name, Given(value, initial.line))
+        _put_loading(run, builder, str(key), name, TrlSetting(value, initial.line))
 
 
-def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, setting: Given) -> None:
+def _put_loading(
+    run: TrlRun, builder: SpecBuilder, key: str, name: str, setting: TrlSetting
+) -> None:
     """One argument of from_pretrained; `name` is that of messages."""
     value = setting.value
     if key in ("dtype", "torch_dtype"):
@@ -143,7 +144,7 @@ def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
         for field in ("name", "config", "split", "revision"):
             value = getattr(use, field)
             if value is not None:
-                builder.put(f"dataset.{field}", value, f"dataset {field}", Given(value, 0))
+                builder.put(f"dataset.{field}", value, f"dataset {field}", TrlSetting(value, 0))
     if use.columns:
         builder.put("dataset.columns", dict(use.columns))
     if use.prompt_column != "prompt":
@@ -152,7 +153,7 @@ def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
         builder.put("dataset.systemPrompt", use.system_prompt)
 
 
-def _put_rewards(run: TrlRun, builder: SpecBuilder, fields: ConfigFields, name: str) -> None:
+def _put_rewards(run: TrlRun, builder: SpecBuilder, name: str) -> None:
     weights = _weights(run)
     entries: list[dict[str, Any]] = []
     names: set[str] = set()
@@ -169,7 +170,7 @@ def _put_rewards(run: TrlRun, builder: SpecBuilder, fields: ConfigFields, name: 
             if use.is_in_config_map:
                 entry["python"]["configMap"] = {"name": f"{name}-rewards"}
         else:
-            entry["model"] = _reward_model(run, fields, use, f"{name}-reward-{position}", position)
+            entry["model"] = _reward_model(run, use, f"{name}-reward-{position}", position)
         entries.append(entry)
     if not entries:
         entries = [{"python": {"function": "rewards:reward"}}]
@@ -192,9 +193,7 @@ def _weights(run: TrlRun) -> list[float]:
     return numbers
 
 
-def _reward_model(
-    run: TrlRun, fields: ConfigFields, use: RewardUse, claim: str, position: int
-) -> dict[str, Any]:
+def _reward_model(run: TrlRun, use: RewardUse, claim: str, position: int) -> dict[str, Any]:
     """A reward model as TRL loads and calls it: all completions of a generation in one pass."""
     name, line = use.name, use.line
     entry: dict[str, Any] = {"name": name}
@@ -211,8 +210,8 @@ def _reward_model(
     elif dtype != "bfloat16":
         advice = "TRL takes the dtype of its file, a job bfloat16: set rewards[].model.dtype"
         run.note(line, "reward model", name, advice)
-    batch = fields.value("per_device_train_batch_size")
-    accumulation = fields.value("gradient_accumulation_steps")
+    batch = run.value("per_device_train_batch_size")
+    accumulation = run.value("gradient_accumulation_steps")
     if isinstance(batch, int) and isinstance(accumulation, int):
         entry["batchSize"] = min(max(1, batch * accumulation), 4096)
     if lookup_shape(name) is None:
@@ -228,7 +227,7 @@ def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
         return
     builder.put("adapter.use", "Always")
     for field, path in LORA_FIELDS.items():
-        setting = run.lora.get(field, Given(PEFT_DEFAULTS[field], 0))
+        setting = run.lora.get(field, TrlSetting(PEFT_DEFAULTS[field], 0))
         builder.put(path, setting.value, field, setting)
     modules = run.lora.get("target_modules")
     if modules is None or modules.value is None:

@@ -12,7 +12,7 @@ from .dataset_reader import DatasetReader
 from .expressions import Computed, Scope
 from .reward_reader import RewardReader
 from .syntax import called_name, dotted_name, parse, statements
-from .trl_run import RENAMED, Given, ReadModule, TrlError, TrlRun
+from .trl_run import RENAMED, ReadModule, TrlError, TrlRun, TrlSetting
 
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
 POSITIONS = (
@@ -169,10 +169,10 @@ class _ScriptReader:
             constant = ast.Constant(entry, lineno=node.lineno, col_offset=0)
             yield str(name), constant
 
-    def _given(self, name: str, node: ast.expr, scope: Scope) -> Given | None:
+    def _read_setting(self, name: str, node: ast.expr, scope: Scope) -> TrlSetting | None:
         """The constant of an argument; a note where it is not constant."""
         try:
-            return Given(scope.evaluate(node), node.lineno)
+            return TrlSetting(scope.evaluate(node), node.lineno)
         except Computed as error:
             advice = f"{error}; write the value into the job"
             self.run.note(node.lineno, name, self._source(node), advice)
@@ -185,10 +185,10 @@ class _ScriptReader:
         try:
             target, inner, _ = scope.follow(node)
         except Computed:
-            self._given("model", node, scope)
+            self._read_setting("model", node, scope)
             return
         if not isinstance(target, ast.Call):
-            self.run.model = self._given("model", node, scope)
+            self.run.model = self._read_setting("model", node, scope)
             return
         name = called_name(target)
         if name == "from_pretrained" and target.args + target.keywords:
@@ -210,11 +210,11 @@ class _ScriptReader:
                 call_arguments.pop("model", None)
                 self._read_lora_fields(call_arguments, inner)
         else:
-            self._given("model", node, scope)
+            self._read_setting("model", node, scope)
 
     def _read_pretrained(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
         for name, node in arguments.items():
-            value = self._given(name, node, scope)
+            value = self._read_setting(name, node, scope)
             if value is None:
                 continue
             if name == "model":
@@ -286,7 +286,7 @@ class _ScriptReader:
         for name, node in arguments.items():
             if name == "task_type":
                 continue  # a causal language model, as every job's
-            value = self._given(name, node, scope)
+            value = self._read_setting(name, node, scope)
             if value is not None:
                 self.run.lora[name] = value
 
@@ -317,7 +317,7 @@ class _ScriptReader:
                     continue
                 name, value = dotted_name(target), self._source(statement.value)
                 if target.attr == "chat_template":
-                    self.run.chat_template = self._given(name, statement.value, scope)
+                    self.run.chat_template = self._read_setting(name, statement.value, scope)
                 elif owner is None or name != f"{owner}.{target.attr}":
                     continue
                 elif is_conditional:
@@ -327,7 +327,7 @@ class _ScriptReader:
                     self._put_config(target.attr, statement.value, scope)
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
-        setting = self._given(name, node, scope)
+        setting = self._read_setting(name, node, scope)
         if setting is not None:
             self.run.config[RENAMED.get(name, name)] = setting
 

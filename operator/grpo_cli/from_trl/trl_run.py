@@ -14,6 +14,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.spec.trl_places import FIELDS
 
 MAX_QUOTED = 60
 """Characters of a value that a note quotes."""
@@ -35,7 +36,7 @@ class TrlError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TrlSetting:
     """A value, and the line that gives it; line 0 is TRL's default."""
 
     value: Any
@@ -110,15 +111,15 @@ class TrlRun:
 
     source: str
     """Name of the file."""
-    config: dict[str, Given] = field(default_factory=dict)
+    config: dict[str, TrlSetting] = field(default_factory=dict)
     """Fields of GRPOConfig that are set."""
-    model: Given | None = None
+    model: TrlSetting | None = None
     """Hub id or folder of the model."""
-    model_arguments: dict[str, Given] = field(default_factory=dict)
+    model_arguments: dict[str, TrlSetting] = field(default_factory=dict)
     """What from_pretrained is given, in its words (`dtype`, `revision`, …)."""
-    chat_template: Given | None = None
+    chat_template: TrlSetting | None = None
     """Template that the script gives its tokenizer."""
-    lora: dict[str, Given] | None = None
+    lora: dict[str, TrlSetting] | None = None
     """Fields of LoraConfig that are set; None trains all parameters."""
     dataset: DatasetUse = field(default_factory=DatasetUse)
     rewards: list[RewardUse] = field(default_factory=list)
@@ -126,6 +127,11 @@ class TrlRun:
     """Python files of the rewards by their names."""
     notes: list[Note] = field(default_factory=list)
     """What was not taken, by line."""
+
+    def value(self, name: str) -> Any:
+        """A field of GRPOConfig as the run has it: set, or TRL's default."""
+        setting = self.config.get(name)
+        return setting.value if setting else FIELDS[name].default
 
     def note(self, line: int, name: str, value: object, advice: str) -> None:
         """Keep what was not taken; the same is kept once."""
@@ -148,10 +154,10 @@ class SpecBuilder:
     def __init__(self, run: TrlRun) -> None:
         self.run = run
         self.spec: dict[str, Any] = {}
-        self._origins: dict[str, tuple[str, Given]] = {}
+        self._origins: dict[str, tuple[str, TrlSetting]] = {}
         """TRL's name and value of what was put at a path."""
 
-    def put(self, path: str, value: Any, name: str = "", setting: Given | None = None) -> None:
+    def put(self, path: str, value: Any, name: str = "", setting: TrlSetting | None = None) -> None:
         """Set a field, such as `training.beta`; `name` and `setting` say where it comes from."""
         *sections, field = path.split(".")
         place = self.spec
@@ -214,7 +220,7 @@ class SpecBuilder:
             self.put(path, value, name, setting)
         return False
 
-    def _remove(self, path: str) -> tuple[str, Given]:
+    def _remove(self, path: str) -> tuple[str, TrlSetting]:
         *sections, field = path.split(".")
         place = self.spec
         for section in sections:
