@@ -25,7 +25,7 @@ from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.hub import retry
 from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.hub.retry import ReportBytes
+from grpo_trainer.hub.retry import ReportByteCount
 from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, DiskFailed, HubUnavailable, classify_error
 from grpo_trainer.weights.model_files import Source, locate_model
@@ -60,7 +60,9 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield server
 
 
-def stepped(commits: Mapping[str, str] | None = None, tell: ReportBytes = lambda _: None) -> Hub:
+def stepped(
+    commits: Mapping[str, str] | None = None, tell: ReportByteCount = lambda _: None
+) -> Hub:
     """A way to the hub whose waiting takes no time."""
     return Hub(commits or {}, tell, clock=SteppedClock())
 

@@ -21,7 +21,7 @@ from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.hub import hub_client
 from grpo_trainer.hub import push as pushing
-from grpo_trainer.hub.retry import ReportBytes
+from grpo_trainer.hub.retry import ReportByteCount
 from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, HubUnavailable, classify_error
 from tests.generated import cases
@@ -93,7 +93,7 @@ def push(
     )
 
 
-def require_target(tell: ReportBytes = lambda _: None) -> None:
+def require_target(tell: ReportByteCount = lambda _: None) -> None:
     pushing.require_target(spec(), tell, SteppedClock())
 
 

@@ -199,7 +199,7 @@ def test_progress_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None
     told = prefetch.Progress(clock)
     told.begin_repository("a model")
     for count, pause in ((1, 1.0), (2, 3.9), (3, 0.1), (4_000_000, 25.0), (5_000_000, 0.0)):
-        told.report_bytes(count)
+        told.report_byte_count(count)
         clock.advance(pause)
     assert caplog.messages == [
         f"a model: {amount} MB in the cache" for amount in ("0.0", "4.0", "5.0")

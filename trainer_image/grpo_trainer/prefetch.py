@@ -46,7 +46,7 @@ class Progress:
         """Count later bytes for this repository."""
         self._what = what
 
-    def report_bytes(self, count: int) -> None:
+    def report_byte_count(self, count: int) -> None:
         """Print that `count` bytes of the repository are in the cache, at most every
         TELL_SECONDS."""
         now = self._clock.now()
@@ -69,7 +69,7 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
 
     progress = Progress(clock)
     hub, models = (
-        Hub(plan.revisions, progress.report_bytes, clock=clock),
+        Hub(plan.revisions, progress.report_byte_count, clock=clock),
         _models(plan.model, plan.rewards),
     )
     for repository in models:

@@ -131,8 +131,8 @@ PIECE_BYTES = 4 * 2**20
 THREADS = 8
 """Files read at a time; a volume is read no faster with more, and a file by one only."""
 
-Read = Callable[[int], None]
-"""Called, from any thread, with the bytes of each piece that was read."""
+ReportBytes = Callable[[int], None]
+"""Called, from any thread, with the bytes of each piece that was read or has arrived."""
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -159,20 +159,20 @@ def is_regular_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def digests(paths: Sequence[Path], on_read: Read = lambda _: None) -> list[str]:
+def digests(paths: Sequence[Path], report_bytes: ReportBytes = lambda _: None) -> list[str]:
     """The sha256 of each file, in hex and in order.
 
     Raises:
         OSError: a file can't be read.
     """
     with ThreadPoolExecutor(THREADS, "digests") as pool:
-        return list(pool.map(lambda path: _digest(path, on_read), paths))
+        return list(pool.map(lambda path: _digest(path, report_bytes), paths))
 
 
-def _digest(path: Path, on_read: Read) -> str:
+def _digest(path: Path, report_bytes: ReportBytes) -> str:
     sha256, buffer = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             sha256.update(buffer[:count])
-            on_read(count)
+            report_bytes(count)
     return sha256.hexdigest()

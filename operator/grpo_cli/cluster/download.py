@@ -13,18 +13,16 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-from grpo_api.report.artifacts import FileEntry, Listing
+from grpo_api.report.artifacts import FileEntry, Listing, ReportBytes
 from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import format_bytes
 
 from ..show.errors import KubectlError, OptionError
 from .clock import SYSTEM_CLOCK
 
-Read = Callable[[str, int], Iterable[bytes]]
+ReadFile = Callable[[str, int], Iterable[bytes]]
 """The bytes of a file, by its name in the listing, from an offset on; KubectlError where the
 connection breaks."""
-ReportBytes = Callable[[int], None]
-"""Called with the number of bytes that have arrived since the last call."""
 
 PAUSES: tuple[float, ...] = (0, 1, 2, 4, 8, 15, 30)
 """Seconds between tries without a byte; then it is given up, and the same command goes on later."""
@@ -124,8 +122,8 @@ def _part_name(entry: FileEntry) -> str:
 def download_files(
     folder: Path,
     wanted: dict[str, FileEntry],
-    read_file: Read,
-    arrived: ReportBytes,
+    read_file: ReadFile,
+    report_bytes: ReportBytes,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Bring the files into the folder, one after the other, and clear away parts of other versions.
@@ -138,7 +136,7 @@ def download_files(
         for name, entry in wanted.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(path, name, entry, read_file, arrived, clock=clock)
+            _fetch(path, name, entry, read_file, report_bytes, clock=clock)
         for part in folder.rglob("*.part"):
             if _PART.fullmatch(part.name):
                 part.unlink()
@@ -150,17 +148,23 @@ def download_files(
 
 
 def _fetch(
-    path: Path, name: str, entry: FileEntry, read_file: Read, arrived: ReportBytes, *, clock: Clock
+    path: Path,
+    name: str,
+    entry: FileEntry,
+    read_file: ReadFile,
+    report_bytes: ReportBytes,
+    *,
+    clock: Clock,
 ) -> None:
     part = path.with_name(_part_name(entry))
     part.touch()
-    arrived(part.stat().st_size)
+    report_bytes(part.stat().st_size)
     for _ in range(2):
-        _complete(part, name, entry, read_file, arrived, clock=clock)
+        _complete(part, name, entry, read_file, report_bytes, clock=clock)
         if _is_same(part, entry):
             _publish(part, path)
             return
-        arrived(-part.stat().st_size)
+        report_bytes(-part.stat().st_size)
         part.write_bytes(b"")
     raise KubectlError(
         f"{name} came twice with another sha256 than the recorded {entry.sha256}: what is there "
@@ -169,7 +173,13 @@ def _fetch(
 
 
 def _complete(
-    part: Path, name: str, entry: FileEntry, read_file: Read, arrived: ReportBytes, *, clock: Clock
+    part: Path,
+    name: str,
+    entry: FileEntry,
+    read_file: ReadFile,
+    report_bytes: ReportBytes,
+    *,
+    clock: Clock,
 ) -> None:
     """Ask for what is missing until nothing is, with growing pauses while nothing comes."""
     failed, why = 0, ""
@@ -179,11 +189,13 @@ def _complete(
                 f"{name}: nothing came for a minute{why}; the same command goes on from there"
             )
         clock.sleep(PAUSES[failed])
-        why = _append(part, entry, read_file(name, before), arrived)
+        why = _append(part, entry, read_file(name, before), report_bytes)
         failed = 0 if part.stat().st_size > before else failed + 1
 
 
-def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: ReportBytes) -> str:
+def _append(
+    part: Path, entry: FileEntry, chunks: Iterable[bytes], report_bytes: ReportBytes
+) -> str:
     """Write what comes until it ends; returns why it broke off, if it did."""
     with part.open("ab") as file:
         bytes_left = entry.bytes - file.tell()
@@ -192,7 +204,7 @@ def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: Repo
                 trimmed_chunk = chunk[:bytes_left]
                 file.write(trimmed_chunk)
                 bytes_left -= len(trimmed_chunk)
-                arrived(len(trimmed_chunk))
+                report_bytes(len(trimmed_chunk))
         except KubectlError as error:
             return f": {error}"
     return ""

@@ -23,14 +23,13 @@ from rich.progress import (
 )
 
 from grpo_api.job_object import GRPOJob
-from grpo_api.report.artifacts import Export, Listing
+from grpo_api.report.artifacts import Export, Listing, ReportBytes
 from grpo_api.text.quantity import format_bytes
 
 from ..cluster import kubectl
 from ..cluster.delivery import DTYPE_BYTES
 from ..cluster.delivery_pod import add_pod_arguments, start_delivery
 from ..cluster.download import (
-    ReportBytes,
     download_files,
     missing_files,
     require_folder,
@@ -100,9 +99,9 @@ def fetch_model(options: Namespace) -> tuple[Listing, Export]:
             require_reported(listing, export)
         wanted = missing_files(options.to, listing)
         require_room(options.to, wanted)
-        with _shown(listing) as arrived:
-            arrived(listing.bytes - sum(entry.bytes for entry in wanted.values()))
-            download_files(options.to, wanted, delivery.read_file, arrived)
+        with _shown(listing) as report_bytes:
+            report_bytes(listing.bytes - sum(entry.bytes for entry in wanted.values()))
+            download_files(options.to, wanted, delivery.read_file, report_bytes)
         if converts:
             require_made_of(options.to, export.weights_hash)
     return listing, export

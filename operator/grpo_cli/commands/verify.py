@@ -7,7 +7,7 @@ per file that differs; 2 the folder or the key can't be read.
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from grpo_api.provenance.provenance import (
     EnvironmentRecord,
     Provenance,
 )
+from grpo_api.report.artifacts import ReportBytes
 from grpo_api.text.messages import printable_text
 
 from ..inputs.integrity import (
@@ -109,7 +110,7 @@ def _plain(text: object) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
+def _progress() -> Iterator[ReportBytes]:
     """Tells how much was read, where somebody is there to see it."""
     terminal = Console(stderr=True)
     columns = ("reading", DownloadColumn(), TransferSpeedColumn(), BarColumn())

@@ -23,7 +23,7 @@ from grpo_api.provenance.provenance import (
     Statement,
     read_statement,
 )
-from grpo_api.report.artifacts import Read, digests, files_of, is_regular_file
+from grpo_api.report.artifacts import ReportBytes, digests, files_of, is_regular_file
 
 from ..show.errors import KubectlError, OptionError
 
@@ -204,7 +204,7 @@ def compare_files(
     folder: Path,
     statement: Described,
     ignored: Iterable[str] = (),
-    report_bytes: Read = lambda _: None,
+    report_bytes: ReportBytes = lambda _: None,
 ) -> Comparison:
     """Compares every file; `report_bytes` is called, from any thread, with the bytes of each piece.
 

@@ -15,7 +15,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.artifacts import SUMS, Export, Read, sums_text, weights_hash
+from grpo_api.report.artifacts import SUMS, Export, ReportBytes, sums_text, weights_hash
 from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 
@@ -41,7 +41,7 @@ def export_model(
     *,
     describe: Describe = lambda _: None,
     attest: Describe = lambda _: None,
-    report_bytes: Read = lambda _: None,
+    report_bytes: ReportBytes = lambda _: None,
 ) -> Path | None:
     """Write `<checkpoint_directory>/export`, whole or not at all; None if nothing is to be kept. A
     collective.

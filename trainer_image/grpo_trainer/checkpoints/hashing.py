@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from grpo_api.report.artifacts import SUMS, Read, parse_sums
+from grpo_api.report.artifacts import SUMS, ReportBytes, parse_sums
 from grpo_api.report.artifacts import digests as sha256_digests
 from grpo_api.text.units import MIB
 
@@ -134,7 +134,7 @@ def _digest(folder: Path, part: Part) -> str:
 
 
 def sha256_sums(
-    folder: Path, names: Iterable[str], report_bytes: Read = lambda _: None
+    folder: Path, names: Iterable[str], report_bytes: ReportBytes = lambda _: None
 ) -> dict[str, str]:
     """Name → sha256 in hex of whole files, several at a time: what others can check, too.
 

@@ -6,13 +6,15 @@ asked for, and wait for minutes without a word. Here such an answer is an except
 them knows, so that none of them handles it: it ends the whole call, and retry.py makes it again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
+
+from grpo_api.report.artifacts import ReportBytes
 
 from .retry import TryLater
 
@@ -30,7 +32,7 @@ class _Counted(httpx2.SyncByteStream):
     """A request's body that tells what has gone out: one file may take longer than silence is
     believed."""
 
-    def __init__(self, body: httpx2.SyncByteStream, sent: Callable[[int], None]) -> None:
+    def __init__(self, body: httpx2.SyncByteStream, sent: ReportBytes) -> None:
         self._body, self._sent = body, sent
 
     def __iter__(self) -> Iterator[bytes]:
@@ -47,7 +49,7 @@ class Client(httpx2.Client):
 
     def __init__(
         self,
-        on_sent: Callable[[int], None] | None = None,
+        on_sent: ReportBytes | None = None,
         answer_seconds: float = ANSWER_SECONDS,
         **options: Any,
     ) -> None:
@@ -119,7 +121,7 @@ def _retry_after(response: httpx2.Response) -> float:
 
 @contextmanager
 def use_client(
-    on_sent: Callable[[int], None] | None = None, answer_seconds: float = ANSWER_SECONDS
+    on_sent: ReportBytes | None = None, answer_seconds: float = ANSWER_SECONDS
 ) -> Iterator[None]:
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the
     default afterwards. The client is the process's: one thread at a time may be in here, since both
@@ -136,7 +138,7 @@ def use_client(
         set_client_factory(default_client_factory)
 
 
-def _client(sent: Callable[[int], None] | None, seconds: float) -> Client:
+def _client(sent: ReportBytes | None, seconds: float) -> Client:
     return Client(
         sent,
         min(seconds, ANSWER_SECONDS),

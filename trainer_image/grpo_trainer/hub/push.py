@@ -36,7 +36,7 @@ from ..runtime.clock import LONGEST_WAIT, SYSTEM_CLOCK, OnWait, ignore_wait
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
-    ReportBytes,
+    ReportByteCount,
     TryLater,
     retry_passing_errors,
     watch_arrivals,
@@ -109,7 +109,7 @@ class Sending(Arrivals):
 
     def __init__(
         self,
-        report: ReportBytes,
+        report: ReportByteCount,
         clock: Clock,
         longest_wait: float = LONGEST_WAIT,
         on_wait: OnWait = ignore_wait,
@@ -175,7 +175,7 @@ class Files:
 
 def require_target(
     spec: HubExportSpec,
-    report: ReportBytes,
+    report: ReportByteCount,
     clock: Clock = SYSTEM_CLOCK,
     on_wait: OnWait = ignore_wait,
     longest_wait: float = LONGEST_WAIT,
@@ -204,7 +204,7 @@ def push_folder(
     folder: Path,
     spec: HubExportSpec,
     message: str,
-    report: ReportBytes,
+    report: ReportByteCount,
     *,
     is_only_copy: bool,
     clock: Clock = SYSTEM_CLOCK,

@@ -50,7 +50,7 @@ from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
-    ReportBytes,
+    ReportByteCount,
     TryLater,
     bytes_in,
     retry_passing_errors,
@@ -192,11 +192,11 @@ class Hub:
 
     recorded_commits: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found, by `Repository.path`."""
-    report: ReportBytes = lambda _: None
+    report: ReportByteCount = lambda _: None
     """Called with the bytes that have arrived during a download."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
-    report_total: ReportBytes = lambda _: None
+    report_total: ReportByteCount = lambda _: None
     """Called before a download with the bytes that will be there after it; 0 where nobody knows."""
     clock: Clock = SYSTEM_CLOCK
     """The time by which it and other holders of a lease are waited for."""

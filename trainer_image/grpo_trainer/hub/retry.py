@@ -33,8 +33,9 @@ from ..runtime.errors import DiskFailed, HubUnavailable
 
 log = logging.getLogger(__name__)
 
-ReportBytes = Callable[[int], None]
-"""Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
+ReportByteCount = Callable[[int], None]
+"""Called with how many bytes have arrived so far: a sign for the watchdog that the process is at
+work."""
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
 
@@ -54,7 +55,7 @@ class Arrivals:
     def __init__(
         self,
         folders: Sequence[Path],
-        report: ReportBytes,
+        report: ReportByteCount,
         clock: Clock = SYSTEM_CLOCK,
         on_wait: OnWait = ignore_wait,
         longest_wait: float = LONGEST_WAIT,
