@@ -1,8 +1,8 @@
 """Writes every generated file: the CRD and the chart's copy, alert rules, the dashboards, the
 generated pages, and the data of the trainer's acceptance run.
 
-What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and
-`--check`, part of `make lint`, fails when a file is stale and writes nothing.
+So what follows from grpo_api and grpo_planner can't drift from them. `make codegen` writes.
+`--check`, part of `make lint`, writes nothing and fails when a file is stale.
 """
 
 import argparse

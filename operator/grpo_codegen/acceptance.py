@@ -1,9 +1,9 @@
 """Data of the acceptance run, which may import neither the planner nor know the repository: pins
 and predictions.
 
-The nine configurations are chosen so that every term of the memory model that grows with a model's
-size has one in which it decides: sizes from 0.5 to 7 billion parameters, tied and separate heads,
-three precisions, with and without gradient checkpointing, an adapter.
+Each term of the memory model that grows with a model's size decides in one of the nine
+configurations. They have 0.5 to 7 billion parameters, tied and separate heads, and two precisions.
+Some train without gradient checkpointing, and some train an adapter.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The planner's generated documents: what it plans on seventeen clusters, the GPUs it knows, the
 schema of its answer.
 
-docs/internals/planner-table.md shows real plans beside the rule of thumb that this planner replaces (over 20
-B parameters shard, with ample memory clone, else train an adapter), and goes stale loudly when a
-plan changes.
+The page docs/internals/planner-table.md shows real plans beside the rule of thumb that this planner
+replaces. That rule shards over 20 B parameters, clones with ample memory, and else trains an
+adapter. A changed plan makes the page stale, and then `make lint` fails.
 """
 
 import json

@@ -2,8 +2,8 @@
 free or idle.
 
 The exporter names the pod that holds a GPU. A scrape may keep these labels or move them to
-`exported_…`, beside those of the exporter's own pod, which stand alone on a GPU that nobody holds.
-Without the exporter nothing is recorded.
+`exported_…`. There they are beside those of the exporter's own pod, which stand alone on a GPU that
+nobody holds. Without the exporter nothing is recorded.
 """
 
 from dataclasses import dataclass

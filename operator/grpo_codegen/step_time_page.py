@@ -1,5 +1,8 @@
-"""The page of the time model: what it counts, its constants, the runs that it was fitted to, and how
-far off it is on runs that the fit has not seen."""
+"""Makes the page of the time model: what it counts, its constants, and the runs that it was fitted
+to.
+
+The page also shows how far off the model is on runs that the fit has not seen.
+"""
 
 from collections.abc import Iterator
 

@@ -4,7 +4,7 @@ implements it.
 Code that needs the cluster is written against the protocol, so that tests can replace it by a
 script. HttpCluster sends plain JSON, with time-outs, a retry budget, typed errors and a count of
 requests. The typed models of the kubernetes package would cost 50 MiB and half of the CPU time of a
-burst, so only its configuration is used.
+burst. So only its configuration is used.
 """
 
 import asyncio

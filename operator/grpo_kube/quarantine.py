@@ -2,8 +2,8 @@
 callback.
 
 An unreadable object must affect nothing but itself. A label from a stranger, or a status from a
-newer version of the operator, must not end a watch, hide other objects or keep the process from
-starting.
+newer version of the operator, must not end a watch. Nor may it hide other objects or keep the
+process from starting.
 """
 
 import logging

@@ -2,7 +2,7 @@
 place.
 
 kopf handles its own end; when it stops, everything else is cancelled. A part of ours that dies
-takes the process down, and the kubelet starts a clean one; so no part may die of what the cluster
+takes the process down, and the kubelet starts a clean one. So no part may die of what the cluster
 contains.
 """
 

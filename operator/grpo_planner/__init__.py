@@ -19,7 +19,7 @@ about:
        └─ Candidate      an option as a plan: chosen, or rejected with a reason and a number
           └─ PlanResult  the chosen plan and what it was compared with, or Fixes if none fits
 
-Rooms: model (shapes), hardware (pools), memory (predictions), time (of a step), search (everything
-from Demand to Option), result (the answer), explain (its sentences and Fixes), replan (plans that
-have run).
+Rooms: model (shapes), hardware (pools), memory (predictions), time (of a step), and search
+(everything from Demand to Option). The others are result (the answer), explain (its sentences and
+Fixes) and replan (plans that have run).
 """

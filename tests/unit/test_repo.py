@@ -5,6 +5,7 @@ The rules of docs/internals/architecture.md are checked, not remembered.
 """
 
 import ast
+import keyword
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
 from grpo_cli.inputs.manifest import load_documents
+from tests.prose import read_page
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("operator", "trainer_image", "harness", "tools", "tests", "examples", "benchmarks")
@@ -26,6 +28,29 @@ SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".tpl", ".s
 MAX_LINES, MAX_FUNCTION_LINES = 500, 80
 MAX_FILES = 14
 """Files of one folder of a product package, with its `__init__.py`."""
+REFERENCE = re.compile(
+    r"(?<![\w./-])(?:[a-z_]\w*(?:\.(?!com\b|io\b|dev\b|so\b)\w+)+|[A-Z][a-z0-9]+[A-Z]\w*)\b"
+    r"|`[A-Za-z_]\w*`"
+)
+"""A dotted, CamelCase or backquoted name."""
+OTHERS_NAMES = re.findall(
+    r"\S+",
+    """
+    AMD_Instinct_MI300X_OAM AutoModel CachingHostAllocator CommonMark CublasHandlePool
+    ExportTraceServiceRequest HfArgumentParser LaTeX MarkPodsNotReady MoE NetworkPolicySpec
+    OpenMetrics OpenRLHF ParamWrapper PromQL Qwn RepeatSampler ResourceDescriptor ResourceFlavor
+    SmolLM3 SortStable SpanKind StatusCode SyncRefModelCallback TrlParser VmRSS
+    _generate_and_score_completions _partition_param baseline consolidated.safetensors cub.cu
+    cumem.py deepspeed.zero.Init default_optim eager_attention_forward grouped_mm
+    grouped_mm_experts_forward grpo_trainer.VLLMGeneration grpo_trainer.create_model_from_path
+    grpo_trainer.prepare_deepspeed grpo_trainer.py k8s.v1.cni.cncf logits_process.py malloc.h
+    metav1.Condition metav1.Time ndots preempted register_NAME resource.Quantities stage3.py
+    stage_1_and_2.py tearDown temp_grad_buffer_for_gpu_offload torch.quantile
+    tuners_utils.check_target_module_exists vocab_parallel_embedding.py vpc.amazonaws zero.Init
+    FailedMount ImagePullBackOff OptimizerNames PyYAML StorageClasses
+    """,
+)
+"""Names of other projects in our docstrings."""
 
 
 def files(folders: tuple[str, ...], *suffixes: str) -> Iterator[Path]:
@@ -104,6 +129,59 @@ print(sorted(set({absent!r}) & set(sys.modules)))
 
 def test_every_module_says_what_it_is_for() -> None:
     assert [path for path, module in parsed().items() if not ast.get_docstring(module)] == []
+
+
+def test_docstrings_of_product_modules_have_short_sentences() -> None:
+    long = {
+        path: sentences
+        for path, module in parsed().items()
+        if path.startswith(("operator/", "trainer_image/"))
+        # without trees and formulas, which are indented
+        and (text := re.sub(r"(?m)^ {4}.*$", "", ast.get_docstring(module) or ""))
+        and (sentences := read_page(text).long_sentences)
+    }
+    assert long == {}
+
+
+def docstrings(module: ast.Module) -> list[ast.Constant]:
+    """Return the docstrings of a module and of all that is in it, attributes too."""
+    values = [node.value for node in ast.walk(module) if isinstance(node, ast.Expr)]
+    return [node for node in values if isinstance(node, ast.Constant)]
+
+
+def names_in_code(path: str, module: ast.Module) -> Iterator[str]:
+    """Yield the names of a module, its definitions, fields and arguments, but not of variables."""
+    parts = Path(path).with_suffix("").parts
+    yield from (*parts, *(".".join(parts[1:end]) for end in range(2, len(parts) + 1)))
+    yield from (f"{'.'.join(parts[1:])}.{getattr(node, 'name', '')}" for node in module.body)
+    ignored = set(docstrings(module))
+    for node in ast.walk(module):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        if node not in ignored and not (isinstance(node, ast.Name) and node.id.islower()):
+            for _, value in ast.iter_fields(node):
+                if isinstance(value, str) and re.fullmatch(r"[\w.-]+", value):
+                    yield from (value, *re.split("[.-]", value))
+
+
+def test_names_in_docstrings_exist() -> None:
+    folders = ("operator/", "trainer_image/", "harness/")
+    product = {path: module for path, module in parsed().items() if path.startswith(folders)}
+    names = {*keyword.kwlist, *(path.name for path in files(TEXTS, *SUFFIXES))}
+    for path, text in texts().items():
+        if path.startswith(("docs/", "charts/", "crds/")):
+            names.update(re.findall(r"\b[A-Za-z][a-z0-9]+[A-Z]\w*", text))
+    unknown = {}
+    for path, module in product.items():
+        names.update(names_in_code(path, module))
+    for path, module in product.items():
+        for node in docstrings(module):
+            for name in (found.strip("`") for found in REFERENCE.findall(str(node.value))):
+                parts = {name} if name.startswith("grpo_") else set(name.split("."))
+                if not {name, name.removesuffix("s")} & names and not parts <= names:
+                    unknown[name] = f"{path}:{node.lineno}"
+    assert {name: unknown[name] for name in unknown if name not in OTHERS_NAMES} == {}
+    assert unknown.keys() >= set(OTHERS_NAMES)
 
 
 def test_files_are_short() -> None:

@@ -1,8 +1,9 @@
 """Checks of engines beside the policy, with vLLM: what no CPU shows of them.
 
-That is the model runner of GPUs with its sampler, CUDA graphs, sleep and waking, the cache's size,
-the hash's kernel on live weights, and how much faster a step is. A proof that finds nothing shows
-little, so that weights of a live engine are also damaged and the damage must be found.
+That is the model runner of GPUs with its sampler, CUDA graphs, sleep and waking, and the cache's
+size. Others are the hash's kernel on live weights, and how much faster a step is. A proof that
+finds nothing shows little, so that weights of a live engine are also damaged and the damage must be
+found.
 """
 
 import time

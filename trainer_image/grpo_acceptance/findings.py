@@ -2,9 +2,9 @@
 
 First comes what would be missed most if the time ended early: a lease is short and may not come
 again. `gpu` says whether torch works here at all. Then come the parts that no CPU can show and
-every GPU job uses: TRL's fused head, a step's numbers beside the CPU's, the proof of weights, the
-engine. Then memory, since plans stand on its predictions, and its worst end. The rest has been
-shown on CPUs and is repeated here.
+every GPU job uses. These are TRL's fused head, a step's numbers beside the CPU's, the proof of
+weights, and the engine. Then memory, since plans stand on its predictions, and its worst end. The
+rest has been shown on CPUs and is repeated here.
 
 No check is imported here: each is named by its module, which only its own process loads. Findings
 are plain dataclasses and JSON: they are read and written where nothing is installed but Python.

@@ -1,6 +1,6 @@
 """Memory of a step, measured phase by phase on real models and set beside the plan's prediction.
 
-The models have the widths of real ones and random weights, made on the device; passes, generation,
+The models have the widths of real ones and random weights, made on the device. Passes, generation,
 fused head and optimizer are those of training, without the trainer around them. The cases and their
 predictions are in predictions.json, which grpo_codegen writes: this package may not import the
 planner.

@@ -4,9 +4,9 @@ fused head.
 Both devices train on the same completions, which the CPU has drawn: their random numbers differ,
 and a step on other tokens is another step.
 
-The fused head turns hidden states into log-probabilities and entropies without the logits, on a GPU
-by Triton kernels, which no CPU test has ever run. Here it is compared with the plain formula, which
-has the logits.
+The fused head turns hidden states into log-probabilities and entropies without the logits. On a GPU
+it uses Triton kernels, which no CPU test has ever run. Here it is compared with the plain formula,
+which has the logits.
 """
 
 import json

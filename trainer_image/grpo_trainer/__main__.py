@@ -1,8 +1,8 @@
 """`python -m grpo_trainer`: the entry point of a training pod.
 
-Reads and validates the plan before anything heavy is imported, runs one worker in this process or
-several under a supervisor, and turns every end into an Outcome and its exit code: no process ends
-without words.
+It reads and validates the plan before anything heavy is imported. Then it runs one worker in this
+process, or several under a supervisor. Every end becomes an Outcome and its exit code, so no
+process ends without a reason.
 """
 
 import logging

@@ -2,9 +2,9 @@
 nothing.
 
 A job that fetches its model holds its GPUs meanwhile; a pod without any can fill the cache before.
-It is the job's own code that fetches, so that nothing is left to fetch: the same files of the same
-commits, under the same leases, with the same tokens and the same patience. Begun again, it goes on
-with what is missing.
+It is the job's own code that fetches, so that nothing is left to fetch. It fetches the same files
+of the same commits, under the same leases, with the same tokens and the same patience. Begun again,
+it goes on with what is missing.
 """
 
 import logging

@@ -3,7 +3,7 @@ job.
 
 So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2
 with tied embeddings and one token per character. Its pretraining has two parts. First it learns the
-sums, until it knows them. Then it sees more and more random results: in the end it prefers the
+sums, until it knows them. Then it sees more and more random results. In the end it prefers the
 right result, but gives it in a third of its answers only. GRPO makes it give the right one. Little
 has to change for that, so the KL to the pretrained model stays small.
 """

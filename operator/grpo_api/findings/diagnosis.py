@@ -1,9 +1,9 @@
 """The findings of a run: every rule, judged step by step.
 
-A finding begins when its rule has been beyond the limit for some steps in a row, and ends when it
-has been clearly within it for as long. The trainer adds each step as it happens; after a restart it
-adds the history again, so that the beginning of a run stays the measure. `grpo diagnose` does the
-same with anybody's file.
+A finding begins when its rule has been beyond the limit for some steps in a row. It ends when the
+rule has been clearly within the limit for as long. The trainer adds each step as it happens. After
+a restart it adds the history again, so the beginning of a run stays the baseline. `grpo diagnose`
+does the same with anybody's file.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Rules on what the policy learns: entropy, groups, length, reward, KL, size of steps.
 
-Each returns how far the run is beyond the limit (1 is the limit) with the numbers that show it, or
-None where too little is known.
+Each returns how far the run is beyond the limit (1 is the limit), with the numbers that show it.
+Where too little is known, it returns None.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""What is remembered of a run's steps, a bounded amount from which every rule judges, and what a
-rule says.
+"""Keeps a bounded summary of a run's steps for the rules to judge. Verdict is the result of one
+rule.
 
 All levels of a series are medians, so that one odd step decides nothing. A step costs the same at
-any length of a run: the trainer judges every step."""
+any length of a run: the trainer judges every step.
+"""
 
 import math
 from collections import deque

@@ -1,8 +1,8 @@
 """TrainingPlan: everything a training pod needs, and ExecutionPlan: the planner's answer inside it.
 
-The ExecutionPlan is committed to status.plan before an attempt starts; the TrainingPlan is derived
-from it and the spec, travels in the pod template's annotation and is read by the trainer. Both are
-frozen, and the same bytes for the same inputs.
+The ExecutionPlan is committed to status.plan before an attempt starts. The TrainingPlan is derived
+from it and the spec. It travels in the pod template's annotation, and the trainer reads it. Both
+are frozen, and the same bytes for the same inputs.
 """
 
 from typing import Annotated, Literal

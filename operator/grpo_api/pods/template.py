@@ -1,8 +1,8 @@
 """`spec.podTemplate`: labels, annotations and the fields of core/v1's PodSpec that a user may set.
 
-It has the shape of a pod template so that everybody knows where a field stands (cert-manager does
-the same); what belongs to the training container alone, such as env or resources, is in the spec
-itself. The operator adds to the affinity that a gang's pods keep to nodes of their own.
+It has the shape of a pod template, so that everybody knows where a field stands (cert-manager does
+the same). Fields of the training container alone, such as env or resources, are in the spec itself.
+The operator adds to the affinity that a gang's pods keep to nodes of their own.
 """
 
 import re

@@ -138,7 +138,7 @@ ReportBytes = Callable[[int], None]
 def files_of(folder: Path) -> dict[str, Path]:
     """Everything below a folder that is no folder, by its path inside with slashes, sorted.
 
-    Links are not followed and are in it, as is what is no regular file: see `regular`.
+    Links are not followed and are in it, as is what is no regular file: see `is_regular_file`.
 
     Raises:
         OSError: a folder can't be read.

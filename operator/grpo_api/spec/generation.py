@@ -1,8 +1,8 @@
 """`spec.generation`: what samples the completions, TRL's own loop over the policy or a vLLM engine.
 
-An engine samples several times as fast, from a copy of the weights that has to be kept the same:
-the trainer proves that it is before any completion is used. Which engines there are, and what the
-user may set of them, is here.
+An engine samples several times as fast, but from a copy of the weights. Before any completion is
+used, the trainer proves that the copy is equal. Which engines there are, and what the user may set
+of them, is here.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,9 @@ A test holds the overrides to trl_fields.json, another calls each schedule with 
 
 Names and meanings of generation.kwargs are those of transformers' GenerationConfig (5.23) and of
 vLLM's SamplingParams (0.30), to which TRL passes its generation_kwargs. Which there are depends on
-the engine, so they are checked in Python. Left out is what the plan must know (beams and candidates
-take memory), what makes a run depend on the clock (max_time), and what only formats the answer.
+the engine, so they are checked in Python. Three kinds are left out. The plan must know some (beams
+and candidates take memory), one makes a run depend on the clock (max_time), and others only format
+the answer.
 """
 
 import json

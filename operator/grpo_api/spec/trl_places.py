@@ -1,9 +1,10 @@
-"""The fields of the pinned TRL's GRPOConfig, known without TRL, and where each of them, and each
-other setting of `trl grpo`, is set in a GRPOJob: one decision per field.
+"""Says where a GRPOJob sets each field of the pinned TRL's GRPOConfig, and each other setting of
+`trl grpo`. There is one decision per field, and TRL is not imported.
 
 trl_fields.json is generated from the installed sources of TRL and transformers by `make codegen`.
 A field whose value changes memory or time is a field of the spec that the planner reads, or it is
-refused. What is left may be overridden, and its entry says why the plan stays right."""
+refused. What is left may be overridden, and its entry says why the plan stays right.
+"""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,9 @@
 """What became of the time of a job's GPUs: `status.usage`, which `grpo usage` prints and the
 operator exports.
 
-What each state means is in docs/explanation/usage.md. The sums follow from one record per attempt,
-and these from what the API server says of the attempt's pods and from what rank 0 says of its time.
+What each state means is in docs/explanation/usage.md. The sums follow from one record per attempt.
+A record follows from what the API server reports of the attempt's pods, and what rank 0 reports of
+its time.
 """
 
 from typing import Annotated

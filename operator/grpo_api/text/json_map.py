@@ -1,7 +1,7 @@
 """A map of JSON values that a library defines: bounded here, judged by the library.
 
-A CustomResourceDefinition has no type for any JSON value, so the API server keeps what it is given
-(x-kubernetes-preserve-unknown-fields), and keys, size and depth are checked in Python.
+A CustomResourceDefinition has no type for any JSON value. So the API server keeps what it is given
+(x-kubernetes-preserve-unknown-fields), and Python checks keys, size and depth.
 """
 
 import json

@@ -1,7 +1,7 @@
 """One line of a log: JSON for collectors, and the same line as text for people.
 
-Operator, trainer and engines write the same fields, so that a collector finds all lines of a job by
-its namespace and name, whatever wrote them. `grpo logs` reads the lines of pods back as text.
+Operator, trainer and engines write the same fields. So a collector finds all lines of a job by its
+namespace and name, whatever wrote them. `grpo logs` reads the lines of pods back as text.
 """
 
 import json

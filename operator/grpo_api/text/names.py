@@ -57,7 +57,7 @@ Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00-\x
 SubPath = Annotated[
     str, Field(min_length=1, max_length=512, pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$")
 ]
-"""A path relative to a volume; `stays_inside` keeps it there."""
+"""A path relative to a volume; `is_inside` keeps it there."""
 
 
 _UPWARDS = r"(^|/)\.\.(/|$)"

@@ -1,9 +1,9 @@
 """Files of an exported folder onto a laptop: every byte checked, and what has arrived is never
 asked for again.
 
-A file arrives under a name of its own, made of its hash: what is there of it is continued,
-whichever way the connection was cut, and what is there of another version is not. It gets its name
-once its hash is right.
+A file arrives under a name of its own, made of its hash. What has arrived of this version is
+continued, however the connection was cut. What has arrived of another version is not. It gets its
+name once its hash is right.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """`grpo init`: writes a GRPOJob to begin with, or the one that trains what a TRL script trains.
 
-The script is read and never run: it may be anybody's. What it computes, and what a job does not
-have, is on stderr and at the top of the file, with its line and what to do. Exit codes: 0 written,
-2 the file can't be read or makes no single trainer.
+The script is read and never run: it may be anybody's. Stderr and the top of the file list what the
+script computes and what a job does not have. Each entry has its line and what to do. Exit codes: 0
+written, 2 the file can't be read or makes no single trainer.
 """
 
 import sys

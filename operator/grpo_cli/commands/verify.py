@@ -1,8 +1,11 @@
 """`grpo verify`: is this folder the model that a job exported, unchanged, and what was it made of;
 no cluster needed.
 
-Exit codes: 0 as exported or converted, and signed by the key if one is given; 1 not so, with a line
-per file that differs; 2 the folder or the key can't be read.
+Exit codes:
+
+- 0: as exported or converted, and signed by the key if one is given
+- 1: not so, with a line per file that differs
+- 2: the folder or the key can't be read
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Follows a trainer's dataset back to load_dataset, through what the script does with its rows.
 
-Renamed columns, a slice from the start, and a `map` that builds the prompt of a column and a fixed
-system message are the spec's own words. Rows that are made in any other way can be had only by
-running the script: the job then names a file, and the note says how to write it.
+Some of it is the spec's own words: renamed columns, and a slice from the start. So is a `map` that
+builds the prompt of a column and a fixed system message. Rows that are made in any other way can be
+had only by running the script. The job then names a file, and the note says how to write it.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Finds a script's reward functions, and takes them out of it.
 
 The job calls them with TRL's own signature. A function of the script can't be imported from it,
-since that would train; it is copied, with all that it refers to, into a file for a ConfigMap.
+since that would train. It is copied, with all that it refers to, into a file for a ConfigMap.
 Functions of TRL and of other packages are named where they are.
 """
 

@@ -1,5 +1,7 @@
-"""Finds a run's history: in a file of anybody's, in a folder, or in the cluster, where a
-short-lived pod reads it with the user's own rights."""
+"""Finds a run's history in anybody's file, in a folder, or in the cluster.
+
+In the cluster a short-lived pod reads it with the user's own rights.
+"""
 
 import csv
 import io

@@ -4,7 +4,7 @@ GPUs come from a file, from short names such as `8xH100`, or from a cluster. All
 use the same flags for these sources.
 
 The planner itself reads nothing. A model's config.json comes from the model's folder or, when
-allowed, from the hub. Only sources that the user named are read: the operator has no files, so a
+allowed, from the hub. Only sources that the user named are read. The operator has no files, so a
 plan that depends on other files of a laptop would differ from the operator's.
 
 Parameters are counted without reading any weights. The header of a safetensors file names every

@@ -1,7 +1,7 @@
 """Fits the time model's constants to published runs, and says how far off it is on unseen ones.
 
-Least squares of the logarithms of predicted by published, by Levenberg and Marquardt's method, with
-Huber's weights: a run that is twice as slow as the model for a reason of its own must not bend it.
+The fit is least squares of log(predicted / published), by Levenberg and Marquardt's method with
+Huber's weights. A run that is twice as slow as the model for a reason of its own must not bend it.
 Constants are fitted as logarithms, since none may be negative, and drawn weakly to where they are:
 one that no row tells of stays. Shares stay below 1.
 

@@ -1,8 +1,8 @@
 """A published run, and what the time model says of it.
 
-calibration.yaml has one row for each run: what ran, on what, how long the completions were, and the
-seconds that were published, of the whole step or of parts of it. The same functions as for a plan
-predict them. What a publication leaves out is assumed, and each source says what.
+The file calibration.yaml has one row for each run: what ran, on what, and how long the completions
+were. A row has the published seconds of the whole step or of parts of it. The same functions as for
+a plan predict them. What a publication leaves out is assumed, and each source says what.
 
 Published frameworks pack sequences without padding, and split models in ways that this product
 does not. So a row trains on the mean length, and its communication is that of the parameters which

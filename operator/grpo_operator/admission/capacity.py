@@ -67,7 +67,8 @@ class Capacity:
         """Reserves what the claims' gangs still lack, the widest pods first: these find a node
         least easily.
 
-        `suitability` is that of the snapshot's nodes, for who makes several of these.
+        `suitability` is that of the snapshot's nodes. Pass it when making several of these for
+        one snapshot.
         """
         self._snapshot = snapshot
         self._suitability = suitability or Suitability(snapshot.nodes)
@@ -151,8 +152,6 @@ class Capacity:
 
         `but`: an attempt whose pods stay.
         """
-        # The next attempt begins while pods of the last one still end; counting them would make a
-        # job wait for itself.
         job_pods = self._pods.get(job.uid, ())
         ending_pods = [pod for pod in job_pods if pod.attempt != but]
         for pod in ending_pods:
@@ -259,8 +258,8 @@ class Capacity:
         return placements
 
     def _most(self, role: Role) -> int:
-        """How many pods of the role may be on one node: ranks keep apart, and of engines that ask
-        for more than GPUs, memory and cores nobody counts here how many a node has room for."""
+        """Most pods of the role on one node. Ranks never share a node. Engines share one only if
+        they request nothing but GPUs, memory and cores."""
         if not role.is_engines or self._suitable_for(role).extra:
             return 1
         return role.plan.nodes

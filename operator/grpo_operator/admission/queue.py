@@ -1,15 +1,16 @@
 """Decides which jobs may start: runs a cycle over the queue per change, and answers each job that
 asks for an attempt.
 
-A cycle is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is
-released, and at the earliest deadline of the last cycle. It runs in a thread, on immutable input.
-Only jobs whose verdict changed are queued for a reconcile, which reads the last verdict.
+A cycle is due after a change of the cluster's facts, and at the earliest deadline of the last
+cycle. It is also due after a job comes, changes, starts, ends or is released. It runs in a thread,
+on immutable input. Only jobs whose verdict changed are queued for a reconcile, which reads the last
+verdict.
 
 GPUs are never given twice, although a cycle takes time and a commit does, too:
 
-- A job that a cycle admits is assumed to be there from then on (verdicts.py): later cycles and
-  restarts count its plan as taken until its commit is in the cache, or it no longer wants the
-  attempt, or the commit was denied.
+- A job that a cycle admits is assumed to be there from then on (verdicts.py). Later cycles and
+  restarts count its plan as taken. The assumption ends when its commit is in the cache, when it no
+  longer wants the attempt, or when the commit was denied.
 - A commit is made only while the job's assumption holds. It carries the resourceVersion that was
   looked at, so that a change of the job meanwhile makes it fail.
 - A gang that restarts is answered at once, on the newest facts and all assumptions. A cycle that

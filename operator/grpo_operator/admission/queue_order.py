@@ -2,10 +2,11 @@
 share, then age.
 
 Priorities are the PriorityClasses' values. Among equals, the namespace that holds fewest GPUs goes
-first, and within a namespace the oldest job; every place that is given out counts at once, so that
+first, and within a namespace the oldest job. Every place that is given out counts at once, so that
 namespaces take turns. A share alone could leave a job waiting for ever behind newcomers of
 namespaces that hold less. So a job that MOST_PASSED_OVER younger ones of its priority have
-overtaken goes before all others of it, by age, and what it waits for is then reserved for it.
+overtaken goes before all others of that priority. Among such jobs the oldest goes first. What such
+a job waits for is reserved for it.
 """
 
 import heapq

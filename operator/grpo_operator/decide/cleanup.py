@@ -1,8 +1,5 @@
-"""What is left over of attempts that are not to run, and must end.
-
-It follows from the state of the world alone, whatever was decided: so an operator that died between
-a decision and its deletions makes up for it.
-"""
+"""Finds Jobs and pods of attempts that must not run. The result depends only on observed state, so
+a new operator repeats missed deletions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""What a decision about a GRPOJob is, and the times that the operator was installed with: the words
-of all checks."""
+"""Defines Decision, the result of a check, and Limits, the operator's time limits. All checks share
+both."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass

@@ -1,7 +1,6 @@
-"""What an attempt teaches about its job: the model's architecture, the GPUs' links, and the memory
-that it lacked.
+"""Computes the new status.learned from what an attempt measured: architecture, link speed, step
+times, missing memory. The next plan uses it; otherwise it would fail the same way.
 
-The next attempt is planned with that knowledge, because the same plan would fail in the same way.
 After MAX_REPLANS plans that ran out of memory the job fails. All of it is kept in the status, so
 that a new operator process goes on where the last one was.
 """

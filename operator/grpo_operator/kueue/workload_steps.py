@@ -1,9 +1,9 @@
 """What the operator does to a GRPOJob's Workload next: a table of the Workload's state and the
 job's.
 
-It follows from what is there alone, and each step is one write: an operator that ends between two
-of them, or one that takes its place, goes on from what the first has left. An attempt is committed
-only once Kueue has admitted the pods of its plan.
+It follows from what is there alone, and each step is one write. So if an operator ends between two
+steps, the next one goes on from what it has left. An attempt is committed only once Kueue has
+admitted the pods of its plan.
 """
 
 from dataclasses import dataclass, replace

@@ -155,7 +155,7 @@ def _leave(observation: Observation) -> bool:
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:
-    """What the attempt needs can't be made, for a name is another's; starting.not_started says for
+    """Wait, since a name that the attempt needs is another's; start_checks.not_started limits
     how long."""
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
 

@@ -1,10 +1,10 @@
 """Holds the caches of a reconcile, remembers deleted pods, and fetches pods that the watch has not
 delivered yet.
 
-A deleted pod may be gone within milliseconds after its container ended: before its job is
-reconciled, or before the result of that is in the status. So the last state of deleted pods is
-kept, which tells how long each held its GPUs. It is in memory only and makes the account of GPU
-time exact. Without it a pod is timed by the end of its Job.
+A deleted pod may be gone within milliseconds after its container ended. Its job may not be
+reconciled yet then, or the result of that may not be in the status. So the last state of deleted
+pods is kept, which tells how long each held its GPUs. It is in memory only and makes the account of
+GPU time exact. Without it a pod is timed by the end of its Job.
 
 After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose
 pods are not known. Without pods no cause is known, and a failure that counts would pass for a

@@ -341,10 +341,9 @@ def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Am
 class ReservedGangs:
     """All GRPOJobs that the admission queue must count.
 
-    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its
-    attempt lives, pods of it may come that no node has yet, so what was promised to it is nobody
-    else's. One whose Job is yet to be created may be read again and start, but no later than any
-    other (starting.not_started).
+    An unreadable job stays counted while its attempt's Job exists and has not ended, because more
+    pods may come. Before its Job exists, it is counted until start_checks.not_started would release
+    it.
     """
 
     def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
@@ -379,7 +378,7 @@ class ReservedGangs:
     def _lives(self, job: GRPOJobRecord) -> bool:
         """True if the Job of the attempt is there and has not ended, or may still be created."""
         # An unreadable job may become readable in time to be started, for as long as
-        # starting.not_started allows it.
+        # start_checks.not_started allows it.
         begun = self._begun(job)
         if not begun:
             return self._starts_within(job) > 0

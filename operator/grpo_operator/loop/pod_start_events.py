@@ -1,8 +1,8 @@
 """Reads the warning that a Job or pod which fails to start has in its events.
 
-A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status,
-and neither has a Job whose pods the API server refuses: the kubelet and the Job controller write
-events about them. They are asked for only then. Without the right to list events the words are just
+A pod's status does not say that a container waits for a volume, a Secret or its sandbox. A Job's
+status does not say that the API server refuses its pods. The kubelet and the Job controller write
+events about these. They are requested only then. Without the right to list events the cause stays
 unknown.
 """
 

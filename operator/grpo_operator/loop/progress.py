@@ -2,9 +2,9 @@
 
 Training pods have no API credentials, so they can't report by themselves. A pull that fails means
 "unknown", never a failure: its target is asked less often. Concurrency, time and size of an answer
-are bounded, since what answers is the user's code. Those that answer at once, those that take their
-time and those that failed last have a lane each, so that any number of targets that can't be
-reached never delays the others.
+are bounded, since what answers is the user's code. Targets that answer at once, slow ones and those
+that failed last have a lane each. So any number of targets that can't be reached never delays the
+others.
 """
 
 import asyncio

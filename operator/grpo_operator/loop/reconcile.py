@@ -5,8 +5,9 @@ This module carries decisions out on the cluster, in the order of "One job's way
 docs/internals/architecture.md. It is level-triggered: it may be called at any time, any number of
 times.
 
-An observation costs no request while a gang runs well. Requests are made only for the pods of a Job
-that has ended without one, and for the events of a gang that does not start.
+An observation costs no request while a gang runs well. Requests are made in two cases only. A Job
+has ended without a known pod, so its pods are listed. A gang does not start, so its events are
+listed.
 """
 
 import logging

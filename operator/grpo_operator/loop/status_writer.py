@@ -2,7 +2,7 @@
 allows.
 
 Each write carries the resourceVersion that the decision was made on, so that no decision overwrites
-what it has not seen. The API server may take a write whose answer is lost: the next look at the job
+what it has not seen. The API server may take a write whose answer is lost. The next look at the job
 reports such a write, because its events would never be sent otherwise.
 """
 

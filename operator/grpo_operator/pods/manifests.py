@@ -1,8 +1,8 @@
 """The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the
 checkpoint claim.
 
-What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo
-render` prints the same, but for the hash of a token, whose key is the operator's. Each function
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt. `grpo
+render` prints the same, except the hash of a token, whose key is the operator's. Each function
 returns one object as a dict; the pod itself is in pod_spec.py, what attempts share in
 namespace_objects.py.
 """
@@ -81,7 +81,7 @@ class Attempt:
     skipped: Sequence[Generations] = ()
     """What earlier attempts diverged on; see status.rollbacks."""
     avoided_nodes: Sequence[str] = ()
-    """Nodes that its pods must not go to; see restarting.avoided_nodes."""
+    """Nodes that its pods must not go to; see decide/restarts.py."""
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found."""
     ends: Sequence[AttemptEnd] = ()

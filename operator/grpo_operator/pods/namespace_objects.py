@@ -1,7 +1,7 @@
 """Makes the Services and the NetworkPolicy that attempts of a namespace share, and checks who owns
 an existing object.
 
-A name proves nothing: a claim may be about to be deleted or belong to another job, and anybody may
+A name proves nothing. A claim may be about to be deleted or belong to another job, and anybody may
 create a Service of our name. Objects of others are never changed. The job waits, and a condition
 says for what. Objects of ours that differ get a patch.
 

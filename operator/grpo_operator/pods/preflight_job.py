@@ -1,6 +1,6 @@
 """Makes the Job whose pod checks a GRPOJob before its first attempt.
 
-Nothing may take its pod for one of an attempt: it has no label with the uid or the attempt, so that
+Nothing may take its pod for one of an attempt, so it has no label with the uid or the attempt. So
 neither the gang, the account of GPUs nor Kueue's Workload counts it. ResourceQuotas do.
 """
 

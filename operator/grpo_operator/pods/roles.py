@@ -1,8 +1,7 @@
-"""The roles of a gang: those who train and, where the plan has them, the engines in pods of their
-own.
+"""Splits a gang into roles: trainers, and engines in their own pods. Each role has a spec and a
+plan, so one code path makes pods of both.
 
-Each is a spec and a plan of its own, so that what makes a training pod, finds a node for it and
-counts what it takes does so for an engine's pod, too. Pure.
+The same holds for the search of nodes and the count of what a pod takes. Pure.
 """
 
 from dataclasses import dataclass

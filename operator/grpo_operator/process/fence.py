@@ -1,4 +1,5 @@
-"""Records the leader in the OperatorLeader object that the chart's policy reads."""
+"""Writes the leader's identity into OperatorLeader. The chart's admission policy then refuses
+writes of a former leader."""
 
 from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.client import HttpCluster

@@ -2,7 +2,7 @@
 
 A job's lines are rebuilt only when its version changes, so a scrape of thousands of jobs joins text
 and computes nothing. A finished job keeps its series for a while, so that its last value is scraped
-and its alerts can fire; all jobs are counted by namespace and phase. A deleted job's series
+and its alerts can fire. All jobs are counted by namespace and phase. A deleted job's series
 disappear at once. So the number of series does not grow with the number of jobs that the cluster
 has ever had.
 """

@@ -2,8 +2,8 @@
 jobs.
 
 kopf's own liveness endpoint only proves that its loop runs. Here, health follows from the watches:
-which are not served, which are silent, and which objects can't be read. /readyz, /healthz and the
-metrics use the same functions, so that they never disagree.
+which are not served, which are silent, and which objects can't be read. The metrics, /readyz and
+/healthz use the same functions, so that they never disagree.
 
 prometheus_client renders the operator's own metrics, which are few. It would take 10 ms per
 thousand series and block the event loop meanwhile, so the jobs' metrics arrive here as text.

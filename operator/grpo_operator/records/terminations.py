@@ -1,8 +1,8 @@
 """How a pod ended: the typed end in what the kubelet wrote about the pod. Pure.
 
-Trust, in this order (design: "The contract between operator and pod"): the Outcome in the
-termination message, the container's and pod's state as the kubelet wrote it, the exit code. Only an
-Outcome can say Succeeded.
+Three sources are trusted, in this order: the Outcome in the termination message, the container's
+and pod's state by the kubelet, and the exit code. "The contract between operator and pod" in
+docs/internals/architecture.md has the design. Only an Outcome can say Succeeded.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
 """Kueue's Workload of a GRPOJob, as far as decisions need it, and what a GRPOJob's metadata says to
 Kueue.
 
-A Workload's status is Kueue's, its admission checks' and anybody's who may write it: what is kept
-of it is bounded, and of its conditions an unknown type or status is no reason for anything.
+Kueue, its admission checks and anybody with the right write a Workload's status. So what is kept of
+it is bounded, and a condition of an unknown type or status has no effect.
 """
 
 from collections.abc import Mapping

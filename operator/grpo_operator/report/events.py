@@ -1,9 +1,9 @@
-"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer
-under load; and one when a tracker begins to lose rows.
+"""Makes the events on GRPOJobs, for `kubectl describe`. There is one per change of the conditions,
+fewer under load, and one when a tracker begins to lose rows.
 
-The event of a job's end has a name of its own, so that it can be sent again: a leader repeats those
-of the newest ends, because the leader before it may have lost its Lease between a status write and
-the event.
+The event of a job's end has a name of its own, so that it can be sent again. A leader may lose its
+Lease between a status write and the event. So the next leader repeats the events of the newest
+ends.
 """
 
 import hashlib

@@ -3,8 +3,8 @@
 `status.reason` is kubectl's column REASON. `Finished` is Kueue's word for an end, good or bad.
 `Reconciling` and `Stalled` are those of kstatus, by which Flux, Helm and others judge an object:
 https://github.com/fluxcd/cli-utils/blob/main/pkg/kstatus/README.md. Its verdict is meant to be that
-on a batch/v1 Job: InProgress until the gang runs, Current while it runs, is suspended or has
-succeeded, Failed once the job has failed.
+on a batch/v1 Job. It is InProgress until the gang runs, and Current while it runs, is suspended or
+has succeeded. It is Failed once the job has failed.
 
 All of them follow from the other conditions and the phase, and from nothing else.
 """

@@ -88,8 +88,8 @@ def _revisions(observation: Observation) -> dict[str, Any]:
 
 
 def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """What the attempt says of its model and links; a decision that answers want of memory tells of
-    it, too."""
+    """What the attempt reported about model and links. Nothing if the decision itself already
+    carries `learned`."""
     learned = learned_with_progress(observation)
     before = observation.job.status.learned or Learned()
     if decision.learned or learned == before:

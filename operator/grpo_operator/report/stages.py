@@ -1,6 +1,6 @@
 """Says in status.progress what the current attempt does, and since when.
 
-Until rank 0 answers, the pods show it. Rank 0 reports for how long it has been in a stage; the
+Until rank 0 answers, the pods show it. Rank 0 reports for how long it has been in a stage. The
 operator turns that into a time by its own clock, and keeps the time while the stage lasts.
 """
 

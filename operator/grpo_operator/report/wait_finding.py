@@ -1,8 +1,10 @@
-"""Why a gang that runs is Degraded, as rank 0 tells it: a hub, a reward service, a store or engines
-that do not answer, or a network that is not what the plan assumes.
+"""Explains why a running gang is Degraded, from rank 0's report. Either a service does not answer,
+or the network is slower than planned.
 
-Of the network, RDMA that is asked for and not used is reported, and links that are far slower than
-assumed. The run goes on, since a restart would meet the same network."""
+The services are a hub, a reward service, a store and engines. Of the network two things are
+reported: RDMA that is requested and not used, and links that are far slower than assumed. The run
+goes on, since a restart would meet the same network.
+"""
 
 from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.status.status import Condition, ConditionType

@@ -8,8 +8,8 @@ A row stands for a whole GPU. Machines with a part of one (g6f, Standard_NV6ads_
 row, so their GPUs stay unknown.
 
 Sources: the instance types page of Karpenter (karpenter-provider-aws, website/…/instance-types.md),
-the accelerator types of GKE's page "About GPUs", the pages of Azure's sizes NC, ND and NV. No
-cluster of these clouds was at hand.
+and the accelerator types of GKE's page "About GPUs". Those of Azure are in the pages of its sizes
+NC, ND and NV. No cluster of these clouds was at hand.
 """
 
 import re

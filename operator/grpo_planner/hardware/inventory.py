@@ -7,7 +7,7 @@ may contain nodes that a spec declares and that do not exist yet, because an aut
 them for pending pods.
 
 A cluster's nodes report what a kubelet leaves to pods. For GPUs that are only named, and for an
-inventory file, it is reckoned from the memory that is built in: a plan that filled all of it would
+inventory file, it is derived from the memory that is built in. A plan that filled all of it would
 have pods that no node takes.
 """
 

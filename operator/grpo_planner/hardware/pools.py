@@ -1,7 +1,7 @@
 """Pools: nodes with the same GPU, and the places that they have for gangs.
 
-A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate:
-a pool sorts its nodes by what they give, and keeps every answer.
+A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate.
+So a pool sorts its nodes by what they give, and keeps every answer.
 """
 
 from bisect import bisect_left

@@ -1,6 +1,6 @@
 """Knows GPU products: the memory, speed and generation of the card that a node's label names.
 
-A node's labels carry a name and at best the memory in MiB, while a plan must know how fast and how
+A node's labels carry a name and at best the memory in MiB. A plan must know how fast and how
 capable a card is. The data is products.yaml.
 
 A generation says whether the trainer's image can compute on a card, and whether that has been

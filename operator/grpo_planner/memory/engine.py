@@ -1,11 +1,15 @@
 """Terms of the memory model for a vLLM engine: its weights, its cache, what it works with, and what
 a sync adds.
 
-Sources: vLLM 0.30 (vocab_parallel_embedding.py: the vocabulary is padded to 64; QKVParallelLinear:
-key heads are repeated where there are fewer than GPUs; cumem.py: sleep level 2 gives weights and
-cache back and keeps the graphs), the trainer's generation/merged_weights.py (one tensor at a time
-is gathered, merged and cast). No GPU has confirmed any of it: GRAPHS_PER_LAYER and WORK_COPIES are
-assumed. All results are bytes on one GPU.
+Sources:
+
+- vLLM 0.30, vocab_parallel_embedding.py: the vocabulary is padded to 64
+- vLLM 0.30, QKVParallelLinear: key heads are repeated where there are fewer than GPUs
+- vLLM 0.30, cumem.py: sleep level 2 gives weights and cache back and keeps the graphs
+- the trainer's generation/merged_weights.py: one tensor at a time is gathered, merged and cast
+
+No GPU has confirmed any of it: GRAPHS_PER_LAYER and WORK_COPIES are assumed. All results are bytes
+on one GPU.
 """
 
 from bisect import bisect_right

@@ -1,9 +1,9 @@
 """Terms of the memory model for generation with transformers' `generate`: prefill, cache and the
 last decoding step.
 
-Sources: transformers 5.23 (DynamicCache, sliding-window layers, logits_process.py), TRL 1.16
-(unwrap_model_for_generation gathers under ZeRO-3), torch 2.13 (SortStable.cu and cub.cu, for what a
-sort takes; no GPU has confirmed it). All results are bytes on one GPU.
+Sources: transformers 5.23 (DynamicCache, sliding-window layers, logits_process.py), and TRL 1.16
+(unwrap_model_for_generation gathers under ZeRO-3). What a sort takes is from torch 2.13
+(SortStable.cu and cub.cu), and no GPU has confirmed it. All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape

@@ -6,9 +6,9 @@ one key position of one head. Sources: `eager_attention_forward` of transformers
 (soft-capped scores) and GPT-OSS (a sink beside them).
 
 A mixture of experts copies every token for each expert that the token passes. Sources: transformers
-5.23's `grouped_mm_experts_forward`, whose tensors do not depend on the routing, the gates of
-Mixtral, Qwen 3 MoE and GPT-OSS, and PEFT 0.21's ParamWrapper. grouped_mm computes in the dtype of
-the experts, which autocast does not change. All results are bytes on one GPU.
+5.23's `grouped_mm_experts_forward`, whose tensors do not depend on the routing, and PEFT 0.21's
+ParamWrapper. Others are the gates of Mixtral, Qwen 3 MoE and GPT-OSS. `grouped_mm` computes in the
+dtype of the experts, which autocast does not change. All results are bytes on one GPU.
 """
 
 from typing import NamedTuple

@@ -4,7 +4,7 @@ ZeRO keeps whole or cuts.
 Totals are enough for most terms of the memory model. DeepSpeed's buffers on the host need the
 tensors: groups and partitions end at tensors, and pinned buffers are rounded up one by one. So do
 a step's buffers under ZeRO-2 and what ZeRO-3 keeps whole. Source: transformers 5.23's decoders and
-Trainer (weight decay makes two parameter groups), PEFT 0.19's LoRA layers.
+Trainer (weight decay makes two parameter groups), PEFT 0.21's LoRA layers.
 """
 
 from collections import Counter

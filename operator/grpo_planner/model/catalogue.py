@@ -1,10 +1,12 @@
-"""The models that are known by their names: the built-in catalogue of shapes, the nearest dense
-shape of a declared size, the sequences that models were made for, and what a slip in a name may
-have meant.
+"""Knows models by their names: the built-in catalogue of shapes, and the longest sequence of each.
+
+It also finds the nearest dense shape of a declared size, and the model that a misspelt name may
+mean.
 
 With it the usual models are planned from their name alone, without a hub or a config.json. The data
 is catalogue.yaml and hub.yaml. A name that isn't in them may be a private model's, so a likely slip
-is asked back and never refused by the operator."""
+is asked back and never refused by the operator.
+"""
 
 import re
 from dataclasses import replace

@@ -1,9 +1,10 @@
 """Defines the shape of a decoder-only transformer, its parameter counts, and the model types with
 exactly known memory.
 
-Every term of the memory model is a function of a few widths of the shape. families.yaml lists the
-model types whose memory is known exactly, and what distinguishes each from a plain Llama layer.
-Tests compare it with transformers' own classes. For all other types memory is only estimated.
+Every term of the memory model is a function of a few widths of the shape. The file families.yaml
+lists the model types whose memory is known exactly, and what distinguishes each from a plain Llama
+layer. Tests compare it with transformers' own classes. For all other types memory is only
+estimated.
 """
 
 from dataclasses import dataclass, field

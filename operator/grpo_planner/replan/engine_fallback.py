@@ -1,10 +1,10 @@
 """What samples the completions after an engine failed: the rungs of spec.generation.fallback.
 
-The split of the batch stays as it is, so that every checkpoint can be continued, and the failed
+The split of the batch stays as it is, so that every checkpoint can be continued. The failed
 generation begins again with the same prompts. The first rung is the same engine with model runner
-V1, without CUDA graphs and without sleep, which takes more of the GPU while the policy is trained.
-The second rung is Transformers: it can't fail as an engine does, but it may take many times as
-long, so it has a limit.
+V1, without CUDA graphs and without sleep. It takes more of the GPU while the policy is trained. The
+second rung is Transformers: it can't fail as an engine does, but it may take many times as long, so
+it has a limit.
 """
 
 from collections.abc import Iterator

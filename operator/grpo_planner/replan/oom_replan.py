@@ -1,11 +1,11 @@
 """What follows when a plan ran out of memory: what is learned of the memory model, and the mildest
 change that helps.
 
-A checkpoint may be continued with another split of the same batch, so that is what changes, in the
-order of what it costs: activations are recomputed, micro-batches get smaller, fewer completions are
-generated at a time. An engine that samples them then sleeps while the policy is trained, and is
-given up last, where the spec leaves it open. What is trained never changes. Host memory of a GPU
-job has no such settings: its request rises, where the spec leaves it open.
+A checkpoint may be continued with another split of the same batch, so that is what changes. The
+cheapest change comes first: activations are recomputed, then micro-batches get smaller, then fewer
+completions are generated at a time. An engine that samples them then sleeps while the policy is
+trained, and is given up last, where the spec leaves it open. What is trained never changes. Host
+memory of a GPU job has no such settings: its request rises, where the spec leaves it open.
 """
 
 from collections.abc import Iterator, Sequence

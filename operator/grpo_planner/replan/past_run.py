@@ -1,8 +1,8 @@
 """Evaluates a given plan of a job, and adapts the plan of a resumed run to a spec that has changed
 since.
 
-The search goes from a job to plans. This module goes the other way: for one plan, or one that
-differs a little from it, it computes memory per phase, host memory and seconds per step.
+The search goes from a job to plans. This module goes the other way: it takes one plan, or one that
+differs a little from it. It computes memory per phase, host memory and seconds per step.
 
 A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of
 processes, the split of the batch, the method and the ZeRO stage that it was made with. Placement,

@@ -1,4 +1,5 @@
-"""An extent, which is a method in one place, and how long steps take there."""
+"""Defines Extent (a method in one place) and Site (a place with all such methods), and bounds their
+step times. The search skips what cannot win."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -176,8 +177,8 @@ class Times:
     def least_step_at(self, site: Site) -> float:
         """The same of a whole step.
 
-        Without sampling where more nodes may have other engines: those with as many of a node's
-        GPUs as divide fewer of them, but not all, and those with GPUs beside the place.
+        Sampling is left out where a wider place could use another engine: GPUs per node that are
+        no power of two, or engines on GPUs of their own.
         """
         if site.least_step is None:
             site.least_step = self.least_products(site)

@@ -1,8 +1,7 @@
 """Footprints: what each way of running a job takes, whichever GPUs it would run on.
 
 Memory depends on the number of processes and the settings alone. So pools of many products share
-these numbers, and so do all the searches of one plan: on free nodes, on emptied nodes and for each
-fix.
+these numbers. So do all the searches of one plan: on free nodes, on emptied nodes and for each fix.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,8 @@
 """Methods: the ways of training that a job's pins allow, before any size or GPU is looked at.
 
-What is trained, how it is sharded and where the reference stays decide each other to a degree (an
-adapter has its own reference, a Sharded one needs ZeRO-3, 8-bit AdamW excludes it); all such rules
-are here, so that the search can take every method that it is given.
+What is trained, how it is sharded and where the reference stays restrict each other. For example,
+an adapter has its own reference, a Sharded one needs ZeRO-3, and 8-bit AdamW excludes ZeRO. All
+such rules are here, so that the search can take every method that it is given.
 """
 
 from dataclasses import dataclass

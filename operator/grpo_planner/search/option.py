@@ -1,9 +1,9 @@
 """Defines Option, one way of running the job in one place, and chooses among options.
 
 The choice gives the best option, the nearest miss where nothing fits, and the options worth
-showing. An objective gives every option one number, its score, and the least score is chosen. What
-may go wrong is part of the number: a nearly full GPU, an optimizer in host memory and a gang on
-several nodes count as time, so that no second rule decides beside the score.
+showing. An objective gives every option one number, its score, and the least score is chosen. Risks
+are part of the number: a nearly full GPU, an optimizer in host memory and a gang on several nodes
+count as time. So no second rule decides beside the score.
 """
 
 from bisect import bisect_left
@@ -34,8 +34,8 @@ until calibrated on GPUs): it may run out of memory and begin again. A full GPU 
 offloaded optimizer, which is what a job that has run out of memory is given next."""
 OFFLOADED, WEIGHTS_OFFLOADED = 1.25, 1.05
 """The same of a plan whose optimizer is offloaded, and of one whose reference or base is (assumed).
-They rest on host memory and a host link, of which least is known, and take of both what no
-GPU-second tells."""
+They use host memory and the host link. Both are poorly known, and GPU-seconds do not count
+them."""
 PARTITIONED = {0: 1.0, 2: 1.02, 3: 1.04}
 """The same by ZeRO stage (assumed): hooks and buckets, of which the time model counts nothing. So
 sharding is chosen where it saves something."""
@@ -169,7 +169,7 @@ def least_seconds(seconds: float, correction: StepCorrection | None) -> float:
 Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
 """The spec's objectives."""
 Score = tuple[int, float]
-"""What an objective compares first, and what it then wants little of."""
+"""Sort key of an objective: the first number decides, then the smaller second number wins."""
 
 
 def place_risk(place: Place, method: Method, engine: Engine | None = None) -> float:

@@ -2,7 +2,7 @@
 
 A candidate is a method in a place with an engine, at every setting of its knobs and a fixed global
 batch. A thousand nodes of twelve products have tens of thousands, and a plan must take
-milliseconds. So one loop goes through them in the order of a lower bound of their score, and stops
+milliseconds. So one loop goes through them in the order of a lower bound of their score. It stops
 where the bound has reached the best score found: nothing later can be better. It begins with whole
 sites, of which most are never looked into.
 """
@@ -216,11 +216,10 @@ class Search:
         *,
         is_in_time: TimeLimit | None = None,
     ) -> Option | None:
-        """The best option that fits in these places by one of these methods, or in all by any, and
-        is in time; None where none is. `of_methods`: one of them, or all of some tiers.
+        """The best option in these places (default: all) by these methods (default: all) within the
+        time limit, or None.
 
-        Methods that depart more from what was asked are looked at where none that departs less
-        has such an option.
+        A lower tier is tried first. `of_methods`: one method, or all of some tiers.
         """
         wanted = self._all_places if places is None else places
         everywhere = list(wanted)

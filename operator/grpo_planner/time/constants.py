@@ -1,8 +1,8 @@
 """The constants of the time model, fitted to published runs and stored with their errors.
 
 Each fitted constant has a meaning of its own, so that a run nobody has published can be predicted.
-calibration.yaml has the runs, `python -m grpo_codegen.calibration fit` writes constants.yaml, and
-docs/internals/step-times.md shows both with their errors.
+The file calibration.yaml has the runs, and `python -m grpo_codegen.calibration fit` writes
+constants.yaml. The page docs/internals/step-times.md shows both with their errors.
 """
 
 from dataclasses import dataclass, field, fields

@@ -1,10 +1,10 @@
 """How long completions get: a distribution between nothing and the limit, by its mean.
 
-A share of completions never ends and runs to the limit; the others end with the same probability
-at every token, so their lengths are exponential and cut at the limit:
-`S(t) = r + (1 - r) exp(-t / tau)` are longer than t tokens. tau follows from the mean. Completions
-of published runs have a standard deviation near their mean, and some that reach the limit whatever
-the mean; the share r is fitted to how long their batches took to end.
+A share r of completions never ends and runs to the limit. The others end with the same probability
+at every token, so their lengths are exponential and cut at the limit. The share `S(t) = r + (1 - r)
+exp(-t / tau)` is longer than t tokens, and tau follows from the mean. Completions of published runs
+have a standard deviation near their mean, and some reach the limit whatever the mean. The share r
+is fitted to how long their batches took to end.
 """
 
 from functools import lru_cache

@@ -1,9 +1,9 @@
 """Runs that were measured on a cluster, and by how much they correct the time model there.
 
-The time model says how a step's time depends on the model, the GPUs and the lengths; what one
-cluster's network, software and data add is in no data sheet. So each measured row has what the
-model predicted beside what was measured, and the nearest and newest rows of the same model on the
-same product give one factor for sampling and one for training.
+The time model says how a step's time depends on the model, the GPUs and the lengths. No data sheet
+says what one cluster's network, software and data add. So each measured row has what the model
+predicted beside what was measured. The nearest and newest rows of the same model on the same
+product give two factors, for sampling and for training.
 
 Rows come from other people's jobs and from files. They are bounded where they are read, and each
 run has an id by which a plan names the rows that it rests on. Published runs (calibration.yaml)

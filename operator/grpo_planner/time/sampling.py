@@ -1,8 +1,8 @@
 """Seconds of sampling: a batch of completions that thins out, by transformers' generate or vLLM.
 
 Decoding reads weights and caches for each token of the batch. Its completions end one by one
-(lengths.py), so that most tokens are decoded by full batches, and the longest nearly alone.
-transformers' generate keeps the finished ones in the batch until the longest has ended. An engine
+(lengths.py). So most tokens are decoded by full batches, and the longest completions nearly alone.
+With transformers' generate, finished ones stay in the batch until the longest has ended. An engine
 lets them go and takes waiting ones in. All results are seconds.
 """
 

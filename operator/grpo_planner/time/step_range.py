@@ -1,4 +1,5 @@
-"""Between what a step's time probably is: by the errors of published runs, or by own measurements.
+"""Gives the range in which a step's time probably lies. It uses the errors of published runs, or
+measurements on this cluster.
 
 Of ten published whole steps, predicted without their source, eight lie between the two factors that
 the fit has stored.

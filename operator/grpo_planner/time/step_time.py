@@ -1,11 +1,11 @@
 """The time of one step, with and without a vLLM engine, from the constants of published runs.
 
-training.py has the update, sampling.py the sampling; here are the links between GPUs, the sync of
-weights, and the sum. docs/internals/step-times.md says what is assumed, and how far published steps
-are from what the model says.
+The update is in training.py and the sampling in sampling.py. Here are the links between GPUs, the
+sync of weights, and the sum. The page docs/internals/step-times.md says what is assumed, and how
+far published steps are from the model.
 
-The speed of links is that of the product table, unless an attempt of the job has measured its own:
-what the job's ranks reached is more accurate than what such machines usually have.
+The speed of links is that of the product table, unless an attempt of the job has measured its own.
+What the job's ranks reached is more accurate than what such machines usually have.
 """
 
 from dataclasses import replace

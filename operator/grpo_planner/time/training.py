@@ -1,6 +1,6 @@
 """Seconds of an update: forward and backward, log-probabilities, collectives and the host link.
 
-Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ring collectives move
+Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention. Ring collectives move
 (N - 1) / N of what they share per rank (Rajbhandari et al. 2020). The constants that published runs
 decide are in constants.py; those here are assumed.
 """

@@ -2,7 +2,7 @@
 object store.
 
 Only open_target.py knows which kinds of places there are. A checkpoint is a folder of this node
-everywhere: on a volume it is the checkpoint itself, with an object store it is the node's copy
+everywhere. On a volume it is the checkpoint itself. With an object store it is the node's copy
 while it is written or loaded.
 """
 

@@ -1,7 +1,7 @@
 """Hashes of a checkpoint's files, cut into parts, so that every rank hashes as many bytes as the
 others.
 
-The largest file of a checkpoint is often most of it (optimizer.pt): shares by file would leave one
+The largest file of a checkpoint is often most of it (optimizer.pt). Shares by file would leave one
 rank to hash it while all others wait. So every file is cut into chunks with a hash each, and a
 share is a run of chunks.
 

@@ -1,9 +1,9 @@
 """Makes a checkpoint whole or nothing: all ranks' files, then hashes, then the manifest, then the
 rotation of old ones.
 
-transformers alone writes checkpoints in place and deletes old ones without waiting for the other
-ranks: a crash then leaves a folder that looks like a checkpoint and isn't one. And where a disk
-fails it ends the run, although nothing is lost yet: here all ranks agree that this checkpoint
+On its own, transformers writes checkpoints in place and deletes old ones without waiting for the
+other ranks. A crash then leaves a folder that looks like a checkpoint and isn't one. And where a
+disk fails it ends the run, although nothing is lost yet. Here all ranks agree that this checkpoint
 failed, train on, and try again soon.
 """
 

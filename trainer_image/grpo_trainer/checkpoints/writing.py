@@ -1,7 +1,7 @@
-"""TRL's trainer as one that writes a checkpoint, with a half-used generation, whole or says that it
-could not.
+"""Extends TRL's trainer so that a failed write strands no rank. It also saves a half-used
+generation, so that a run resumes at any step.
 
-A checkpoint is written between collectives: under ZeRO-3 the weights are gathered before rank 0
+A checkpoint is written between collectives. Under ZeRO-3 the weights are gathered before rank 0
 writes them, and DeepSpeed's own part begins and ends with a barrier. If a rank left at the write
 that failed, the others would wait for it until the watchdog ends them all. So it keeps the error,
 writes nothing more and goes along to the end.
@@ -11,8 +11,9 @@ and keeps it in memory only. Each rank therefore saves the completions, scores a
 are not yet used, and a run resumes at any step. A checkpoint between two generations has no such
 file.
 
-With training/reference_trainer.py this is the only file that uses private names, here of
-transformers and DeepSpeed; tests/trainer/test_engine_contract.py holds both to them.
+Three files use private names. Here they are those of transformers and DeepSpeed; in
+training/reference_trainer.py and training/finite_loss.py they are TRL's. The test
+tests/trainer/test_engine_contract.py fails when one of them changes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The order of the prompts in any pass over them, whatever the process has seen before, and without
-what is left out.
+"""Computes the order of prompts for every pass from the seed alone, so a resumed run repeats
+nothing. Generations that diverged are left out; later ones move up.
 
-TRL's sampler keeps a generator that moves on with every pass, and no checkpoint has it: a process
-that resumes in the third pass would repeat the order of the first.
+TRL's sampler keeps a generator that moves on with every pass, and no checkpoint has it. So a
+process that resumes in the third pass would repeat the order of the first.
 
 The order is one sequence of generations over all passes, numbered from 0; a generation is the
 prompts that are answered at once. What a run diverged on is taken out of it
-(spec.guard.onDivergence: Rollback), so that all that follows moves up, from the next pass into this
-one, too: passes keep their length and the run its steps, and what comes before stays.
+(spec.guard.onDivergence: Rollback). All that follows moves up, from the next pass into this one,
+too. So passes keep their length and the run its steps, and what comes before stays.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,9 +1,9 @@
 """Reads rows from JSONL, CSV and Parquet files, and from datasets of the hub.
 
-The readers of `datasets` name neither the row nor the column of a bad value, and they copy what
+The readers of `datasets` name neither the row nor the column of a bad value. They also copy what
 they read to a cache on disk. Here files become one table that remembers where each row came from.
 
-For the hub, `datasets` alone would ask it on every rank and in every attempt; where that fails it
+For the hub, `datasets` alone would ask it on every rank and in every attempt. Where that fails, it
 may take another version from its cache. Here one process fetches one commit and converts it once
 per cache, into a folder named after the commit. The folder is whole or absent, and all ranks read
 it.

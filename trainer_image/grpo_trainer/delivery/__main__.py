@@ -2,8 +2,8 @@
 history.
 
 `serve` is the container's command: it prepares the folder and stays as long as somebody asks for
-it. `list` and `send` are run beside it by `kubectl exec`: each answers one question on stdout,
-which files there are or the bytes of one file from an offset on, and ends. Neither needs torch.
+it. `list` and `send` are run beside it by `kubectl exec`. Each answers one question on stdout and
+ends: which files there are, or the bytes of one file from an offset on. Neither needs torch.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Prepares the files that a delivery's pod hands out, from a folder or the run's store, and stays
 as long as somebody asks for them.
 
-What was exported is handed out as it is, with the hashes that the trainer wrote beside it: so a
-byte that was lost on the volume or the store is found on the laptop. Only what has no recorded hash
-is hashed here. What is on a store is passed on as it comes: a node needs no room for it, and the
+What was exported is handed out as it is, with the hashes that the trainer wrote beside it. So the
+laptop finds a byte that was lost on the volume or the store. Only what has no recorded hash is
+hashed here. What is on a store is passed on as it comes. So a node needs no room for it, and the
 first byte needn't wait for the last.
 
 The processes of the pod share their state as files of one folder: what is served, and when somebody

@@ -1,8 +1,8 @@
 """The ends of an engine that does not come to its first completions.
 
-vLLM has no exception of its own for it: settings that do not fit raise ValueError, kernels that do
-not compile RuntimeError, a worker without a method AttributeError. So what it raises until it has
-sampled once is taken for a failed start, and only what has another known cause is not.
+vLLM has no exception of its own for it. Settings that do not fit raise ValueError, kernels that do
+not compile RuntimeError, and a worker without a method AttributeError. So what it raises until it
+has sampled once is taken for a failed start, and only what has another known cause is not.
 """
 
 from collections.abc import Iterator

@@ -3,15 +3,15 @@ an engine's.
 
 On the GPU the hash takes one pass, without a copy to the host. Trainer and engine each hash what
 they have, and compare eight bytes a tensor. The hash is a sum in the ring of 64-bit integers, as
-multilinear hashes are (Halevi and Krawczyk, "MMH", 1997; Lemire and Kaser, "Strongly universal
-string hashing is fast", 2014), over elements that are mixed first:
+multilinear hashes are. Sources: Halevi and Krawczyk, "MMH", 1997; Lemire and Kaser, "Strongly
+universal string hashing is fast", 2014. Here the elements are mixed first:
 
     hash = sum over elements i of  second[i] * mixed(first[i] * x[i])        (modulo 2**64)
     mixed(v) = v ^ (v >> 32)
 
 `x[i]` are the element's bits as a signed integer of at most 32 bits. `first` and `second` are odd
 and drawn from the seed and the element's place. Every step is a bijection, so one changed element
-always changes the sum. Several changed elements pass with a probability of about 2**-63: the sum of
+always changes the sum. Several changed elements pass with a probability of about 2**-63. The sum of
 second[i] * d[i] over differences d[i] vanishes with a probability of 2**-(63 - k), where 2**k
 divides all of them. Without the mixing k is the place of the lowest changed bit: two flipped signs
 of float32 passed with 2**-32. With it the low bits of d[i] depend on all bits of the element and on
@@ -19,8 +19,8 @@ the seed.
 
 The seed is random and new at every sync: no earlier answer passes for a later one.
 
-The second coefficients are products of two, one for the place in a block and one for the block, so
-that on CPUs the coefficients of places are made once per seed.
+The second coefficients are products of two, one for the place in a block and one for the block. So
+on CPUs the coefficients of places are made once per seed.
 """
 
 import secrets

@@ -1,9 +1,9 @@
 """The block sums of the hash on a GPU: one pass that reads every element once and draws
 coefficients meanwhile.
 
-Kept apart since Triton is imported for it. The same numbers as on CPUs:
-tests/trainer/test_engine_hash.py runs it in Triton's interpreter, harness/images/image_checks.py
-compiles it for GPUs, and an H100 gave the same (grpo_acceptance, check `hash`).
+Kept apart since Triton is imported for it. The numbers are the same as on CPUs. Triton's
+interpreter runs it in tests/trainer/test_engine_hash.py, and harness/images/image_checks.py
+compiles it for GPUs. An H100 gave the same (grpo_acceptance, check `hash`).
 """
 
 import torch

@@ -2,10 +2,10 @@
 name writes.
 
 vLLM fuses and splits tensors (query, key and value into one, rows over GPUs), each model in its own
-way. No table of names says how: the engine's own `load_weights` is watched while it loads, one name
-at a time, and what it copies where is written down. So a proof covers what the engine computes
-with, whatever the model. A model is refused whose parameters are not all filled so, or which keeps
-other tensors that it derives from them.
+way. No table of names says how. Instead the engine's own `load_weights` is watched while it loads,
+one name at a time, and what it copies where is written down. So a proof covers what the engine
+computes with, whatever the model. A model is refused whose parameters are not all filled so, or
+which keeps other tensors that it derives from them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,8 @@
 """Which weights an engine process has, and what it may answer: the rules alone, without vLLM and
 HTTP.
 
-An engine samples only under a version that the trainer has confirmed, and a completion during which
-a sync began is never handed out: some of its tokens may be of the next version.
+An engine samples only under a version that the trainer has confirmed. A completion during which a
+sync began is never handed out, since some of its tokens may be of the next version.
 """
 
 import uuid

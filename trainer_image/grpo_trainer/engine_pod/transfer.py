@@ -2,12 +2,12 @@
 interface.
 
 Rank 0 of a group is the trainer's rank 0, ranks 1 to N are the workers of one engine. Every engine
-has a group of its own, so that one that dies breaks no other's; and every incarnation of an engine,
-and every try after a failure, has a new one, since a group that lost a rank is of no use. All meet
-at one store of rank 0. torch's default process group has no part in it.
+has a group of its own, so that one that dies breaks no other's. A group that lost a rank is of no
+use. So every incarnation of an engine, and every try after a failure, has a new one. All meet at
+one store of rank 0. torch's default process group has no part in it.
 
-No machine with several GPUs has run the NCCL half yet: its calls are built as torch documents them,
-and what two CPUs show of gloo (time-outs, lost peers) is not shown of it.
+No machine with several GPUs has run the NCCL half yet. Its calls are built as torch documents them.
+What two CPUs show of gloo (time-outs, lost peers) is not shown of NCCL.
 """
 
 import os

@@ -2,13 +2,13 @@
 it in place.
 
 vLLM mixes WeightsWorker into its worker, in the process with the live model, and calls its methods
-by name (`collective_rpc`), in the same process (Colocated) or over vLLM's own wire (Servers). So
-they take and return plain values. ReceivingWorker adds the sync of Servers: a tensor goes from rank
-0 straight into the process that holds the live model.
+by name (`collective_rpc`). The call comes from the same process (Colocated) or over vLLM's own wire
+(Servers). So they take and return plain values. ReceivingWorker adds the sync of Servers: a tensor
+goes from rank 0 straight into the process that holds the live model.
 
 Nothing is sent for buffers, such as rotary tables and scales, and the engine computes with them all
 the same. The worker hashes them when it learns the layout, and every later proof names those that
-have changed since: also after vLLM's sleep, which saves and restores them.
+have changed since. It does so after vLLM's sleep, too, which saves and restores them.
 """
 
 from collections.abc import Callable

@@ -2,5 +2,5 @@
 sampling.
 
 A reward that is reported while training is that of the last prompts, and of weights before the last
-step; nobody should take a model's word for how good it is.
+step. Nobody should take it for how good the exported model is.
 """

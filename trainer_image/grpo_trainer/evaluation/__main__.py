@@ -1,6 +1,6 @@
 """`python -m grpo_trainer.evaluation`: what a job's exported model earns on held-out rows.
 
-In a pod it is the command of a GRPOJob whose `resumeFrom` names the job that trains: it waits for
+In a pod it is the command of a GRPOJob whose `resumeFrom` names the job that trains. It waits for
 that job's model and ends with the Outcome that the operator waits for. Dataset, rewards and
 sampling are those of its own spec, so that they are written, mounted and planned as for training.
 Elsewhere GRPO_PLAN names a plan's file and --export the folder.

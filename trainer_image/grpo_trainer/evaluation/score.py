@@ -1,8 +1,8 @@
 """The mean reward of held-out rows with its noise, and whether it is what the job reported. Pure.
 
-Noise is a 95 % confidence interval of the mean. Completions of one row are alike, so that rows are
-what is counted: the standard error is that of the rows' means (clustered standard errors with
-clusters of one size; Miller 2024, "Adding error bars to evals", section 2.2).
+Noise is a 95 % confidence interval of the mean. Completions of one row are alike, so rows are what
+is counted. The standard error is that of the rows' means (clustered standard errors with clusters
+of one size). Source: Miller 2024, "Adding error bars to evals", section 2.2.
 """
 
 import math

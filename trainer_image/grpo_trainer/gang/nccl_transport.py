@@ -1,9 +1,9 @@
 """Finds out whether NCCL sends a gang's data by RDMA where the job asks for it, and if not, why.
 
 NCCL opens libibverbs and the network cards by itself. Where it can't, it takes TCP sockets without
-an error, and the run goes on at a fraction of the speed. There are two witnesses: NCCL's own log,
-which it is made to write into a file, and the counters of the InfiniBand ports, which RoCE cards
-have as well, before and after the first all-reduce.
+an error, and the run goes on at a fraction of the speed. There are two witnesses. One is NCCL's own
+log, which it is made to write into a file. The other is the counters of the InfiniBand ports, which
+RoCE cards have as well, before and after the first all-reduce.
 
 The lines are those of NCCL 2.29.7, which the image has (src/init.cc, src/misc/ibvsymbols.cc,
 src/transport/net_ib/init.cc), of later versions, and of AWS's plugin aws-ofi-nccl.

@@ -2,7 +2,7 @@
 
 The ranks exchange a sign every PERIOD_SECONDS until the work is done. A leader whose process is
 gone breaks the exchange, so the others end at once. A leader whose process stands still sends no
-sign, so no rank has an event any more, and the watchdog ends them all within its patience.
+sign, so no rank has an event any more. Then the watchdog ends them all within its patience.
 
 Work outside of stage Training shows its own progress, which process/heartbeat.py shares with the
 ranks that wait. In stage Training only events of the own rank count, so such work passes `event`.

@@ -1,7 +1,7 @@
 """Who am I among the ranks, and what do the others say.
 
 With this, code that proves or agrees on something reads the same in one process and in a gang.
-torch is not imported here: a process without it, such as a preflight, is alone.
+Nothing here imports torch: a process without it, such as a preflight, is alone.
 """
 
 import sys

@@ -6,13 +6,13 @@ come, and the first pair of pods that can't talk to each other.
 
 NCCL and gloo report only that something timed out, after half an hour and without a name. Each pod
 listens on a port that the kernel chooses, as those of the libraries are, and publishes it in rank
-0's store. Each pod connects to all others and exchanges 64 KiB: a path that loses large packets
+0's store. Each pod connects to all others and exchanges 64 KiB. A path that loses large packets
 (its MTU is smaller than the interface's) lets a handshake through. A pod that finds a failure
 reports it to rank 0, which gives all pods the same verdict.
 
-The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself, and
-whether it sends by RDMA where the job asks for that (nccl_transport.py). The watchdog has the
-clock, since a stuck collective can't be given up from inside.
+The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself. It also
+shows whether NCCL sends by RDMA where the job asks for that (nccl_transport.py). The watchdog has
+the clock, since a stuck collective can't be given up from inside.
 """
 
 import json

@@ -4,7 +4,8 @@ Equal weights don't show that an engine computes rightly with them. For that its
 are held against the trainer's. Two cases leave something out. Where TRL's correction is off, TRL
 compares nothing. And log-probabilities of a truncated distribution are taken before the sampler, so
 they don't show what the sampler does. In both cases every engine continues a prompt of every eighth
-generation by a few tokens, drawn at the run's temperature without a cut, and these are compared.
+generation by a few tokens. These are drawn at the run's temperature without a cut, and their
+log-probabilities are compared.
 """
 
 import math

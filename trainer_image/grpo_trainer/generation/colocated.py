@@ -1,12 +1,12 @@
 """A vLLM engine in every training process, on the process's own GPU (TRL's mode "colocate").
 
 The engine is made without weights: the first sync brings them, as every later one does. Where the
-plan says so it gives its memory back while the policy is trained (vLLM's sleep level 2, which
-forgets the weights), and is sent them again before it samples. With tensor parallelism the
+plan says so, it gives its memory back while the policy is trained. That is vLLM's sleep level 2,
+which forgets the weights, so they are sent again before it samples. With tensor parallelism the
 processes of neighbouring ranks share an engine's weights, and each proves its own part.
 
 Where the plan offloads the base, the frozen part of a LoRA policy is in host memory for as long as
-the engine is awake: from before it starts until it sleeps, and from before it wakes.
+the engine is awake. That is from before it starts until it sleeps, and again from before it wakes.
 """
 
 import os

@@ -3,8 +3,8 @@ an engine fails.
 
 Every engine holds a few prompts at a time and gets the next when it has answered one, so that a
 fast engine does more. What a lost engine held is sampled again elsewhere, by the same seeds. So is
-what it had answered, unless the engine was proven once more since. Division holds these rules
-alone; Completing sends prompts and receives completions.
+what it had answered, unless the engine was proven once more since. PromptAssignment holds these
+rules alone; CompletionDispatch sends prompts and receives completions.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ class CompletionDispatch:
         self._prove = prove
         self._sampling = dict(sampling)
         self._stall = stall_seconds
-        self._division = PromptAssignment(
+        self._assignment = PromptAssignment(
             range(len(requests)),
             prompts_per_engine(max_sequences, max(len(request.seeds) for request in requests)),
         )
@@ -164,14 +164,14 @@ class CompletionDispatch:
         """
         begun = asyncio.get_running_loop().time()
         try:
-            while not (self._division.is_done and await self._settled()):
+            while not (self._assignment.is_done and await self._settled()):
                 live = [
                     index for index, engine in self._engines.items() if engine.is_serving(version)
                 ]
                 # What a lost engine has answered in this generation is wanted again too: it was not
                 # proven afterwards.
-                concerned = set(self._division.prompts_by_engine) | set(
-                    self._division.unproven_engines
+                concerned = set(self._assignment.prompts_by_engine) | set(
+                    self._assignment.unproven_engines
                 )
                 self._drop(concerned - set(live))
                 if not live:
@@ -180,7 +180,7 @@ class CompletionDispatch:
             return True
         finally:
             # After an exception the answers of open requests are not taken.
-            self._drop(set(self._division.prompts_by_engine))
+            self._drop(set(self._assignment.prompts_by_engine))
             self._seconds += asyncio.get_running_loop().time() - begun
 
     async def _advance(self, live: list[int], version: int) -> None:
@@ -199,8 +199,8 @@ class CompletionDispatch:
     async def _settled(self) -> bool:
         """True if every engine that has answered is proven once more; what others have answered is
         wanted again."""
-        await asyncio.gather(*(self._settle(index) for index in self._division.unproven_engines))
-        return self._division.is_done
+        await asyncio.gather(*(self._settle(index) for index in self._assignment.unproven_engines))
+        return self._assignment.is_done
 
     async def _settle(self, index: int) -> None:
         engine = self._engines[index]
@@ -210,10 +210,10 @@ class CompletionDispatch:
             engine.record_failure(error, ", after it has sampled")
             self._drop({index})
         else:
-            self._division.record_proof(index)
+            self._assignment.record_proof(index)
 
     def _hand_out(self, live: list[int], version: int) -> None:
-        for index, number in self._division.assign(live):
+        for index, number in self._assignment.assign(live):
             engine, piece = self._engines[index], self._pieces[number]
             assert engine.view.incarnation is not None  # it serves
             message = Generate(
@@ -247,7 +247,7 @@ class CompletionDispatch:
             lost(str(error))
             self._drop({index})
             return
-        self._division.record_answer(index, number)
+        self._assignment.record_answer(index, number)
         self._begun[index] = asyncio.get_running_loop().time()
         self._samples[number] = [
             Sample(completion.tokens, completion.logprobs, answer.version)
@@ -260,7 +260,7 @@ class CompletionDispatch:
     def _lose_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
         for index in [
-            index for index, prompts in self._division.prompts_by_engine.items() if prompts
+            index for index, prompts in self._assignment.prompts_by_engine.items() if prompts
         ]:
             engine = self._engines[index]
             # A new prompt restarts the count: an engine without prompts samples nothing and is not
@@ -274,7 +274,7 @@ class CompletionDispatch:
     def _drop(self, lost: set[int]) -> None:
         """These engines answer no more: what they hold is wanted again."""
         for index in lost:
-            self._division.take_back(index)
+            self._assignment.take_back(index)
         for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
             del self._tasks[task]
             task.cancel()

@@ -5,7 +5,7 @@ The loop polls every engine, so that a death or a restart is noticed while rank 
 completions. The polls also show each engine during long steps that its trainer lives. They don't
 count as progress of the run: only code that syncs weights or samples publishes the numbers.
 
-EngineView holds the rules of one engine: it is used only under a version of the weights that this
+EngineView holds the rules of one engine. It is used only under a version of the weights that this
 process of it was proven to have. An engine that was out of reach, restarted or answered wrongly
 must get the weights again first.
 """

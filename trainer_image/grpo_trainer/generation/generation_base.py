@@ -1,10 +1,10 @@
 """What TRL gets in place of its own vLLM client: an engine whose weights are numbered, and proven
 before they are used.
 
-A sync brings the policy's weights into the engine under a new number, which is never used again:
-not in this attempt, nor in a later one. Then the engine hashes what it computes with, where it
-lies, and the trainer what it meant to send. Unless all hashes are the same, no completion is
-sampled; and unless the engine finds the same once more after it has sampled, none is used.
+A sync brings the policy's weights into the engine under a new number. That number is never used
+again, neither in this attempt nor in a later one. Then the engine hashes what it computes with,
+where it lies, and the trainer what it meant to send. Unless all hashes are the same, no completion
+is sampled. Unless the engine finds the same once more after it has sampled, none is used.
 
 TRL calls `sync_weights` once the policy has changed and `generate` for completions (TRL 1.16,
 trl/generation/vllm_generation.py); the rest of this interface is ours.

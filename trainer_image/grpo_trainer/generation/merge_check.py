@@ -2,7 +2,7 @@
 
 Trainer and engine hash the same merged tensor, so that a wrong merge would pass every proof. Once
 per run one layer's base and factors are therefore copied into a model of that one layer, and merged
-by PEFT's `merge_and_unload`. It is done at the first sync whose adapter changes the layer: PEFT
+by PEFT's `merge_and_unload`. It is done at the first sync whose adapter changes the layer. PEFT
 begins with an adapter that changes nothing, of which every merge is right.
 """
 

@@ -2,9 +2,9 @@
 
 vLLM decodes a completion token by token, after its prompt, and ends it with the token that makes a
 stop string whole (0.30, v1/engine/detokenizer.py). The same is done here while Transformers
-samples. transformers' own stop_strings can't be used: they match across the end of the prompt, TRL
-1.16 does not pass generate the tokenizer that they need, and it would take the padding after a
-stop string for sampled tokens.
+samples. Its own stop_strings can't be used, since they match across the end of the prompt. TRL 1.16
+does not pass generate the tokenizer that they need. It would also take the padding after a stop
+string for sampled tokens.
 
 TRL counts a completion as truncated unless its last token is an end-of-sequence token, and
 `mask_truncated_completions` leaves those out of the loss. A completion that ended at a stop string

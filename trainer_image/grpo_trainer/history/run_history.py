@@ -3,7 +3,7 @@ chosen for people to read.
 
 The rows are transformers' log_history, which every checkpoint contains; the samples lie in each
 checkpoint as a file of their own. So both are hashed and sealed with it, and a resumed attempt
-continues what that checkpoint has: it needs no other attempt's files, which may be torn, or be
+continues what that checkpoint has. It needs no other attempt's files, which may be torn, or be
 written by an attempt that lives on. Of those it only takes the rows that were rolled back.
 """
 

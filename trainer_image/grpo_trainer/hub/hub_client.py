@@ -1,9 +1,10 @@
 """The HTTP client that huggingface_hub and datasets use here: it says at once, and in one way, what
 may pass.
 
-Left alone, they take a 503 for a file that doesn't exist, go on without a file that could not be
-asked for, and wait for minutes without a word. Here such an answer is an exception that neither of
-them knows, so that none of them handles it: it ends the whole call, and retry.py makes it again.
+Left alone, they take a 503 for a file that doesn't exist, and go on without a file that could not
+be requested. They also wait for minutes without a line in the log. Here such an answer is an
+exception that neither of them knows, so that none of them handles it. It ends the whole call, and
+retry.py makes it again.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,8 @@
 reads.
 
 It says nothing of the attempt: a later one that exports the same model writes the same page. What
-users wrote comes into the front matter only as names that the hub itself would take, and below it
-only as code, which renders as it is.
+users wrote comes into the front matter only as names that the hub itself would take. Below it, it
+comes only as code, which renders as it is.
 """
 
 import hashlib

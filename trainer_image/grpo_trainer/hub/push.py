@@ -2,9 +2,9 @@
 files.
 
 A commit is whole or not there, so nobody ever sees half a model. Before each try the repository is
-looked at: an answer that was lost, and an attempt that ended after its push, are settled by what is
-there, and not pushed twice. huggingface_hub's upload_folder is not used, since it makes several
-commits of a large folder.
+looked at. A lost answer, and an attempt that ended after its push, are settled by what is there,
+and not pushed twice. The function upload_folder of huggingface_hub is not used, since it makes
+several commits of a large folder.
 """
 
 import hashlib

@@ -1,16 +1,17 @@
 """Repositories of the hub as folders on this node: one commit on all ranks and in all attempts,
 fetched once per cache.
 
-`main` may move while a job runs. So a revision is resolved once, on rank 0; the commit is recorded,
-comes back with the plans of later attempts, and is all that is asked for from then on. What is
-there completely needs no hub.
+`main` may move while a job runs. So a revision is resolved once, on rank 0, and the commit is
+recorded. It comes back with the plans of later attempts, and from then on only this commit is
+requested. What is there completely needs no hub.
 
 Pods and jobs share a cache. A lease, a file beside the repository that its holder keeps changing,
 says who fetches. Others wait while it changes. A holder that was killed changes nothing more, and
-after a while one of them takes over; the time is that of who waits, since clocks of nodes differ.
-Locks of the file system are not relied on: not every network file system has them, and some keep
-those of the dead. If two hold a lease for a moment after all, a file is fetched twice and none is
-damaged: huggingface_hub writes each under a name of its own and renames it when it is whole.
+after a while one of the others takes over. Each measures that time by its own clock, since clocks
+of nodes differ. Locks of the file system are not relied on: not every network file system has them,
+and some keep those of the dead. If two hold a lease for a moment after all, a file is fetched twice
+and none is damaged. The reason is that huggingface_hub writes each under a name of its own and
+renames it when it is whole.
 """
 
 import os

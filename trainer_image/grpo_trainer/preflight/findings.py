@@ -1,5 +1,8 @@
-"""What the checks of one preflight share: where they run (a pod of its own, the start of rank 0, a
-laptop), and what they find, as sentences for users that fit into a termination message."""
+"""Defines what the checks of one preflight share: where they run, and what they find.
+
+They run in a pod of their own, at the start of rank 0, or on a laptop. Findings are sentences for
+users that fit into a termination message.
+"""
 
 import re
 from collections.abc import Iterator

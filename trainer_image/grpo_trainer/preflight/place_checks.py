@@ -1,5 +1,8 @@
-"""Checks the places that a run writes to (the checkpoint volume or object store, the hub repository
-of the export), and that the image has the libraries that the plan needs, without importing them."""
+"""Checks the places that a run writes to, and that the image has the libraries that the plan needs.
+
+The places are the checkpoint volume or object store, and the hub repository of the export.
+Libraries are looked for without importing them.
+"""
 
 import errno
 import math

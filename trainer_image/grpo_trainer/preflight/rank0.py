@@ -1,5 +1,7 @@
-"""The first thing that rank 0 of an attempt does, whatever was checked before it: mistakes that can
-be seen at once end it in seconds."""
+"""The first thing that rank 0 of an attempt does, whatever was checked before it.
+
+Mistakes that can be seen at once end the attempt in seconds.
+"""
 
 import logging
 import os

@@ -1,7 +1,7 @@
 """Imports every reward and calls it on two samples, in the process in which it runs in training.
 
-A reward that needs more than a preflight has is left out, and is no problem: memory, a GPU, a
-library that only the image has, time.
+A reward that needs more than a preflight has is left out, and is no problem. It may need memory, a
+GPU, a library that only the image has, or time.
 """
 
 import asyncio

@@ -4,12 +4,12 @@ volume of spec.model.cache.
 vLLM, Inductor and Triton compile for minutes when an engine starts for the first time. Each has a
 cache, and finds out by hashes which of its entries are still good.
 
-Pods do not write into one folder of the volume together. vLLM rewrites files of its cache in place
-(compilation/backends.py, save_to_file), so a reader can find half of one. Inductor needs flock,
-which not every network file system has. So every pod has its own folder, and what pods share is an
-archive. A pod reads it before the engine starts and replaces it afterwards by a rename, so that
-every reader finds the whole archive of one writer. Where two pods replace it at the same time, the
-second one wins, and what only the first one had is compiled again.
+Pods do not write into one folder of the volume together. One reason is that vLLM rewrites files of
+its cache in place (compilation/backends.py, save_to_file), so a reader can find half of one.
+Inductor needs flock, which not every network file system has. So every pod has its own folder, and
+what pods share is an archive. A pod reads it before the engine starts and replaces it afterwards by
+a rename. So every reader finds the whole archive of one writer. Where two pods replace it at the
+same time, the second one wins, and what only the first one had is compiled again.
 
 A cache saves time and nothing else. A volume that is read-only, full or another user's, or a
 damaged archive, costs a line in the log and never the start.

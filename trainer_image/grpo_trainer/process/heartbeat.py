@@ -1,9 +1,9 @@
 """Finds and shares the signs of progress of long work: a download, a load, an export.
 
 Libraries don't call back while they read weights or write a checkpoint, so the bytes that the
-kernel counts for this process are looked at. And most ranks wait while one works: each adds its
-events to one counter in the gang's store and hears from it how many the others had, so that nobody
-takes a peer that works for a hang.
+kernel counts for this process are looked at. And most ranks wait while one works. Each adds its
+events to one counter in the gang's store and reads from it how many the others had. So nobody takes
+a peer that works for a hang.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Stops training on SIGTERM: all ranks agree at the end of a step, and save there if the grace
 period allows it.
 
-The ranks of a gang get SIGTERM at different times, or only some of them get it, while a checkpoint
+The ranks of a gang get SIGTERM at different times, or only some of them get it. But a checkpoint
 and a stop need all of them at the same step. This is the rule alone; the step's exchange brings it
 what the ranks say.
 """

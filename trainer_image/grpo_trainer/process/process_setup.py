@@ -1,8 +1,10 @@
-"""Prepares a process: before it imports torch the number of its threads and the libraries that its
-plan does not need, and before it trains how glibc keeps memory.
+"""Prepares a process before it imports torch, and before it trains.
 
-torch starts as many threads as the node has cores, in every process: eight processes on sixty-four
-cores would run 512. peft imports bitsandbytes wherever it is installed, and accelerate imports
+Before the import it sets the number of threads and hides the libraries that the plan does not need.
+Before training it sets how glibc keeps memory.
+
+In every process, torch starts as many threads as the node has cores: eight processes on sixty-four
+cores would run 512. Wherever it is installed, peft imports bitsandbytes, and accelerate imports
 DeepSpeed. That is a third of the time that imports take, and bitsandbytes imports the whole of
 torch's compiler.
 """

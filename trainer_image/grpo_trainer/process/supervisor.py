@@ -1,8 +1,8 @@
 """Runs several training processes in one pod and speaks for them with one Outcome.
 
 A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes
-SIGTERM on, ends the survivors when one process fails, and finds the words for a process that died
-without any (SIGKILL, the kernel's OOM killer).
+SIGTERM on, and ends the survivors when one process fails. It also writes the Outcome of a process
+that died without one (SIGKILL, the kernel's OOM killer).
 """
 
 import math

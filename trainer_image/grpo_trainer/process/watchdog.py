@@ -1,8 +1,8 @@
 """Ends a process that makes no progress, or that can't stop after SIGTERM, and says where its
 threads stood.
 
-A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an
-exception nor a Python signal handler can reach it. So a daemon thread watches, and ends the process
+A stuck collective blocks the main thread in C++ for as long as its time-out. Neither an exception
+nor a Python signal handler can reach it there. So a daemon thread watches, and ends the process
 from there.
 
 faulthandler writes the stacks in C, on SIGUSR1, also while the GIL is held. Python code can't look

@@ -1,7 +1,7 @@
 """The reference's part of a checkpoint: which weights it began with, and, if it moved, where it is
 now.
 
-TRL forgets both. A reference that stays is built from the model again on resume; if the model's
+TRL forgets both. A reference that stays is built from the model again on resume. If the model's
 files have changed meanwhile, it would silently be another one, so their fingerprint is kept. A
 synchronised one is saved: one safetensors file by rank 0, under ZeRO-3 one per rank with its own
 partitions, so that nothing is gathered.

@@ -1,17 +1,22 @@
 """The interface of a reference strategy, what it sees of the trainer, and the sync of its weights.
 
-The trainer works with any strategy without knowing which. It calls them in this order: `check`
-(before anything is built), `build` (inside GRPOTrainer's constructor, before TRL wraps the result),
-`prepare` (TRL wraps it for DeepSpeed), `attach` (the constructor is done), `scoring` (around every
-forward pass), `move` (sync), `save` and `restore` (checkpoints).
+The trainer works with any strategy without knowing which. It calls them in this order:
+
+- `check`: before anything is built
+- `build`: inside GRPOTrainer's constructor, before TRL wraps the result
+- `prepare`: TRL wraps it for DeepSpeed
+- `attach`: the constructor is done
+- `scoring`: around every forward pass
+- `move`: sync
+- `save` and `restore`: checkpoints
 
 A strategy acts on the trainer through the narrow view PolicyTrainer, which shows how much of TRL's
 trainer a reference depends on.
 
-A sync computes reference = mixup * policy + (1 - mixup) * reference. TRL's SyncRefModelCallback
-gathers both models whole on every rank under ZeRO-3 (4 bytes per parameter of each in bf16), and
-its result is lost on resume. Elementwise mixing needs no gather: policy and reference are
-partitioned alike, so each rank mixes its own partitions, in the same operations and so to the same
+A sync computes reference = mixup * policy + (1 - mixup) * reference. Under ZeRO-3, TRL's
+SyncRefModelCallback gathers both models whole on every rank (4 bytes per parameter of each in
+bf16). Its result is lost on resume. Elementwise mixing needs no gather, since policy and reference
+are partitioned alike. Each rank mixes its own partitions, in the same operations and so to the same
 bits.
 """
 

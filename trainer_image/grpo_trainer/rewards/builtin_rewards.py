@@ -1,8 +1,8 @@
 """The built-in rewards: `accuracy` compares answers with the dataset's, `format` matches a regular
 expression.
 
-`accuracy` is for datasets with one right answer, such as GSM8K. math-verify runs in a process of
-its own: an answer like `9^{9^{9^9}}` would else keep the training busy for ever.
+`accuracy` is for datasets with one right answer, such as GSM8K. A process of its own runs
+math-verify: an answer like `9^{9^{9^9}}` would else keep the training busy for ever.
 
 A pattern of `format` and a completion together can take exponential time. Matching therefore runs
 in the `regex` package, which can be timed out and releases the GIL. `regex` measures its time-outs

@@ -1,11 +1,11 @@
 """The process that runs one user-written reward function, sync or async, for one training process.
 
 Only a process can be ended: a thread that hangs or keeps the GIL would take the training with it.
-This is a program of its own (`python -P child.py FD PARENT_PID`, see python_function.py) and
+This is a program of its own (`python -P child.py FD PARENT_PID`, see python_function.py). It
 imports nothing of ours, so that it starts fast and the user's modules can have any name.
 
-Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), the child
-answers JSON (the parent never unpickles what user code made). First `{path, function}` → `{"async":
+Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), and the child
+answers JSON. The parent never unpickles what user code made. First `{path, function}` → `{"async":
 bool}` or `{"problem"}`; then, per batch, the function's arguments → `{"scores", "metrics",
 "extra"}`, or `{"problem"}` and after it `{"sample"}`.
 """

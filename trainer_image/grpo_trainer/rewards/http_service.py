@@ -1,7 +1,7 @@
 """The `http` reward: POSTs batches of completions to a service and takes its numbers.
 
-A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are
-tried again until the batch's time is up, then their completions get no reward and are counted
+A service fails, hangs and lies, and a run of days must outlive its bad minutes. Failed requests are
+tried again until the batch's time is up. Then their completions get no reward and are counted
 (reward_set.py). TRL awaits it together with the other async rewards.
 """
 

@@ -1,8 +1,8 @@
 """The `python` reward: a user's function with TRL's reward signature, run in a process of its own.
 
-A function that hangs, crashes or returns nonsense costs its batch, or ends the run with its name,
-and never hangs the gang: a time-out ends the process. An async function runs beside the other async
-rewards.
+A function that hangs, crashes or returns nonsense costs its batch, or ends the run with its name.
+It never hangs the gang, since a time-out ends the process. An async function runs beside the other
+async rewards.
 
 FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is
 child.py.

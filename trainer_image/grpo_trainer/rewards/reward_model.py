@@ -1,7 +1,7 @@
 """The `model` reward: a frozen sequence-classification model with one label, as TRL takes it.
 
-TRL itself would load a reward model with the policy's settings and prepare it like the policy:
-under DeepSpeed it would be cast to the policy's dtype, or fail for having another. Handed over as a
+TRL itself would load a reward model with the policy's settings and prepare it like the policy.
+Under DeepSpeed it would be cast to the policy's dtype, or fail for having another. Handed over as a
 plain module it keeps its own dtype, is whole on every GPU, and scores in batches of bounded memory.
 """
 

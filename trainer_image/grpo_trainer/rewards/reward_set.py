@@ -4,10 +4,10 @@ their failures.
 The one place where a declared reward becomes a callable. Torch and transformers are imported where
 a reward is a model, and only then.
 
-A run ends when a reward fails for a larger share of the completions than declared, judged over the
-last ten generations of all ranks together. Judged by one rank or one generation, a single time-out,
-which costs its whole batch, would end a run that scored nearly all. Every rank judges the same
-sums, which the step's exchange brings, so all end together.
+A run ends when a reward fails for a larger share of the completions than declared. The share is
+that of the last ten generations of all ranks together. Judged by one rank or one generation, a
+single time-out, which costs its whole batch, would end a run that scored nearly all. Every rank
+judges the same sums, which the step's exchange brings, so all end together.
 """
 
 from __future__ import annotations

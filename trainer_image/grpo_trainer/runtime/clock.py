@@ -1,11 +1,11 @@
 """The process' clock and the time limits of waiting.
 
 This is the only module that asks the operating system for the time and sleeps. Everything that
-waits takes a `grpo_api.clock.Clock`, whose default is SYSTEM_CLOCK. Tests pass a clock that they
-move.
+waits takes a `grpo_api.text.clock.Clock`, whose default is SYSTEM_CLOCK. Tests pass a clock that
+they move.
 
 The hub and object stores share one set of limits. A service that is away for a minute must not end
-a run of three days, and one that is away for hours must not hold the run's GPUs.
+a run of three days. One that is away for hours must not hold the run's GPUs.
 """
 
 import time

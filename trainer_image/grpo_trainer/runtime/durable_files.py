@@ -96,8 +96,8 @@ def disk_errors() -> Iterator[None]:
 def retry_disk_errors(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
     """Run an action again, after growing PAUSES, as long as a disk fails it.
 
-    A collective must be failed on all ranks alike (ranks.together), for then all of them try again
-    together.
+    A collective must be failed on all ranks alike (ranks.run_on_all), for then all of them try
+    again together.
 
     Raises:
         DiskFailed: the last try failed, too.

@@ -1,8 +1,9 @@
-"""Makes Python take a library for not installed.
+"""Hides an installed library from imports. A preflight hides torch, which would take most of its
+memory and time.
 
-torch would take most of the memory and of the time of a preflight, which computes nothing, and
-transformers and datasets import it wherever they find it. None in sys.modules, which hides others,
-does not do here: datasets imports whatever it finds a key for there.
+A preflight computes nothing, but transformers and datasets import torch wherever they find it. None
+in sys.modules, which hides others, does not do here: datasets imports whatever it finds a key for
+there.
 """
 
 import sys

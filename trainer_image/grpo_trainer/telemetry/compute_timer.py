@@ -1,9 +1,10 @@
-"""Measures how long this rank computes outside of every collective, in one step of ten; at first,
-and while a rank is slow, in five in a row.
+"""Measures how long this rank computes outside of every collective.
 
-The time of a phase does not show a slow rank: under ZeRO-3 the others wait for it inside the
+It measures one step of ten. At first, and while a rank is slow, it measures five in a row.
+
+The time of a phase does not show a slow rank. Under ZeRO-3 the others wait for it inside the
 gathers of generation, reference and forward pass, so that all take the same time. What is measured
-here is the time of the decoder's layers in the passes that score completions, without what
+here is the time of the decoder's layers in the passes that score completions. Left out is what
 DeepSpeed does before and after each of their modules: gathers and releases of parameters. Under DDP
 and ZeRO-2 there are none within a layer, and their all-reduce belongs to the backward pass.
 

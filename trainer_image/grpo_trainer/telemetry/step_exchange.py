@@ -1,5 +1,7 @@
-"""The one exchange of all ranks per optimizer step: SIGTERM, times of the step, of its phases and
-of each rank's own compute, memory peaks, reward failures.
+"""Defines the one exchange of all ranks per optimizer step.
+
+It carries SIGTERM, memory peaks, reward failures, and the times of the step, of its phases and of
+each rank's own compute.
 
 Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it
 synchronises the GPU. The host memory of this process is read from Linux, at a cost of microseconds

@@ -1,7 +1,7 @@
 """Opens and ends a run in each tracker, around transformers' own callback of it.
 
 Only the tracker's process imports this module. A run has one identity over all attempts, made of
-the job's uid, so that each attempt goes on in the run of the one before:
+the job's uid. So each attempt goes on in the run of the one before:
 
 - W&B: the run's id is the uid, with resume "allow". A step that was rolled back is logged again as
   a further row of the same train/global_step, which is the x-axis of all charts.

@@ -1,8 +1,8 @@
 """The process of one tracker: `python -P -m grpo_trainer.tracking.tracker_child FD PARENT_PID`.
 
 It holds transformers' own callback of the tracker, the one that `report_to` would put into the
-trainer, and calls it as the trainer would. torch is hidden from it, with all that imports torch:
-transformers then takes 1.4 s and 70 MiB instead of 10 s and 470 MiB.
+trainer. It calls that as the trainer would. Without torch, and all that imports torch, transformers
+takes 1.4 s and 70 MiB instead of 10 s and 470 MiB. So torch is hidden from this process.
 
 Protocol on the socket FD, in JSON: first `{}`, as soon as it reads; then one answer to each
 request. The first request opens the run (RunRequest). `{"step", "groups", "logs"}` is a row,

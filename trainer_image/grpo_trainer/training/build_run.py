@@ -6,7 +6,7 @@ GRPOConfig before the policy (which must be).
 
 A resumed run takes some settings from its plan where transformers would take the checkpoint's:
 checkpoint.everySteps may change between two attempts. A run that begins with another run's
-checkpoint may go further, so that its learning rate falls more slowly; the last rate of the other
+checkpoint may go further, so that its learning rate falls more slowly. The last rate of the other
 run is often zero.
 """
 

@@ -1,16 +1,17 @@
 """TRL's trainer with a finite loss and gradient: it limits a KL that overflows, or ends the run.
 
 k3 contains exp(log ref - log policy). A token that the policy has made very unlikely overflows it
-(float32: from a log-ratio of 88.8). TRL 1.16 then trains on: the gradient is NaN, one optimizer
+(float32: from a log-ratio of 88.8). TRL 1.16 then trains on. The gradient is NaN, one optimizer
 step makes every parameter NaN, and the loss is logged as 0.0 (huggingface/trl issue 3015).
 
-The rule here: in a micro-batch whose KL is not finite on any rank, log-ratios beyond +-20 are
-limited to +-20 on all ranks and the loss is computed again; the tokens are counted. 20 is also
-verl's limit for this estimator: exp(20) is 5e8, far above any KL that leaves the model usable, far
-below overflow in bfloat16. With TRL's importance ratio the gradient of the term is the log-ratio
-itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size. Other
-micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is
-still not finite, the policy or the reference is broken, and the run ends as Diverged.
+The rule here acts on a micro-batch whose KL is not finite on at least one rank. On all ranks,
+log-ratios beyond +-20 are limited to +-20 and the loss is computed again; the tokens are counted.
+For this estimator, verl has the same limit. The number exp(20) is 5e8, far above any KL that leaves
+the model usable, and far below overflow in bfloat16. With TRL's importance ratio the gradient of
+the term is the log-ratio itself (d/dx of k3 * exp(x - const) at ratio 1). So the step stays of
+normal size. Other micro-batches are not touched: a run without overflows trains on TRL's exact
+loss. If the loss is still not finite, the policy or the reference is broken, and the run ends as
+Diverged.
 
 The private names of TRL that this module uses are listed in reference_trainer.py.
 """

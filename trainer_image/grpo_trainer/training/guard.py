@@ -1,15 +1,15 @@
 """Stops a run that diverges.
 
-A run ends at a loss or gradient that is not finite, at a KL beyond spec.guard.maxKL, and when its
-engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch; the next
-attempt then has another engine, see spec.generation.fallback). So it does when no completion has a
-reward, generation after generation, and at the findings of spec.guard.stopOn. Without this check
-such a run trains on without an error.
+A run ends at a loss or gradient that is not finite, and at a KL beyond spec.guard.maxKL. It ends
+when its engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch).
+The next attempt then has another engine (spec.generation.fallback). A run also ends when no
+completion has a reward, generation after generation, and at the findings of spec.guard.stopOn.
+Without this check such a run trains on without an error.
 
 Adam's moments keep a NaN for ever, so every later checkpoint is worthless, at any beta. The
-gradient's norm is therefore judged before the optimizer steps, the loss before a checkpoint of its
-step, and the weights before each generation, checkpoint and export (weights/policy_checks.py).
-These numbers are the same on all ranks, which stop together.
+gradient's norm is therefore judged before the optimizer steps, and the loss before a checkpoint of
+its step. The weights are judged before each generation, checkpoint and export
+(weights/policy_checks.py). These numbers are the same on all ranks, which stop together.
 """
 
 import logging

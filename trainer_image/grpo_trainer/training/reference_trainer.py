@@ -6,12 +6,12 @@ no other does. There are seventeen, TRL is pinned, and tests/trainer/test_engine
 when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own
-  reference; ours is put in their place while the constructor runs; so is our engine in that of
+  reference. Ours is put in their place while the constructor runs. So is our engine in that of
   `grpo_trainer.VLLMGeneration`;
 - `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's
   too;
 - `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts
-  on it; `_last_world_entropy` and `_entropy_window_stats` are what such a pass changes besides;
+  on it. `_last_world_entropy` and `_entropy_window_stats` are what such a pass changes besides;
 - `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that
   may not be finite (this and the line above: finite_loss.py);
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved
@@ -19,8 +19,8 @@ when one of them changes:
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
 - `_calculate_rewards` is what is timed as rewards; `_logs` has the last generation of all ranks,
   of which samples are kept;
-- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step`
-  counts micro-batches and `_buffered_inputs` is the generation that they are cut from: TRL's
+- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, and
+  `_step` counts micro-batches. `_buffered_inputs` is the generation that they are cut from. TRL's
   checkpoints know neither place.
 
     trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(...), args=config,
@@ -28,8 +28,9 @@ when one of them changes:
                                    train_dataset=..., callbacks=...)
     trainer.train(resume_from_checkpoint=folder_or_none)
 
-It proves policy and reference while it is built (trainer.proofs), proves again and restores the
-reference after a resume, checks states, syncs, and saves a moved reference into every checkpoint.
+It proves policy and reference while it is built (trainer.proofs). After a resume it proves again
+and restores the reference. It checks states, syncs, and saves a moved reference into every
+checkpoint.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 torch and TRL.
 
 Where memory runs out, the number of bytes is read from the exception, since the next plan needs
-numbers. torch tells the size only in its text: `Tried to allocate 2.00 GiB` of a device
-(c10/cuda/CUDACachingAllocator.cpp), `you tried to allocate 512 bytes` of the host
+numbers. The size is only in torch's text. Of a device it says `Tried to allocate 2.00 GiB`
+(c10/cuda/CUDACachingAllocator.cpp). Of the host it says `you tried to allocate 512 bytes`
 (c10/core/impl/alloc_cpu.cpp).
 """
 
@@ -281,8 +281,8 @@ def _pushed(
 ) -> str:
     """Push an exported model; its address on the hub. A collective.
 
-    `base` is the name of the model that was trained, `kept` where else the export is; empty for
-    nowhere.
+    `base` is the name of the model that was trained, `durable_copy` where else the export is;
+    empty for nowhere.
     """
     message = f"GRPO of {base}, {recorder.step} steps"
 

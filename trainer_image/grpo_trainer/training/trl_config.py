@@ -1,6 +1,6 @@
 """Translates a plan into arguments of GRPOConfig and a DeepSpeed configuration, or refuses it.
 
-Every plan field reaches TRL here, in one place, and without a training library: a test compares
+Every plan field reaches TRL here, in one place, and without a training library. A test compares
 these arguments with what the live trainer was given. The planner makes no plan that is refused, but
 a plan may be written by hand or by another version.
 """

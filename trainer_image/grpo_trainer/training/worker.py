@@ -1,6 +1,6 @@
 """One training process: joins the other ranks while the libraries load, then trains.
 
-SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at
+SIGTERM, /progress and the wait for late peers don't wait for imports. All of that needs torch at
 most, while TRL and what it pulls in take four times as long to load.
 """
 

@@ -1,5 +1,6 @@
-"""Finds a model's files: a folder, or what is fetched of a repository of the hub, and the tokenizer
-among them, and the model's shape by its configuration.
+"""Finds a model's files: a folder, or what is fetched of a repository of the hub.
+
+It also finds the tokenizer among them, and the model's shape by its configuration.
 
 Every rank provably means the same files. Nothing here needs torch, so that a preflight looks at the
 same files in the same way.

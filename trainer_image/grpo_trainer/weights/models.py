@@ -4,8 +4,8 @@ sharded reference.
 Dtype, revision and adapter are decided here, and every rank provably means the same files.
 
 Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers)
-makes `from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the
-others receive their partitions (transformers/integrations/deepspeed.py). Interface:
+makes `from_pretrained` build the model inside `deepspeed.zero.Init`. Rank 0 reads the values, and
+the others receive their partitions (transformers/integrations/deepspeed.py). Interface:
 `load_policy(model, execution, adapter) -> LoadedModel`, `load_reward_model(reward) -> LoadedModel`;
 LoRA is returned as `peft_config`, since TRL wraps the policy itself.
 

@@ -6,8 +6,8 @@ proof, the reference's sync and its checkpoint all work on that share, so that n
 gather. In DeepSpeed 0.19 shares are equal ranges of the flattened parameter, the last one padded
 (deepspeed/runtime/zero/partition_parameters.py, `_partition_param`).
 
-Names in a checkpoint differ from the model's: tied parameters are saved under one of their names,
-PEFT prefixes and wraps, and some architectures are saved in another form than they run in.
+Names in a checkpoint differ from the model's. Tied parameters are saved under one of their names,
+and PEFT prefixes and wraps. Some architectures are saved in another form than they run in.
 
 Ranks compare what they hold by exchanging 16 bytes a tensor, which messages can show. XXH3-128
 (xxhash) is as fast as memory. Nobody forges weights, so it is as good here as a cryptographic hash;

@@ -5,7 +5,7 @@ A reference that trains, or a reward model in train mode, changes results withou
 1.16 leaves requires_grad on in its reference). GRPO has no value model: the mean reward of a group
 is the baseline, so there is nothing of that kind to check.
 
-A NaN in a checkpoint can't be undone by any attempt that resumes from it, so the policy is checked
+A NaN in a checkpoint can't be undone by any attempt that resumes from it. So the policy is checked
 before it generates, is saved or exported. Each rank looks at what it holds, under ZeRO-3 its own
 partition, so that nothing is gathered; one exchange tells all of them.
 """

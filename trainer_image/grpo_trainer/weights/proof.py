@@ -1,16 +1,16 @@
 """Proves on every rank that a model holds exactly the weights of its checkpoint.
 
-Wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the
+Wrong weights train without an error. ZeRO-3 silently takes rank 0's file. DDP overwrites the
 policies of the other ranks and leaves their references as they were. Each rank compares its own
-elements (all, or its ZeRO-3 partition) with the same slice of its own file, bit for bit, and the
-ranks exchange fingerprints of what they hold whole. That needs no network beyond those, and costs
-one read of the rank's share. It must come before TRL wraps anything, since wrapping overwrites what
+elements (all, or its ZeRO-3 partition) with the same slice of its own file, bit for bit. The ranks
+exchange fingerprints of what they hold whole. That needs no network beyond those, and costs one
+read of the rank's share. It must come before TRL wraps anything, since wrapping overwrites what
 differs.
 
-A parameter whose key in the file has another name or form (transformers merges the experts of a
-mixture, for example) is gathered alone and compared in the file's form, converted by transformers
-itself. A fresh adapter is in no file: it must be the same on all ranks. One that was loaded is
-proven by its own file.
+The file may have a parameter under another key or in another form: transformers merges the experts
+of a mixture, for example. Such a parameter is gathered alone and compared in the file's form,
+converted by transformers itself. A fresh adapter is in no file: it must be the same on all ranks.
+One that was loaded is proven by its own file.
 """
 
 import time

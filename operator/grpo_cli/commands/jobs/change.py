@@ -1,5 +1,7 @@
-"""`grpo suspend`, `resume`, `retry` and `delete`, and the same of the Python client: what a user
-changes of a job that exists, each a patch that `kubectl` could make, too."""
+"""Changes a job that exists: `grpo suspend`, `resume`, `retry` and `delete`.
+
+The Python client uses the same functions. Each is one request that `kubectl` could make, too.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable

@@ -1,5 +1,8 @@
-"""`grpo reward test`: scores a file of completions with a job's rewards, in the processes in which
-they run in training, so that a reward is mended before a GPU waits for it."""
+"""`grpo reward test`: scores a file of completions with a job's rewards.
+
+Each reward runs in the process in which it runs in training. So a reward is fixed before a GPU
+waits for it.
+"""
 
 import json
 import os
