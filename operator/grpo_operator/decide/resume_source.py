@@ -1,7 +1,7 @@
 """Resolves spec.resumeFrom.grpoJob: finds the checkpoints of another job, to begin with them.
 
-The source is resolved once, before the first attempt, and kept in the status, because the other job
-may be deleted later while its claim stays. The other job's plan is kept, too, since checkpoints
+The source is resolved once, before the first attempt, and kept in the status. The reason is that
+the other job may be deleted later while its claim stays. Its plan is kept, too, since checkpoints
 continue exactly only with the split that made them. Until the checkpoints are found, the check says
 why the job must wait.
 """

@@ -3,8 +3,8 @@
 Weights are sent under the base model's names, gathered one layer at a time. TRL merges a LoRA
 adapter into the base before it sends the weights and takes it out again after. In bfloat16 that
 leaves a rounding error in the base at every sync, and the base is the reference. Here the merged
-tensor is computed beside the policy, in float32, and nothing of the policy is written to.
-merge_check.py compares one of them with PEFT's own merge.
+tensor is computed beside the policy, in float32, and nothing of the policy is written to. In
+merge_check.py one of them is compared with PEFT's own merge.
 """
 
 from collections import Counter
