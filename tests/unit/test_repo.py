@@ -136,8 +136,8 @@ def test_docstrings_of_product_modules_have_short_sentences() -> None:
         path: sentences
         for path, module in parsed().items()
         if path.startswith(("operator/", "trainer_image/"))
-        # without trees and formulas, which are indented
-        and (text := re.sub(r"(?m)^ {4}.*$", "", ast.get_docstring(module) or ""))
+        # without trees and indented formulas
+        and (text := re.sub(r"(?m)^(?: {4}|[│├└]).*$", "", ast.get_docstring(module) or ""))
         and (sentences := read_page(text).long_sentences)
     }
     assert long == {}
