@@ -1,7 +1,7 @@
 """Defines Extent (a method in one place) and Site (a place with all such methods), and bounds their
 step times. The search skips what cannot win."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -19,6 +19,10 @@ from .engines import Engines
 from .footprints import Footprints, Variants
 from .methods import Method
 from .option import CROWDED, SHARES, Option, Score
+
+SLOWER = 1.5
+"""By how much slower a generation batch is when no smaller one can be the fastest. Rounding makes
+the times of neighbours uneven: five completions take six places in rounds of three."""
 
 
 @dataclass(eq=False)
@@ -118,6 +122,7 @@ class Times:
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._generations: dict[tuple[object, ...], float] = {}
         self._least_sampling: dict[tuple[object, ...], float] = {}
+        self._faster_batches: dict[tuple[object, ...], dict[int, float]] = {}
 
     def step(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
         """Time of one step."""
@@ -195,10 +200,42 @@ class Times:
             stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
             by_gpus = {_sort_of(variants.engine): variants for variants in stand_in.variants}
-            seconds = (sum(self.sampling(stand_in, *each.quickest)) for each in by_gpus.values())
+            seconds = (self.least_sampling(stand_in, variants) for variants in by_gpus.values())
             # There may be no room for the only engine that is allowed.
             self._least_sampling[key] = min(seconds, default=inf)
         return self._least_sampling[key]
+
+    def least_sampling(self, extent: Extent, variants: Variants) -> float:
+        """Seconds of sampling with an engine at the fastest settings, whether or not they fit."""
+        setup, calls = variants.quickest
+        faster = self.faster_batches(extent, variants, setup)
+        return min(faster.values(), default=sum(self.sampling(extent, setup, calls)))
+
+    def faster_batches(
+        self, extent: Extent, variants: Variants, setup: Setup
+    ) -> Mapping[int, float]:
+        """Return the generation batches below that of a setup that sample faster than all larger
+        ones, with their seconds.
+
+        generate() decodes until the longest completion of its batch has ended, and the longest of
+        few is shorter. Where caches cost more traffic than the weights, as with long completions,
+        two calls may take less time than one. An engine starts the next completion at once.
+        """
+        if variants.engine is not None:
+            return {}
+        key = _sampling_key(extent, setup)
+        faster = self._faster_batches.get(key)
+        if faster is None:
+            faster = self._faster_batches[key] = {}
+            least = sum(self.sampling(extent, setup, variants.calls(setup)))
+            for smaller in variants.fewer_at_a_time(setup):
+                seconds = sum(self.sampling(extent, smaller, variants.calls(smaller)))
+                if seconds < least:
+                    least = faster[smaller.generation_batch] = seconds
+                elif seconds >= SLOWER * least:
+                    # The weights are read in every call, so that more calls take even longer.
+                    break
+        return faster
 
     def fitting_training(self, extent: Extent) -> list[tuple[float, float]]:
         """For each share of a GPU that is weighed: the least seconds of training alone, and the
@@ -220,11 +257,7 @@ class Times:
     def sampling(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
         """Seconds of a step that depend on the engine."""
         place = extent.place
-        is_gathered = extent.method.zero == 3
-        key = (
-            id(place), extent.precision, id(setup.engine), is_gathered, setup.gather,
-            setup.generation_batch,
-        )  # fmt: skip
+        key = _sampling_key(extent, setup)
         corrected_time = self._sampling.get(key)
         if corrected_time is None:
             server_pool = self.servers(place, setup.engine)
@@ -268,6 +301,15 @@ class Times:
         """The pool of engines that have GPUs of their own."""
         has_own = engine and engine.kind == "Servers"
         return self._engines.server_pool(place) if has_own else None
+
+
+def _sampling_key(extent: Extent, setup: Setup) -> tuple[object, ...]:
+    """What the time of sampling depends on."""
+    is_gathered = extent.method.zero == 3
+    return (
+        id(extent.place), extent.precision, id(setup.engine), is_gathered, setup.gather,
+        setup.generation_batch,
+    )  # fmt: skip
 
 
 def _sort_of(engine: Engine | None) -> tuple[str, int] | None:

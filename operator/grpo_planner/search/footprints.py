@@ -105,7 +105,21 @@ class Variants:
         """Setup and calls of generate of the fastest variant, whose time is a bound that needs no
         prediction."""
         setup = self._setup(self._knobs.fastest, self.engine)
-        return setup, self._calls(setup)
+        return setup, self.calls(setup)
+
+    def fewer_at_a_time(self, setup: Setup) -> Iterator[Setup]:
+        """Yield the setup with each smaller generation batch, the largest first. They fit wherever
+        the setup fits."""
+        for size in self._knobs.generation_batch:
+            if size < setup.generation_batch:
+                settings = (setup.gather, size, setup.checkpointing, setup.micro_batch)
+                yield self._setup(settings, self.engine)
+
+    def footprint_of(self, setup: Setup, generation_batch: int) -> Footprint:
+        """The variant with the settings of a setup, but for its generation batch."""
+        return self._footprint(
+            (setup.gather, generation_batch, setup.checkpointing, setup.micro_batch)
+        )
 
     @cached_property
     def leanest(self) -> Footprint:
@@ -298,11 +312,12 @@ class Variants:
                 setup=setup,
                 prediction=prediction,
                 device=demand.device_bytes(prediction, self._world),
-                calls=self._calls(setup),
+                calls=self.calls(setup),
             )
         return footprint
 
-    def _calls(self, setup: Setup) -> float:
+    def calls(self, setup: Setup) -> float:
+        """Calls of generate per optimizer step."""
         return generate_calls(self._demand.spec, setup)
 
     def _setup(self, settings: Settings, engine: Engine | None) -> Setup:

@@ -328,8 +328,7 @@ class Search:
         GPU filled to each of SHARES, the best is taken, as each counts otherwise.
         """
         place, method = extent.place, extent.method
-        setup, calls = variants.quickest
-        sampling = sum(self._times.sampling(extent, setup, calls))
+        sampling = self._times.least_sampling(extent, variants)
         gpus_beside = beside(variants.engine, self._times.servers(place, variants.engine))
         risk = place_risk(place, method, variants.engine)
         return min(
@@ -361,6 +360,9 @@ class Search:
                 footprints |= {id(footprint): footprint for footprint in variants.fitting(limit)}
         for footprint in footprints.values():
             yield self._option(extent, variants, footprint)
+            setup = footprint.setup
+            for size in self._times.faster_batches(extent, variants, setup):
+                yield self._option(extent, variants, variants.footprint_of(setup, size))
 
     def _roomy_extents(
         self, places: Iterable[Place], of_methods: Iterable[Method]
