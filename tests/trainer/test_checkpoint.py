@@ -192,6 +192,7 @@ def test_nothing_undamaged_left_is_rejected(tmp_path: Path) -> None:
     claim(plan)
     (save(plan, 10) / "model.safetensors").unlink()
     (save(plan, 20) / MANIFEST).write_text("{")
+    (save(plan, 30) / MANIFEST).write_bytes(b'{"attempt": \xff')
     with pytest.raises(
         BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"
     ):

@@ -1,6 +1,7 @@
 """Which checkpoints are kept: those that were committed last, however often a run goes back, and by
 the owner alone."""
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from grpo_api.report.report import Outcome, Result
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.volume_checkpoints import complete
 from grpo_trainer.runtime.errors import Preempted
-from grpo_trainer.runtime.paths import number_in_name
+from grpo_trainer.runtime.paths import MANIFEST, number_in_name
 from tests.generated import cases
-from tests.support.ranks.checkpoint_plans import claim, rotate
+from tests.support.ranks.checkpoint_plans import claim, finished_attempt, rotate
 from tests.trainer.test_checkpoint import make_plan, save
 
 
@@ -29,6 +31,30 @@ def test_rotation_keeps_the_newest_and_clears_what_older_attempts_left(tmp_path:
     assert complete(tmp_path) == [newest, folders[1]]
     assert not folders[0].exists()
     assert not torn.exists()
+
+
+COPIES = st.sampled_from(("attempt-1/checkpoint-{}", "attempt-{}/checkpoint-10", "attempt-{}"))
+
+
+@given(COPIES, st.from_regex(r"[0-9]{0,2}[ ._-][\w.-]{0,8}", fullmatch=True))
+@example("attempt-1/checkpoint-{}", "10.bak")
+@example("attempt-{}", "1-copy")
+@settings(max_examples=cases(40), deadline=None)
+def test_a_users_copy_beside_checkpoints_is_neither_used_nor_deleted(path: str, name: str) -> None:
+    with TemporaryDirectory() as folder:
+        first, second = make_plan(Path(folder), keep=1), make_plan(Path(folder), 2, keep=1)
+        claim(first)
+        newest = save(first, 20)
+        copy = Path(folder, path.format(name))
+        shutil.copytree(newest, copy)
+        (copy / "outcome-rank-0.json").write_text(
+            Outcome(result=Result.SUCCEEDED).model_dump_json()
+        )
+        claim(second)
+        rotate(second)
+        assert complete(Path(folder)) == [newest]
+        assert (copy / MANIFEST).exists()
+        assert finished_attempt(second) is None
 
 
 def test_an_attempt_that_is_superseded_while_it_deletes_deletes_nothing_more(

@@ -15,8 +15,9 @@ import pytest
 from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
+from grpo_api.text.contract import DATASET_TOKEN_ENV
 from grpo_trainer.data.dataset import load_prompts
-from grpo_trainer.data.row_sources import read_hub
+from grpo_trainer.data.row_sources import dataset_repository, read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
 
@@ -137,6 +138,22 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
         [{"answer": row["answer"], "prompt": row["prompt"]} for row in rows]
     ] * 3
     assert len({prompts.fingerprint for prompts in loaded}) == 1
+
+
+def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:
+    long = "x, " * 100_000
+    (tmp_path / "a.csv").write_text(f'prompt,answer\n"{long}",1\nb,2\n')
+    training = TRAINING.model_copy(update={"max_prompt_length": 2**20})
+    rows = load_prompts(spec("a.csv"), training, tiny_tokenizer(), root=tmp_path).rows
+    assert rows["prompt"][:] == [long, "b"]
+
+
+@pytest.mark.parametrize(("token", "sent"), [("s3cret\n", "s3cret"), (" \n", None), ("", None)])
+def test_the_newline_at_the_end_of_a_token_is_not_sent(
+    token: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATASET_TOKEN_ENV, token)
+    assert dataset_repository(DatasetSpec(name="openai/gsm8k")).token == sent
 
 
 def test_files_are_read_in_order_and_wildcards_by_name(tmp_path: Path) -> None:

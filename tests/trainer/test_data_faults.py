@@ -83,6 +83,10 @@ def load(
             r"column 'completions' has a name .* such as my_completions",
         ),
         (b"[" * 100_000, r"a.jsonl line 1 is not a JSON object"),
+        (
+            b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}",
+            r"a.jsonl line 1 is not a JSON object: Exceeds",
+        ),
     ],
 )
 def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:

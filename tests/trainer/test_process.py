@@ -177,6 +177,10 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     assert finished_attempt(plan) is None
     keep_outcome(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
     assert finished_attempt(plan) is None
+    for number, content in enumerate((b"", b"{", b"\xff", b'{"result": "Error", "new": 1}')):
+        (tmp_path / f"attempt-{number}").mkdir(exist_ok=True)
+        (tmp_path / f"attempt-{number}" / "outcome-rank-0.json").write_bytes(content)
+        assert finished_attempt(plan) is None
     export = Export(
         to="Volume",
         path="/checkpoints/x/export",

@@ -70,7 +70,7 @@ def test_files_and_tokens_are_found_by_position(
         match=r"reward 'python': python.function mine:one can't be imported: ModuleNotFound",
     ):
         rewards_of(python, root=tmp_path)
-    monkeypatch.setenv(reward_token_env(0), "s3cret")
+    monkeypatch.setenv(reward_token_env(0), "s3cret\n")
     (judge,) = rewards_of({"http": {"url": "http://judge/"}}).functions
     assert isinstance(judge, HTTPFunction)
     assert judge._headers == {"Authorization": "Bearer s3cret"}

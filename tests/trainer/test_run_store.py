@@ -15,15 +15,18 @@ from typing import Any
 
 import obstore
 import pytest
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 
+from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE
+from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.manifest import Owner
 from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
 from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
-from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key
+from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key, run_store
 from grpo_trainer.stores.store_client import Store
 from tests.stepped_clock import SteppedClock
 from tests.trainer.store_world import KEEP, UID, named, save
@@ -208,6 +211,19 @@ def test_a_store_that_is_gone_costs_the_history_and_no_step(
     target.fetch_history()
     target.send_history()
     assert caplog.text.count("no answer") == 2
+
+
+def test_the_newline_at_the_end_of_a_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}AWS_ACCESS_KEY_ID", "key\n")
+    monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}AWS_SECRET_ACCESS_KEY", "s3cret\r\n")
+    store = ObjectStoreSpec(url="s3://bucket", endpoint="http://127.0.0.1:9")
+    job = JobIdentity(name="demo", namespace="team", uid=UID, attempt=1)
+    run = run_store(CheckpointSpec(store=store), "/checkpoints/demo", job)
+    assert run is not None
+    backend = run.store._backend
+    assert isinstance(backend, S3Store)
+    keys = backend.config
+    assert (keys.get("access_key_id"), keys.get("secret_access_key")) == ("key", "s3cret")
 
 
 def test_another_job_that_takes_the_folder_of_a_run_deletes_nothing() -> None:

@@ -3,6 +3,7 @@ what stands is always the undisturbed run's."""
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,18 @@ def test_rows_that_were_rolled_back_stay_marked_over_all_attempts(tmp_path: Path
     standing = [(1, step, False) for step in (1, 2, 3, 4)]
     assert marks == [*standing, (1, 5, True), (2, 3, True), (3, 5, False)]
     assert {path.parent.name for path in tmp_path.rglob(METRICS_FILE)} == {"attempt-3"}
+
+
+def test_a_users_copy_of_an_attempt_is_left_alone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.attempt(1, None, 5)
+    shutil.copytree(tmp_path / "attempt-1", tmp_path / "attempt-1.bak")
+    world.attempt(2, (1, 4), 6)
+    assert [step for step, _ in world.steps()] == [1, 2, 3, 4, 5, 6]
+    assert {path.parent.name for path in tmp_path.rglob(METRICS_FILE)} == {
+        "attempt-1.bak",
+        "attempt-2",
+    }
 
 
 def test_an_attempt_that_lives_on_changes_nothing_of_the_history(tmp_path: Path) -> None:

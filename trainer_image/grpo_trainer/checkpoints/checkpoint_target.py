@@ -99,8 +99,8 @@ class CheckpointTarget(CheckpointSource):
 
     @abstractmethod
     def find_success(self) -> Outcome | None:
-        """The durable success of an earlier attempt, whose process may have died after writing
-        it."""
+        """The durable success of an earlier attempt, whose process may have died after writing it.
+        A collective."""
 
     @abstractmethod
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:

@@ -36,7 +36,14 @@ from ..runtime.durable_files import (
     write_atomically,
 )
 from ..runtime.errors import BadInput, Preempted
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name
+from ..runtime.paths import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    MANIFEST,
+    attempt_folder_name,
+    glob_run,
+    number_in_name,
+)
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import damage, digests, list_files, records, share, split_into_parts
 from .manifest import OWNER, FileRecord, Manifest, Owner
@@ -107,7 +114,7 @@ def require_owner(folder: Path, claimant: Owner) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
-    checkpoints = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
+    checkpoints = [path.parent for path in glob_run(folder, f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
     # An attempt that resumes takes steps again, so two attempts may have saved the same step.
     return sorted(
         checkpoints,
@@ -129,7 +136,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         BadInput: it can't be read.
     """
     try:
-        return Manifest.model_validate_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except OSError as error:
         raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
     except ValidationError as error:
@@ -214,9 +221,11 @@ def rotate(folder: Path, owner: Owner, keep: int) -> None:
 def _incomplete(folder: Path, newest: int) -> list[Path]:
     """The incomplete checkpoints of the attempts up to the `newest` one. A newer attempt may be
     writing its own now."""
-    attempts = [path for path in folder.glob(ATTEMPTS) if number_in_name(path) <= newest]
-    checkpoints = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
-    return [checkpoint for checkpoint in checkpoints if not (checkpoint / MANIFEST).exists()]
+    return [
+        checkpoint
+        for checkpoint in glob_run(folder, f"{ATTEMPTS}/{CHECKPOINTS}")
+        if number_in_name(checkpoint.parent) <= newest and not (checkpoint / MANIFEST).exists()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +288,8 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
 
     def find_success(self) -> Outcome | None:
         """The outcome that an attempt left in its folder."""
-        return last_success(self.folder)
+        # Rank 0's answer for all, as of the list of checkpoints.
+        return rank0_task.run_on_rank0(lambda: last_success(self.folder))
 
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
         """Hash the files, a share on each rank; they are stored already."""

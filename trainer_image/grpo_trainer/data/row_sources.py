@@ -38,6 +38,7 @@ from ..runtime.durable_files import sync_folder
 from ..runtime.errors import BadInput
 
 Row = dict[str, Any]
+csv.field_size_limit(2**31 - 1)  # Python's own is 128 KiB, which a long prompt exceeds
 SUFFIXES = {".jsonl": "JSONL", ".json": "JSONL", ".parquet": "Parquet", ".csv": "CSV"}
 
 
@@ -240,7 +241,7 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
                 continue
             try:
                 row = json.loads(line, object_pairs_hook=unique)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
             if not isinstance(row, dict):
                 raise BadInput(
@@ -311,7 +312,7 @@ _REFUSED = (
 
 def dataset_repository(dataset: DatasetSpec) -> Repository:
     """The repository that `dataset.name` names."""
-    token = os.environ.get(DATASET_TOKEN_ENV)
+    token = os.environ.get(DATASET_TOKEN_ENV, "").strip() or None
     return Repository("dataset", dataset.name or "", dataset.revision, "dataset", token)
 
 
@@ -392,7 +393,7 @@ def _loaded(
             dataset.config,
             split=dataset.split,
             revision=revision,
-            token=os.environ.get(DATASET_TOKEN_ENV),
+            token=dataset_repository(dataset).token,
             cache_dir=cache_folder,
         )
 
@@ -406,7 +407,7 @@ def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> d
             dataset.config,
             split=whole_split,
             revision=revision,
-            token=os.environ.get(DATASET_TOKEN_ENV),
+            token=dataset_repository(dataset).token,
             streaming=True,
         )
         # What a CSV holds is known once it is read; it has no images to leave undecoded.

@@ -6,7 +6,7 @@ Both sides run the same image; the bounds are for whatever else reaches the port
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.text.base import Model
@@ -111,6 +111,9 @@ class Generate(Model):
 
 class Completion(Model):
     """One sampled completion."""
+
+    # Rank 0 ends the run on a log-probability that is no number, and says so (EngineMismatch).
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKENS)]
     """Its token ids."""

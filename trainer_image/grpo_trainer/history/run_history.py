@@ -34,7 +34,7 @@ from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.text.contract import ATTEMPT_PREFIX
 
 from ..runtime.durable_files import write_atomically
-from ..runtime.paths import ATTEMPTS, number_in_name
+from ..runtime.paths import ATTEMPTS, glob_run, number_in_name
 
 
 class CompletionFacts(NamedTuple):
@@ -321,7 +321,7 @@ def _earlier_rows(folder: Path) -> list[Row]:
     run = folder.parent
     paths = [
         path.relative_to(run).as_posix()
-        for path in run.glob(f"{ATTEMPTS}/{METRICS_FILE}")
+        for path in glob_run(run, f"{ATTEMPTS}/{METRICS_FILE}")
         if number_in_name(path.parent) < number_in_name(folder)
     ]
     newest = newest_attempt(paths, ATTEMPT_PREFIX)
@@ -331,7 +331,7 @@ def _earlier_rows(folder: Path) -> list[Row]:
 def _remove_older_files(folder: Path) -> None:
     """Delete the files of older attempts, whose rows this one has."""
     for name in HISTORY_FILES:
-        for path in folder.parent.glob(f"{ATTEMPTS}/{name}"):
+        for path in glob_run(folder.parent, f"{ATTEMPTS}/{name}"):
             if number_in_name(path.parent) < number_in_name(folder):
                 with suppress(OSError):  # they count for nothing
                     path.unlink()

@@ -149,7 +149,7 @@ def _last_place(problem: str) -> str:
 
 
 def _service_token(spec: HTTPReward, position: int, preflight: Preflight) -> str | None:
-    token = os.environ.get(reward_token_env(position))
+    token = os.environ.get(reward_token_env(position), "").strip()
     has_token = bool(token) or spec.token_secret_ref is None
     preflight.require_input("the Secret of http.tokenSecretRef", is_there=has_token)
     return token

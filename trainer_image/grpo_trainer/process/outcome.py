@@ -29,7 +29,7 @@ from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
-from ..runtime.paths import ATTEMPTS, attempt_folder
+from ..runtime.paths import ATTEMPTS, attempt_folder, glob_run
 from ..stores.run_store import RunStore, run_store
 
 log = logging.getLogger(__name__)
@@ -171,11 +171,11 @@ class ProcessEnd:
             return self._outcome
 
 
-def kept_outcomes(attempt: Path) -> list[Outcome]:
+def kept_outcomes(attempt: Path, rank: int | str = "*") -> list[Outcome]:
     """The Outcomes that processes of an attempt wrote into its folder. Unreadable ones are left
     out."""
     outcomes = []
-    for path in sorted(attempt.glob(_OUTCOME.format("*"))):
+    for path in sorted(attempt.glob(_OUTCOME.format(rank))):
         with suppress(OSError, ValueError):
             outcomes.append(Outcome.model_validate_json(path.read_bytes()))
     return outcomes
@@ -183,8 +183,8 @@ def kept_outcomes(attempt: Path) -> list[Outcome]:
 
 def last_success(folder: Path) -> Outcome | None:
     """The durable success of an attempt of the run in the folder."""
-    for path in sorted(folder.glob(f"{ATTEMPTS}/{_OUTCOME.format(0)}")):
-        outcome = Outcome.model_validate_json(path.read_text(encoding="utf-8"))
-        if outcome.result is Result.SUCCEEDED:
-            return outcome
+    for attempt in sorted(glob_run(folder, ATTEMPTS)):
+        for outcome in kept_outcomes(attempt, rank=0):
+            if outcome.result is Result.SUCCEEDED:
+                return outcome
     return None

@@ -297,7 +297,7 @@ def _build(
     if reward.python:
         return python_function(name, reward.python, counters, root / str(position))
     if reward.http:
-        token = os.environ.get(reward_token_env(position))
+        token = os.environ.get(reward_token_env(position), "").strip()
         return HTTPFunction(name, reward.http, counters, token, on_wait)
     assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model

@@ -13,6 +13,8 @@ disk.
 Every part that writes there knows its folder from here, and none of them knows another.
 """
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_PREFIX
@@ -23,6 +25,15 @@ CHECKPOINTS = f"{CHECKPOINT_PREFIX}*"
 """Matches the checkpoints of an attempt."""
 MANIFEST = "manifest.json"
 """Names the files of a checkpoint that is complete."""
+_COPY = re.compile(rf"(?:{ATTEMPT_PREFIX}|{CHECKPOINT_PREFIX})(?![0-9]+\Z)")
+"""Begins the name of a folder that a user made beside ours, such as `checkpoint-5.bak`."""
+
+
+def glob_run(folder: Path, pattern: str) -> Iterator[Path]:
+    """Paths below a run's or an attempt's folder that match; users' copies are left out."""
+    for path in folder.glob(pattern):
+        if not any(map(_COPY.match, path.relative_to(folder).parts)):
+            yield path
 
 
 def run_folder(checkpoint_directory: str | None) -> Path | None:

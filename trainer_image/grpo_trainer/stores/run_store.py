@@ -437,9 +437,10 @@ def source_run(
 
 
 def _settings(prefix: str) -> dict[str, str]:
-    """The client's own, without the prefix under which the pod has them."""
+    """The client's own, without the prefix under which the pod has them, and without the newline
+    that a Secret made from a file often ends with: the client panics at it."""
     return {
-        name.removeprefix(prefix): value
+        name.removeprefix(prefix): value.strip()
         for name, value in os.environ.items()
         if name.startswith(prefix)
     }

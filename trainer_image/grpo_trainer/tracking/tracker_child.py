@@ -69,7 +69,7 @@ def _serve(parent: Connection) -> None:
 
     _send(parent, {})
     request = cast(RunRequest, _receive(parent))
-    token = os.environ.pop(tracking_token_env(request["tracker"]), "")
+    token = os.environ.pop(tracking_token_env(request["tracker"]), "").strip()
     try:
         run = open_run(request, token)
     except Exception as error:

@@ -138,7 +138,7 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     adapter = run.beginning.adapter
     step, address, own_checkpoint = 0, None, None
     if checkpoint:
-        step = number_in_name(checkpoint)
+        step = read_manifest(checkpoint).step
         address = run.address(checkpoint)
         if run.is_own(checkpoint):
             own_checkpoint = describe_checkpoint(checkpoint, address)
