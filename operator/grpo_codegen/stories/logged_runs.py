@@ -137,7 +137,7 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
         "LengthExploding",
         {
             "completions/mean_length": Noisy(ramp(250, 900, 160)),
-            "reward": Noisy(towards(0.2, 0.8, 25), 0.06),
+            "reward": Noisy(towards(0.2, 0.8, 18), 0.06),
         },
     ),
     "the reward falls": ("RewardFalling", {"reward": Noisy(ramp(1.5, 0.1), 0.06)}),
