@@ -91,14 +91,17 @@ class OperatorThread:
         except OSError:
             return 0, ""
 
-    def requests(self) -> dict[tuple[str, str], int]:
-        """Requests to the API server so far, by method and resource."""
+    def requests(self, code: str = "") -> dict[tuple[str, str], int]:
+        """Requests to the API server so far, by method and resource; `code`: those with this
+        answer alone."""
         counts: dict[tuple[str, str], int] = {}
         for line in self.page("metrics")[1].splitlines():
             if line.startswith("rest_client_requests_total{"):
                 labels, value = line.split("{")[1].split("} ")
                 parts = dict(pair.split("=") for pair in labels.replace('"', "").split(","))
                 key = (parts["method"], parts["resource"])
+                if code and parts["code"] != code:
+                    continue
                 counts[key] = counts.get(key, 0) + int(float(value))
         return counts
 

