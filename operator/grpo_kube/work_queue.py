@@ -106,7 +106,9 @@ class WorkQueue:
     def retry(self, key: ObjectKey) -> float:
         """Adds the key after a pause that doubles with each failure; returns the pause."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (count - 1)) * random.uniform(0.8, 1.2)
+        # Bounded, so that the power of two stays a finite number; 2^16 is far beyond LAST_RETRY.
+        doublings = min(count - 1, 16)
+        pause = min(LAST_RETRY, FIRST_RETRY * 2.0**doublings) * random.uniform(0.8, 1.2)
         self.retries += 1
         self.add_after(key, pause)
         return pause

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_api.report.report import Progress
 from grpo_kube.objects.resources import ObjectKey
-from grpo_operator.loop.progress import ProgressPuller, PullFailed, Target
+from grpo_operator.loop.progress import SLOWEST, ProgressPuller, PullFailed, Target
 from tests.generated import cases
 from tests.virtual_time import virtually
 
@@ -154,6 +154,13 @@ def test_a_silent_target_that_speaks_again_returns_to_the_interval() -> None:
 
     gangs = virtually(story())
     assert gangs.longest_gap("once", 430.0) < 2 * INTERVAL
+
+
+def test_a_target_that_refuses_for_days_is_asked_on() -> None:
+    days = 86400.0 * 2
+    mix = Mix(quick=0, slow=0, refusing=1, silent=0, turning=0)
+    gangs = virtually(followed(mix, seconds=days))
+    assert gangs.asked.total() > days / SLOWEST / 1.2
 
 
 def test_a_target_that_is_gone_before_its_turn_is_not_asked() -> None:

@@ -11,7 +11,7 @@ from grpo_kube.cache import Cache
 from grpo_kube.objects.errors import Conflict, Unavailable
 from grpo_kube.objects.resources import PODS, ObjectKey
 from grpo_kube.quarantine import Quarantine
-from grpo_kube.work_queue import Observer, WorkQueue, work
+from grpo_kube.work_queue import LAST_RETRY, Observer, WorkQueue, work
 from grpo_operator.decide.cleanup import CleanUp, clean_up
 from grpo_operator.decide.observation import Observation
 from grpo_operator.records.parsing import pod_record
@@ -134,6 +134,12 @@ async def test_work_cancels_the_timer_that_it_makes_needless() -> None:
     queue.close()
     await asyncio.sleep(10)
     assert len(queue) == 0
+
+
+async def test_a_key_that_fails_for_days_is_retried_at_the_longest_pause() -> None:
+    queue = WorkQueue()
+    pauses = [queue.retry(A) for _ in range(2000)]
+    assert 0.8 * LAST_RETRY <= pauses[-1] <= 1.2 * LAST_RETRY
 
 
 async def test_retries_grow_and_are_forgotten_after_success() -> None:

@@ -183,9 +183,9 @@ class ProgressPuller:
             self._changed(target.key)
         # Targets that can't be reached are asked less and less, so that any number of them costs
         # little.
-        pause = (
-            min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
-        )
+        # The power of two is bounded, so that it stays a finite number.
+        doubled_interval = self._interval * 2.0 ** min(state.failures, 16)
+        pause = min(SLOWEST, doubled_interval) if state.failures else self._interval
         # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
