@@ -7,10 +7,10 @@ tests/integration/test_operator_gpus.py has the planner's choice as well.
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.admission.capacity import Capacity
+from grpo_operator.admission.capacity import Capacity, gpu_roles, rooms
 from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.resume_plan import kept_plan
 from tests.generated import cases
@@ -170,6 +170,29 @@ def test_memory_and_cpu_of_others_are_taken_off() -> None:
         2**30,
         2.0,
     )
+
+
+@given(
+    others=st.lists(st.integers(1, 3000), max_size=8),
+    pods=st.integers(1, 8),
+    millicores=st.integers(1, 8000),
+)
+@example(others=[10] * 7, pods=1, millicores=63_930)
+@example(others=[55_000], pods=5, millicores=1800)
+def test_as_many_pods_fit_as_a_node_has_millicores_for(
+    others: list[int], pods: int, millicores: int
+) -> None:
+    use = [gpu_pod(f"p{number}", 0) for number in range(len(others))]
+    for pod, requested in zip(use, others, strict=True):
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": f"{requested}m"}
+        pod["metadata"]["labels"] = {"grpo.dev/job-uid": "other"}
+    capacity = Capacity(cluster(8, pods=use), ())
+    (node,) = capacity.inventory(job("a", gang(1, 1))).nodes
+    role = gpu_roles(job("a", gang(1, 1)), gang(1, 1))[0]
+    millicores_free = 64_000 - sum(others)
+    assert node.cpu_free == millicores_free / 1000
+    found = min(pods, rooms(node, role, {"cpu": millicores / 1000}))
+    assert found == min(pods, millicores_free // millicores)
 
 
 def test_a_plan_is_kept_once_a_step_was_done() -> None:

@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_operator.admission.plan_cache import Plans
+from grpo_operator.admission.quota_gate import Allowance
 from grpo_operator.admission.scheduler import CycleInput, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, is_in_scope, quota_facts
 from tests.unit.operator_world import LIMITS, NOW, at
@@ -62,6 +65,24 @@ def test_each_resource_of_a_quota_is_held_against_the_whole_gang(
     hard: dict[str, str], used: dict[str, str], fits: bool
 ) -> None:
     assert (said(quota(hard, used))[0] == "Admitted") is fits
+
+
+@given(pods=st.integers(1, 8), millicores=st.integers(1, 5000), used=st.integers(0, 20_000))
+@example(pods=3, millicores=800, used=600)
+def test_a_gang_that_a_quota_of_cores_just_allows_is_admitted(
+    pods: int, millicores: int, used: int
+) -> None:
+    wanted = pods * millicores
+    spec = job("a", gang(pods, 1)).spec
+    assert spec is not None
+    requests = spec.resources.model_copy(update={"requests": {"cpu": f"{millicores}m"}})
+    spec = spec.model_copy(update={"resources": requests})
+    one = job("a", gang(pods, 1))
+    one = replace(one, typed=replace(one.content, spec=spec, declared=spec))
+    for hard, fits in ((used + wanted, True), (used + wanted - 1, False)):
+        of_team = quota({"requests.cpu": f"{hard}m"}, {"requests.cpu": f"{used}m"})
+        there = cluster(4, quotas={"team-a": (of_team,)})
+        assert (Allowance(there).problem(one, gang(pods, 1)) is None) is fits
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
@@ -438,8 +439,13 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
         (node.host_memory_free, use.get(MEMORY, 0.0)),
         (node.cpu_free, use.get(CPU, 0.0)),
     ]
-    counts = [int(free // wanted) for free, wanted in free_and_wanted if wanted]
+    counts = [_milli(free) // _milli(wanted) for free, wanted in free_and_wanted if wanted]
     return max(0, min(counts))
+
+
+def _milli(amount: float) -> int:
+    """Thousandths, in which the scheduler counts cores; sums of floats are off in the last digit."""
+    return ceil(round(amount * 1000, 3))
 
 
 def empty_nodes(

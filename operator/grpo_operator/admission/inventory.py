@@ -434,7 +434,8 @@ def planner_node(node: NodeFacts, kind: Cards, allocated_resources: Amounts) -> 
     memory = node.offers.get("memory", 0.0)
     memory_free = max(0.0, memory - allocated_resources.get("memory", 0.0))
     cpu = node.offers.get("cpu", 0.0)
-    cpu_free = max(0.0, cpu - allocated_resources.get("cpu", 0.0))
+    # To millicores: what floats add to a sum would keep a pod from the cores that it just fits.
+    cpu_free = max(0.0, round(cpu - allocated_resources.get("cpu", 0.0), 3))
     node_gbps = _amount(node.labels, NODE_GBPS_LABEL)
     # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not
     # theirs.

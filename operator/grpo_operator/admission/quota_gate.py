@@ -107,7 +107,9 @@ class Allowance:
             for name, hard in sorted(quota.hard.items()):
                 wanted = needs(spec, plan, name)
                 used = quota.used.get(name, 0.0) + uncounted.get(name, 0.0)
-                if wanted and used + wanted > hard:
+                # To thousandths: as floats, 0.6 cores and 3 times 0.8 are more than 3.
+                excess = round(used + wanted - hard, 3)
+                if wanted and excess > 0:
                     allowance = f"allows {_quantity(hard)} {name}; {_quantity(used)} are used"
                     message = (
                         f"ResourceQuota {quota.name} of namespace {quota.namespace} {allowance}, "
