@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from .objects.errors import ConfigurationError
 
@@ -187,7 +187,8 @@ async def load(kubeconfig: str | None = None) -> Configuration:
             await load_kube_config(config_file=path, client_configuration=configuration)
         else:
             load_incluster_config(client_configuration=configuration)
-    except (ConfigException, OSError) as error:
+    # A file may hold anything, and the kubernetes package raises whatever it stumbles over.
+    except Exception as error:
         where = path or str(Path("~/.kube/config"))
         raise ConfigurationError(
             f"no way to the API server: no service account and no usable {where}: {error}"

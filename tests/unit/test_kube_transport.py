@@ -1,6 +1,7 @@
 """Watches that end at once wait for each other, as client-go's do; all else passes untouched."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
+from grpo_kube.objects.errors import ConfigurationError
 from grpo_kube.transport import (
     FIRST_PAUSE,
     LAST_PAUSE,
@@ -16,6 +18,7 @@ from grpo_kube.transport import (
     EmptyLists,
     WatchPace,
     json_only,
+    load,
 )
 from tests.virtual_time import virtually
 
@@ -133,3 +136,17 @@ def test_a_proxys_page_is_a_connection_that_broke(ok: bool, kind: str, broken: b
     else:
         assert asyncio.run(json_only(request, send)) is answer
     assert closed == [True] * broken
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"- 1", b"a: [", b"\xff\xfe\x00", b"contexts: {}"],
+    ids=["empty", "text", "a list", "cut", "binary", "without a context"],
+)
+async def test_a_file_that_is_no_kubeconfig_is_named_in_a_sentence(
+    content: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"no usable {file}"):
+        await load(str(file))
