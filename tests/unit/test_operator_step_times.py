@@ -4,9 +4,13 @@ of them."""
 import math
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from grpo_api.status.status import MetricsStatus
+from grpo_api.status.status import GRPOJobStatus, MetricsStatus
+from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
+    GPU_PLAN,
     active_status,
     after,
     judged,
@@ -51,3 +55,19 @@ def test_a_time_or_a_mismatch_that_is_no_finite_number_is_told_as_such(
 ) -> None:
     told = metrics_of(engine_mismatch=value, phase_seconds__sync=value)
     assert told == MetricsStatus(engine_mismatch=text, phase_seconds={"sync": text})
+
+
+@given(
+    length=st.floats(allow_nan=True, allow_infinity=True),
+    spent=st.floats(allow_nan=True, allow_infinity=True),
+)
+@example(length=2e6, spent=1.0)
+def test_whatever_a_step_of_a_gpu_job_measured_its_status_is_written(
+    length: float, spent: float
+) -> None:
+    phases = {f"phase_seconds/{phase}": spent for phase in ("generate", "forward")}
+    pull = make_pull(step=3, metrics={"completion_length": length, **phases})
+    job = make_job({"placement": {"accelerator": "GPU"}}, active_status(plan=GPU_PLAN))
+    seen = make_seen(job, make_child(), make_pod(0), make_pod(1), pull=pull)
+    status = to_json(after(seen, judged(seen)))
+    assert GRPOJobStatus.model_validate(status).progress is not None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 
-from grpo_api.plan.learned import Learned, MeasuredStep
+from grpo_api.plan.learned import MAX_LENGTH, Learned, MeasuredStep
 from grpo_api.report.history import standing_rows
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, PHASE_SECONDS
 
@@ -44,7 +44,7 @@ class StepSeconds(NamedTuple):
     def is_complete(self) -> bool:
         """True if all of it can be believed."""
         are_positive = all(isfinite(number) and number > 0 for number in self)
-        return are_positive and self.completion >= 1
+        return are_positive and 1 <= self.completion <= MAX_LENGTH
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, float]) -> Self:
