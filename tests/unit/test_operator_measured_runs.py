@@ -148,6 +148,14 @@ async def test_a_write_that_fails_is_tried_again_without_hurry(problem: Exceptio
     assert server.writes[1] - server.writes[0] >= WRITE_PAUSE
 
 
+async def test_rows_that_the_api_server_never_takes_do_not_pile_up() -> None:
+    server = Server()
+    server.problems = [Forbidden("no", 403) for _ in range(100)]
+    world = World(server, job("first", 10), job("second", 20))
+    await world.lead(50 * WRITE_PAUSE)
+    assert len(world.store._new) == 2
+
+
 async def test_the_queue_plans_by_the_rows_and_again_only_for_their_model() -> None:
     world = World(Server(), job("done", 10))
     await world.lead(WRITE_PAUSE)

@@ -15,6 +15,8 @@ from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Conflict, NotFound
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject
 from grpo_kube.objects.resources import CONFIG_MAPS, Object, ObjectKey
+from grpo_kube.objects.times import seconds
+from grpo_kube.pacing import LOOP_BUDGET, yield_every
 from grpo_planner.time.measured_runs import (
     NO_RUNS,
     MeasuredRow,
@@ -63,16 +65,19 @@ class MeasuredRunStore:
         if status.completion_time is None or job.status.completion_time is not None:
             return
         if row := _row(job, status):
-            # As many at most as are stored, where the API server takes none.
-            self._new = list(MeasuredRuns.newest([*self._new, row]).rows)
+            self._add([row])
             self._is_due.set()
+
+    def _add(self, rows: Iterable[MeasuredRow]) -> None:
+        # As many at most as are stored, where the API server takes none.
+        self._new = list(MeasuredRuns.newest([*self._new, *rows]).rows)
 
     async def run(self) -> None:
         """Read the ConfigMap, then write new rows into it, until cancelled."""
         while True:
             try:
                 version = await self._read()
-                self._add_missed_jobs()
+                await self._add_missed_jobs()
                 newest = MeasuredRuns.newest((*self._runs.rows, *self._new))
                 if newest.rows != self._runs.rows:
                     await self._write(version)
@@ -112,13 +117,16 @@ class MeasuredRunStore:
             self._runs = runs
             self._changed(runs)
 
-    def _add_missed_jobs(self) -> None:
+    async def _add_missed_jobs(self) -> None:
         """Add the rows of jobs that have finished since the newest row, under a former leader."""
-        newest = self._runs.rows[0].date if self._runs.rows else ""
-        for job in self._jobs:
-            ended = job.status.completion_time
-            if ended is not None and ended > newest and (row := _row(job, job.status)):
-                self._new.append(row)
+        newest = seconds(self._runs.rows[0].date) if self._runs.rows else None
+        missed: list[MeasuredRow] = []
+        # A cluster keeps ten thousand ended jobs: only those are unpacked that may add a row.
+        ended = [job for job in self._jobs if job.completed > (newest or 0.0)]
+        async for job in yield_every(LOOP_BUDGET, ended):
+            if row := _row(job, job.status):
+                missed.append(row)
+        self._add(missed)
 
     async def _write(self, version: str | None) -> None:
         """Store the rows that are known and the new ones.
