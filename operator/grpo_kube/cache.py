@@ -266,7 +266,7 @@ class Relist(Generic[R]):
                 and cached_record.version <= version
                 and self._namespace in (None, key.namespace)
             ):
-                cache._remove(cached_record)
+                cache.discard(key, cached_record.uid)
                 cache.ghosts += 1
                 self.changed.add(cache.index(cached_record))
 

@@ -217,6 +217,20 @@ def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() ->
     assert (world.kept(), world.cache.ghosts) == ({}, 0)
 
 
+def test_a_deletion_that_only_a_list_shows_is_reported_and_final() -> None:
+    deleted: list[PodRecord] = []
+    cache = Caches().pods
+    cache.on_deleted = deleted.append
+    cache.put(pod("a", "a-1", 5))
+    with cache.relist() as relist:
+        relist.begin()
+        relist.finish(6)
+    assert [record.uid for record in deleted] == ["a-1"]
+    # The answer to an earlier write of ours comes late.
+    assert cache.put(pod("a", "a-1", 5)) is None
+    assert cache.ghosts == 1
+
+
 def test_a_list_that_is_older_than_an_event_does_not_undo_it() -> None:
     world = World()
     world.change("a", True)
