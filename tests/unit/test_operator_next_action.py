@@ -6,6 +6,8 @@ How it answers the ends of pods is in test_operator_terminations.py.
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision, Limits
@@ -157,6 +159,12 @@ def test_a_released_gang_pauses_before_it_asks_again() -> None:
 def test_the_pause_grows_with_every_release_in_a_row(times: int, pause: float) -> None:
     job = make_job(status=released("PodsNotCreated", times))
     assert pausing(job, NOW, LIMITS) == pytest.approx(pause - 10)
+
+
+@given(back=st.floats(0, 1e9))
+def test_a_clock_that_was_set_back_makes_no_pause_longer(back: float) -> None:
+    job = make_job(status=released("PodsNotCreated", 2))
+    assert pausing(job, NOW - 10 - back, LIMITS) <= 60
 
 
 def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:

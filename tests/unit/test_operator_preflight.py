@@ -306,6 +306,15 @@ def test_the_pause_doubles_up_to_ten_minutes() -> None:
             assert (check.should_start, check.reason) == (starts, "WaitingForHub")
 
 
+def test_a_clock_that_was_set_back_makes_a_job_wait_no_longer() -> None:
+    hour = 3600.0
+    known = {"tries": 1, "time": at(hour), "report": {"problems": [SILENT]}}
+    assert look(gpu_job(known_status(gpu_job(), known))).check.should_start
+    known = {"cause": "no room", "blockedSince": at(hour)}
+    check = look(gpu_job(known_status(gpu_job(), known))).check
+    assert check.status.blocked_since == at(0)
+
+
 @pytest.mark.parametrize(
     ("status", "spec", "checks"),
     [

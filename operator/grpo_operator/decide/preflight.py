@@ -255,7 +255,8 @@ class Preflight:
             status = status.model_copy(update={"blocked_since": None})
             message = f"{what}; the job's own pods would wait for the same"
             return self._open(status, Reason.PREFLIGHT_BLOCKED, message)
-        since = seconds(status.blocked_since) or self.now
+        # A time in the future was written by a clock that has been set back, or by another's.
+        since = min(self.now, seconds(status.blocked_since) or self.now)
         status = status.model_copy(update={"blocked_since": timestamp(since)})
         if not self._is_auto:
             message = f"{what}; spec.preflight is Required, so the job waits"
@@ -294,7 +295,10 @@ class Preflight:
                 reason=reason, message=message, status=status, look_again=min(most, until_asked)
             )
         ended_at = seconds(status.time) or self.now
-        seconds_left = ended_at + _pause(status.tries) - self.now
+        pause = _pause(status.tries)
+        seconds_left = ended_at + pause - self.now
+        if seconds_left > pause:
+            seconds_left = 0.0
         is_free = self.child is None
         should_start = is_free and seconds_left <= 0
         # After a refusal, and while the last Job is being deleted.

@@ -141,7 +141,9 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     doubled_pause = limits.release_pause_seconds * 2.0 ** (releases - 1)
     pause = min(limits.longest_release_pause_seconds, doubled_pause)
     released_at = seconds(job.status.ends[-1].end_time) or now
-    return max(0.0, released_at + pause - now)
+    seconds_left = released_at + pause - now
+    # A release in the future was written by a clock that has been set back, or by another's.
+    return seconds_left if 0 < seconds_left <= pause else 0.0
 
 
 def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:
