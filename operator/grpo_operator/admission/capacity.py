@@ -444,7 +444,7 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
 
 
 def _milli(amount: float) -> int:
-    """Thousandths, in which the scheduler counts cores; sums of floats are off in the last digit."""
+    """Thousandths, as the scheduler counts cores: sums of floats are off in the last digit."""
     return ceil(round(amount * 1000, 3))
 
 
