@@ -120,13 +120,10 @@ class MeasuredRunStore:
     async def _add_missed_jobs(self) -> None:
         """Add the rows of jobs that have finished since the newest row, under a former leader."""
         newest = seconds(self._runs.rows[0].date) if self._runs.rows else None
-        missed: list[MeasuredRow] = []
         # A cluster keeps ten thousand ended jobs: only those are unpacked that may add a row.
         ended = [job for job in self._jobs if job.completed > (newest or 0.0)]
-        async for job in yield_every(LOOP_BUDGET, ended):
-            if row := _row(job, job.status):
-                missed.append(row)
-        self._add(missed)
+        rows = [_row(job, job.status) async for job in yield_every(LOOP_BUDGET, ended)]
+        self._add(filter(None, rows))
 
     async def _write(self, version: str | None) -> None:
         """Store the rows that are known and the new ones.
