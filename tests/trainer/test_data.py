@@ -228,6 +228,14 @@ def test_hub_datasets_are_loaded_by_name_and_split(
     assert rows["prompt"][:] == ["test 0", "test 1", "test 2"]
     with pytest.raises(BadInput, match=r"split validation\).*check name, config, split"):
         load_prompts(dataset.model_copy(update={"split": "validation"}), TRAINING, tiny_tokenizer())
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "script.py").write_text("")
+    with pytest.raises(BadInput, match="can't be loaded: Dataset scripts are no longer supported"):
+        load_prompts(
+            dataset.model_copy(update={"name": str(tmp_path / "script")}),
+            TRAINING,
+            tiny_tokenizer(),
+        )
     with pytest.raises(BadInput, match="can't be loaded"):
         load_prompts(
             dataset.model_copy(update={"name": str(tmp_path / "none")}), TRAINING, tiny_tokenizer()

@@ -5,7 +5,11 @@ import json
 import math
 import os
 import random
+import shutil
+import signal
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.exit_codes import EXIT_CODES
@@ -60,9 +65,12 @@ REWARD = st.none() | st.floats(-10, 10)
 
 
 @pytest.fixture(autouse=True)
-def _any_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress is served at a port of the test's own."""
+def _any_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Progress is served at a port of the test's own; SIGTERM ends the tests as before."""
     monkeypatch.setenv(PROGRESS_BIND_ENV, "127.0.0.1:0")
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +214,29 @@ def test_as_a_jobs_command_it_waits_for_the_model_and_ends_with_its_reward(
     assert "the job reported 0.500" in said.message
 
 
+def test_sigterm_ends_it_with_an_outcome(
+    plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ignores the signal for the first process of a pod that has no handler for it."""
+    monkeypatch.setattr(program, "exit_process", sys.exit)
+    killing = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    # Its model never comes.
+    own = plan.model_copy(update={"resume_from": "/nowhere"})
+    (tmp_path / "plan.json").write_text(own.model_dump_json(by_alias=True, exclude_none=True))
+
+    def fail_instead(*_: object) -> None:
+        pytest.fail("SIGTERM has no handler")
+
+    signal.signal(signal.SIGTERM, fail_instead)
+    killing.start()
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--wait", "600"])
+    killing.join()
+    assert ended.value.code == EXIT_CODES[Result.PREEMPTED]
+    said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
+    assert (said.result, said.attempt) == (Result.PREEMPTED, plan.job.attempt)
+
+
 def test_a_model_on_an_object_store_is_waited_for_and_brought(
     plan: TrainingPlan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +316,19 @@ def test_an_evaluation_renders_and_ends_as_the_job_that_trained(
     assert evaluate_held_out(own, model).reward.mean == 1.0
     without = own.model_copy(update={"generation": GenerationSpec()})
     assert evaluate_held_out(without, model).reward.mean < 1.0
+
+
+def test_all_end_tokens_of_the_model_end_completions(
+    plan: TrainingPlan, model: Path, tmp_path: Path
+) -> None:
+    own_model = Path(shutil.copytree(model, tmp_path / "own"))
+    letters = AutoTokenizer.from_pretrained(model).convert_tokens_to_ids([*"abcdefghijklm"])
+    settings = own_model / "generation_config.json"
+    settings.write_text(json.dumps({"eos_token_id": letters}))
+    rewards = [RewardSpec.model_validate({"format": {"pattern": r"[^a-m]*[a-m]?"}})]
+    own = plan.model_copy(update={"rewards": rewards})
+    assert evaluate_held_out(own, own_model).reward.mean == 1.0
+    assert evaluate_held_out(own, model).reward.mean < 1.0
 
 
 def test_arguments_of_transformers_are_obeyed_and_vllm_s_are_refused(

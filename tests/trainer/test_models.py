@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.checkpoint import ExportSpec
+from grpo_trainer.preflight.model_checks import _load_config
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.model_files import Source
-from grpo_trainer.weights.models import LoadedModel, load_policy
+from grpo_trainer.weights.models import LoadedModel, load_causal, load_policy
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 
@@ -40,6 +41,23 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "mystery"}))
     with pytest.raises(BadInput, match=r"can't be loaded by AutoModelForCausalLM: .*mystery"):
         load_model(runs.plan(model))
+
+
+def test_a_model_whose_code_needs_a_package_that_is_not_there_is_rejected(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(model.parent / "modules"))
+    (model / "own.py").write_text(f"import nowhere_to_be_found\n{REMOTE_CODE}")
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps(config | {"model_type": "own_qwen", "auto_map": own})
+    )
+    source = Source("own", model, "", "float32")
+    with pytest.raises(BadInput, match=r"can't be loaded by .*: nowhere_to_be_found"):
+        load_causal(source, remote_code=True)
+    with pytest.raises(BadInput, match=r"can't be used: .*: nowhere_to_be_found"):
+        _load_config(source, remote_code=True)
 
 
 def load_model(plan: TrainingPlan) -> LoadedModel:

@@ -23,7 +23,7 @@ from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.manifest import Owner
 from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
-from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE
+from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
 from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key, run_store
@@ -264,6 +264,26 @@ def test_a_write_counts_although_no_answer_to_one_ever_comes(
     head = run.head()
     assert head is not None
     assert [made.step for made in head.checkpoints] == [1]
+
+
+@pytest.mark.parametrize("seconds", [0, 10 * LONGEST_WAIT])
+def test_an_upload_that_fails_is_tried_again_however_long_it_took(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, backend, put = SteppedClock(), MemoryStore(), obstore.put
+    failures = iter([OSError("connection reset")])
+
+    def upload(*arguments: Any, **options: Any) -> None:
+        clock.sleep(seconds)
+        for failure in failures:
+            raise failure
+        put(*arguments, **options)
+
+    monkeypatch.setattr(obstore, "put", upload)
+    (tmp_path / "model").write_bytes(b"weights")
+    store = Store("memory:///runs/demo-0", backend, clock=clock)
+    store.put_file("export/model", tmp_path / "model")
+    assert store.object_sizes() == {"export/model": 7}
 
 
 def test_a_request_that_fails_is_sent_again_after_pauses_that_double_up_to_a_limit(

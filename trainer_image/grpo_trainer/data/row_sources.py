@@ -307,6 +307,7 @@ _REFUSED = (
     ConnectionError,
     datasets.exceptions.DatasetGenerationError,
     ValueError,
+    RuntimeError,
 )
 
 

@@ -9,6 +9,7 @@ Elsewhere GRPO_PLAN names a plan's file and --export the folder.
 import argparse
 import logging
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate, and say how it ended; returns the exit code."""
     attempt = 0
     configure_logs()
+
+    def stop(*_: object) -> None:
+        end = Outcome(result=Result.PREEMPTED, attempt=attempt)
+        exit_process(announce_outcome(truncate_to_fit(end, "evaluation: SIGTERM")))
+
+    # The first process of a container isn't ended by SIGTERM unless it says so.
+    signal.signal(signal.SIGTERM, stop)
     try:
         plan = read_plan(os.environ)
         configure_logs(plan.job)

@@ -173,7 +173,8 @@ def sample_completions(
     stop = generation.stop or ()
     if stop:
         require_decoder(encoder.tokenizer)
-    config = _generation_settings(encoder.tokenizer, training, generation)
+    end_tokens = _end_tokens(model, encoder.tokenizer)
+    config = _generation_settings(encoder.tokenizer, end_tokens, training, generation)
     set_seed(seed)
     completions: list[tuple[Completion, list[int]]] = []
     for start in range(0, len(prompts), batch):
@@ -182,8 +183,19 @@ def sample_completions(
     return completions
 
 
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a completion, as TRL finds them: the model may have several, and the
+    tokenizer knows one."""
+    own = model.generation_config.eos_token_id
+    tokens = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+    return [token for token in dict.fromkeys(tokens) if token is not None]
+
+
 def _generation_settings(
-    tokenizer: PreTrainedTokenizerBase, training: TrainingSpec, generation: GenerationSpec
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: list[int],
+    training: TrainingSpec,
+    generation: GenerationSpec,
 ) -> GenerationConfig:
     """The sampling of spec.training and spec.generation."""
     kwargs = generation.kwargs or {}
@@ -202,7 +214,7 @@ def _generation_settings(
         "repetition_penalty": training.repetition_penalty,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": end_tokens or None,
     }
     return GenerationConfig(**settings, **kwargs, disable_compile=True)
 
@@ -221,7 +233,9 @@ def _complete(
         for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
     ]
     criterion = (
-        StopStrings(stop, encoder.tokenizer, [config.eos_token_id], prompt_ids) if stop else None
+        StopStrings(stop, encoder.tokenizer, config.eos_token_id or (), prompt_ids)
+        if stop
+        else None
     )
     criteria = StoppingCriteriaList([criterion] if criterion else [])
     tokens: Any = model.generate(**encoded, generation_config=config, stopping_criteria=criteria)
@@ -229,7 +243,7 @@ def _complete(
     if criterion:
         rows = criterion.remove_padding(rows)
     for prompt, row in zip(prompts, rows, strict=True):
-        completion_ids = _until_end(row, config.eos_token_id)
+        completion_ids = _until_end(row, config.eos_token_id or ())
         text = str(encoder.tokenizer.decode(completion_ids, skip_special_tokens=True))
         yield (
             (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]),
@@ -237,9 +251,10 @@ def _complete(
         )
 
 
-def _until_end(tokens: list[int], end: int | None) -> list[int]:
+def _until_end(tokens: list[int], end_tokens: Sequence[int]) -> list[int]:
     """Up to the token that ended it, and with it."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+    end = next((at for at, token in enumerate(tokens) if token in end_tokens), len(tokens))
+    return tokens[: end + 1]
 
 
 def evaluate_held_out(

@@ -105,7 +105,7 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
 
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise BadInput(
             f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
             "transformers knows, or set spec.model.trustRemoteCode"

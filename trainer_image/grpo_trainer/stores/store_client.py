@@ -173,10 +173,14 @@ class Store:
     def _ask(self, what: str, action: Callable[[], T]) -> T:
         pause, asked_at = FIRST_PAUSE, self._clock.now()
         while True:
+            tried_at = self._clock.now()
             try:
                 result = action()
             except (BaseError, OSError) as error:
                 self._require_passing(what, error)
+                # A file is many requests, most of which were answered if they took so long.
+                if self._clock.now() - tried_at > 2 * REQUEST_SECONDS:
+                    asked_at = self._clock.now() - REQUEST_SECONDS
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:

@@ -217,7 +217,7 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             trust_remote_code=remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise BadInput(
             f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
         ) from error
