@@ -2,6 +2,7 @@
 nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from grpo_cli.from_trl.script_reader import read_script
 from grpo_cli.from_trl.trl_run import TrlError
 from grpo_cli.inputs.manifest import load_documents
 from tests.generated import cases
-from tests.unit.trl_scripts import CHAT, script
+from tests.unit.trl_scripts import CHAT, init, notes, script, spec_of
 
 
 @pytest.mark.parametrize(
@@ -141,3 +142,153 @@ def test_any_expressions_are_read_without_running_them(
     lines = [f"{name} = {value}" for name, value in bound]
     arguments = ", ".join(f"{name}={value}" for name, value in given_.items())
     check("\n".join([*lines, f"trainer = GRPOTrainer({arguments})"]))
+
+
+STEPS = st.sampled_from([
+    "B = V", "B = [V][0]", "B += V", "B, C = V, V", "(B := V)", "if V > 0.5:\n    B = V",
+    "del kw['beta']", "for B in (V, V):\n    pass",
+    "match V:\n    case 0.25:\n        B = V\n    case _:\n        kw = dict(beta=V)",
+    "kw = {'beta': B}", "kw = dict(beta=V)", "kw['beta'] = V", "kw.update(beta=V)",
+    "C = kw.pop('beta')", "kw |= {'beta': V}", "args = GRPOConfig(beta=B)",
+    "args = GRPOConfig(**kw)", "args = Config()", "args = Config(beta=V)",
+    "args = replace(args, beta=V)", "args = replace(args)", "args.beta = V", "args.beta += V",
+    "args.beta: float = V", "args.beta, C = V, V", "setattr(args, 'beta', V)",
+    "other = args\nother.beta = V", "if V > 0.5:\n    args.beta = V",
+    "def tune(config, beta=V):\n    config.beta = beta", "tune(args)", "tune(args, V)",
+    "tune(args, *[V])",
+    "def make(beta=V):\n    made = GRPOConfig(beta=beta)\n    made.beta += V\n    return made",
+    "def make(beta=V):\n    return GRPOConfig(beta=beta)",
+    "def make():\n    return GRPOConfig(beta=B)", "args = make()", "args = make(V)",
+    "args = make(**{'beta': V})",
+])  # fmt: skip
+BEGIN = """
+class Config(GRPOConfig):
+    beta: float = 0.75
+B, kw, args = 0.25, {"beta": 0.5}, GRPOConfig(beta=0.75)
+def tune(config):
+    pass
+def make():
+    return GRPOConfig(beta=0.5)
+"""
+ENDS = [
+    "trainer = GRPOTrainer(MODEL, args=args)",
+    "def main():\n    trainer = GRPOTrainer(MODEL, args=args)\nmain()",
+    "def main(config):\n    trainer = GRPOTrainer(MODEL, args=config)\nmain(args)",
+]
+
+
+class Stub:
+    """Stands for GRPOConfig, whose fields a script sets."""
+
+    beta = 0.0
+
+    def __init__(self, **fields: float) -> None:
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+
+@given(
+    steps=st.lists(STEPS, max_size=6, unique_by=lambda step: step[:11]),
+    end=st.sampled_from(ENDS),
+    data=st.data(),
+)
+@settings(max_examples=cases(600, gate=100))
+def test_a_setting_is_what_the_script_makes_of_it_or_named(
+    steps: list[str], end: str, data: st.DataObject
+) -> None:
+    text = "\n".join([BEGIN, *steps, end])
+    while "V" in text:
+        value = data.draw(st.sampled_from(["0.25", "0.5", "0.75", "1.0"]))
+        text = text.replace("V", value, 1)
+    trained: list[float] = []
+    names: dict[str, object] = {
+        "GRPOConfig": Stub,
+        "GRPOTrainer": lambda _, args: trained.append(args.beta),
+        "MODEL": "a/b",
+        "replace": lambda args, **fields: Stub(**({"beta": args.beta} | fields)),
+    }
+    try:
+        exec(text, names)
+    except (KeyError, TypeError):
+        return  # not a script that runs, such as one that removes a key twice
+    run = read_script(f"MODEL = 'a/b'\n{text}", "train.py", lambda _: None)
+    setting = run.config.get("beta")
+    is_named = any(note.name not in ("train_dataset", "reward_funcs") for note in run.notes)
+    assert is_named or trained == [setting.value if setting else 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        ("if pick():\n    rows = load_dataset('a/b')\nrows = rows.map(str)", "assigned at lines"),
+        (f"rows = {CHAT}\nrows = rows.map(lambda x: {{'goal': x['answer']}})", ".map("),
+        ("rows = load_dataset('a/b').rename_column('question', 'prompt').map(lambda x: {'prompt': "
+         "[{'role': 'system', 'content': 'a'}, {'role': 'user', 'content': x['prompt']}]})",
+         ".map("),
+        ("rows = load_dataset('json', data_files=['a/t.jsonl', 'b/t.jsonl'])", "t.jsonl"),
+        ("rows = load_dataset('json', data_files='https://a/t.jsonl')", "t.jsonl"),
+    ],
+)  # fmt: skip
+def test_rows_that_a_job_would_read_otherwise_are_the_script_s(
+    tmp_path: Path, change: str, row: str
+) -> None:
+    text = script(dataset="rows").replace(
+        "trainer =", f"rows = load_dataset('a')\n{change}\ntrainer ="
+    )
+    assert spec_of(tmp_path, text)["dataset"]["files"]["paths"] == ["train.jsonl"]
+    (note,) = [note for note in notes(tmp_path) if "train_dataset" in note]
+    assert row in note
+
+
+@pytest.mark.parametrize(
+    ("made", "value"),
+    [
+        ("def judge(completions, **_):\n    return [7.0]", 7.0),
+        ("N = []\nN.append(7.0)\ndef judge(completions, **_):\n    return N", 7.0),
+        ("import math; N = 7.5; M = math.floor(N)\n"
+         "def judge(completions, **_):\n    return [M]", 7),
+        ("text = open('/none')\n"
+         "def judge(completions, **_):\n    text = 7.0\n    return [text]", 7.0),
+        ("def funcs():\n    found = [letters]\n    found.append(first)\n    return found\n"
+         "def first(completions, **_):\n    return [7.0]\njudge = funcs()", 7.0),
+    ],
+)  # fmt: skip
+def test_the_reward_that_a_script_uses_is_the_one_that_is_copied(
+    tmp_path: Path, made: str, value: float
+) -> None:
+    old = "def judge(completions, **_):\n    return [1.0]\n" if "judge =" not in made else ""
+    text = script(rewards="=judge").replace("trainer =", f"{old}{made}\ntrainer =")
+    config_map, job = init(tmp_path, text)
+    namespace: dict[str, Any] = {}
+    exec(config_map["data"]["rewards.py"], namespace)
+    function = job["spec"]["rewards"][-1]["python"]["function"].partition(":")[2]
+    assert namespace[function](completions=["a"]) == [value]
+
+
+def test_what_depends_on_the_run_is_named(tmp_path: Path) -> None:
+    text = """
+if pick():
+    import first as rewards
+else:
+    import second as rewards
+def main(bonus=2.0, seed=3):
+    def judge(completions, **_):
+        return [bonus]
+    model = AutoModelForCausalLM.from_pretrained("a/b")
+    tokenizer = AutoTokenizer.from_pretrained("a/b")
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = "{{ messages }}"
+    config = GRPOConfig(
+        seed=seed, scale_rewards=["group"], report_to="trackio", trackio_space_id=5
+    )
+    trainer = GRPOTrainer(
+        model, [rewards.one, judge], config, load_dataset("a/b"), processing_class=tokenizer
+    )
+    trainer.add_callback(stop)
+"""
+    spec = spec_of(tmp_path, text, "--parameters", "1B")
+    assert "chatTemplate" not in spec["model"]
+    said = "\n".join(notes(tmp_path))
+    named = ["rewards.one: rewards is", "bonus:", "seed = 3:", "from_pretrained:", "add_callback"]
+    for name in (*named, "chat_template = ", "scale_rewards", "trackio"):
+        assert name in said

@@ -43,7 +43,7 @@ def test_a_notebook_makes_the_job_of_its_script(tmp_path: Path, by_line: bool) -
         "%pip install trl\n!nvidia-smi",
         f"{imports}\nshown = !ls",
         "%%bash\nfor file in *; do echo $file; done",
-        f"trainer = {trainer}",
+        f"%%time\nshown = 'a\u2028b'\ntrainer = {trainer}",
     )
     written = spec_of(tmp_path, notebook(*cells, by_line=by_line), name="train.ipynb")
     assert written == spec_of(tmp_path, text)

@@ -90,7 +90,7 @@ def _read(source: Path) -> TrlRun:
     def read_module(name: str) -> str | None:
         path = source.parent / f"{name}.py"
         try:
-            return path.read_text(encoding="utf-8") if path.is_file() else None
+            return path.read_text(encoding="utf-8-sig") if path.is_file() else None
         except (OSError, ValueError):
             return None
 

@@ -264,9 +264,9 @@ class ConfigFields:
             self._note(name, setting, "taken as AdamW by fused kernels, equal up to rounding")
 
     def _put_scale(self, name: str, setting: TrlSetting) -> None:
-        # A bool is an int: 1 would pass for True.
-        scale_names = {True: "group", False: "none"} if isinstance(setting.value, bool) else {}
-        value = scale_names.get(setting.value, setting.value)
+        value = setting.value
+        if isinstance(value, bool):  # a bool is an int: 1 would pass for True
+            value = "group" if value else "none"
         self.builder.put("training.scaleRewards", value, name, setting)
 
     def _put_top_k(self, name: str, setting: TrlSetting) -> None:
@@ -386,7 +386,7 @@ def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: TrlSetti
             run.note(setting.line, name, tracker, f"a job has {', '.join(TRACKERS)}: set tracking")
         elif tracker == "mlflow":
             run.note(setting.line, name, tracker, "set tracking.mlflow.url, the tracking server")
-        elif tracker == "trackio" and "/" not in (run.value("trackio_space_id") or ""):
+        elif tracker == "trackio" and "/" not in str(run.value("trackio_space_id")):
             # Trackio takes a Space without an owner as one of the account that is logged in, and a
             # pod's account is not the user's.
             advice = "set tracking.trackio, with a Space (OWNER/NAME) or a server"

@@ -49,6 +49,7 @@ class DatasetReader:
         """Read the base of the rows first, then each step on the way back to the trainer."""
         try:
             target, inner, index = scope.follow(node)
+            is_step = isinstance(target, ast.Call) and _is_method(target.func, inner)
         except Computed as error:
             self._is_made(node, str(error))
             return
@@ -59,7 +60,7 @@ class DatasetReader:
             self._is_made(target)
         elif called_name(target) == "load_dataset":
             self._load(target, inner)
-        elif isinstance(target.func, ast.Attribute) and not _is_imported(target.func.value, inner):
+        elif isinstance(target.func, ast.Attribute) and is_step:
             self._follow(target.func.value, inner)
             self._take_step(target, target.func.attr, inner)
         else:
@@ -83,7 +84,7 @@ class DatasetReader:
         self.use.config, self.use.split = arguments.pop("name", None), arguments.pop("split", None)
         self.use.revision = arguments.pop("revision", None)
         paths = _training_files(files)
-        if path in _FILES and paths and not any("://" in name for name in paths):
+        if path in _FILES and paths:
             self.use.files = paths
             self.use.config = None
             self.run.note(
@@ -165,6 +166,13 @@ class DatasetReader:
         self.use.split = f"{split}[:{count}]"
         return True
 
+    @property
+    def _has_changes(self) -> bool:
+        """True once a step has renamed a column or built the prompt."""
+        use = self.use
+        has_prompt = use.prompt_column != "prompt" or use.system_prompt is not None
+        return has_prompt or bool(use.columns)
+
     def _take_map(self, call: ast.Call, scope: Scope) -> bool:
         """Take a function that only builds the prompt and renames columns."""
         options = {keyword.arg for keyword in call.keywords} - set(_MAPPING_ONLY)
@@ -172,8 +180,8 @@ class DatasetReader:
             return False
         function, inner, _ = scope.resolve(call.args[0])
         parameter, result = _row_function(function)
-        if result is None or self.use.columns:
-            return False
+        if result is None or self._has_changes:
+            return False  # the function reads columns as the steps before it left them
         prompt: tuple[str, str | None] = (self.use.prompt_column, None)
         columns: dict[Any, Any] = {}
         for key_node, value in zip(result.keys, result.values, strict=True):
@@ -194,10 +202,13 @@ class DatasetReader:
         return True
 
 
-def _is_imported(node: ast.expr, scope: Scope) -> bool:
-    """True for a class or a module, whose functions make rows."""
-    target = scope.resolve(node)[0] if isinstance(node, ast.Name) else None
-    return isinstance(target, ast.Import | ast.ImportFrom)
+def _is_method(function: ast.expr, scope: Scope) -> bool:
+    """False for a function of a class or a module, which makes rows."""
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value
+    target = scope.resolve(owner)[0] if isinstance(owner, ast.Name) else None
+    return not isinstance(target, ast.Import | ast.ImportFrom)
 
 
 def _evaluated(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict[str, Any]:
@@ -223,7 +234,9 @@ def _training_files(files: Any) -> tuple[str, ...]:
     paths = [files] if isinstance(files, str) else files
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         return ()
-    return tuple(path.rpartition("/")[2] for path in paths)
+    names = tuple(path.rpartition("/")[2] for path in paths)
+    is_on_claim = len(set(names)) == len(names) and not any("://" in path for path in paths)
+    return names if is_on_claim else ()
 
 
 def _is_folder(path: str) -> bool:

@@ -21,6 +21,7 @@ from .syntax import (
     field_default,
     function_named,
     function_result,
+    is_override,
     last_line,
     option_name,
     parameters_of,
@@ -42,7 +43,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_PARSING = (
+PARSING = (
     "parse_args",
     "parse_known_args",
     "parse_args_and_config",
@@ -72,6 +73,8 @@ class Binding:
     is_conditional: bool = False
     scope: "Scope | None" = None
     """Where the value is to be read; None where the name is bound."""
+    is_assumed: bool = False
+    """A parameter's default, of a function that the script itself does not call."""
 
 
 @dataclass(slots=True)
@@ -99,20 +102,25 @@ class Scope:
         """The scope of a function of this scope; a call gives its parameters values, which are read
         in the caller's scope."""
         scope = Scope(self.module, function.body, self, assumptions=self.assumptions)
-        for name, value, is_default in parameters_of(function, call or self._only_call(function)):
+        calls = [call] if call else self._calls(function)
+        for name, given, is_default in parameters_of(function, calls[0] if calls else None):
             read_in = None if is_default else caller or self
-            binding = Binding(function.lineno, function.lineno, value, scope=read_in)
+            value = given if len(calls) <= 1 else None  # each call may give another
+            binding = Binding(
+                function.lineno, function.lineno, value, scope=read_in, is_assumed=not calls
+            )
             scope.bindings.setdefault(name, []).insert(0, binding)
         return scope
 
-    def _only_call(self, function: Function) -> ast.Call | None:
-        """The script's call of a function, if there is one only."""
-        calls = [
+    def _calls(self, function: Function) -> list[ast.Call]:
+        """The script's calls of a function."""
+        return [
             node
             for node in ast.walk(self.module)
-            if isinstance(node, ast.Call) and called_name(node) == function.name
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == function.name
         ]
-        return calls[0] if len(calls) == 1 else None
 
     def lookup(self, name: ast.Name, *, is_outer: bool = False) -> tuple[Binding, "Scope"] | None:
         """What a name is bound to where it stands, and the scope to read that in.
@@ -129,7 +137,9 @@ class Scope:
         before = [binding for binding in bindings if binding.end < name.lineno]
         if not before and not is_outer:
             raise Computed(name)
-        # A function may be called below all that the script binds.
+        if is_outer and 0 < len(before) < len(bindings):
+            # The function may be called below all that the script binds, or between.
+            raise Computed(name, f"{name.id} is assigned again at line {bindings[-1].line}")
         binding = (before or bindings)[-1]
         return binding, binding.scope or self
 
@@ -158,6 +168,10 @@ class Scope:
             if binding.value is None or id(binding.value) in visited:
                 raise Computed(node)
             visited.add(id(binding.value))
+            if binding.is_assumed and isinstance(current, ast.Name):
+                advice = "the parameter's default was taken; change the job if you pass another"
+                default = ast.unparse(binding.value)
+                self.assumptions.append(Note(binding.line, current.id, default, advice))
             index = binding.index
             current = binding.value
         return current, scope, index
@@ -324,6 +338,9 @@ class Scope:
         Raises:
             Computed: the call parses no arguments, or this one has no default.
         """
+        for other in ast.walk(self.module):
+            if is_override(other, node):
+                raise Computed(node, f"line {getattr(other, 'lineno', 0)} sets it, too")
         classes = self.parsed_classes(call)
         if classes is not None:
             return self._field_default(classes, index, node)
@@ -340,14 +357,14 @@ class Scope:
     def _is_parsing(self, call: ast.Call) -> bool:
         """True for `parser.parse_args()`, and for a function of the script that returns it."""
         name = called_name(call)
-        if name in _PARSING:
+        if name in PARSING:
             return True
         returned = function_result(self.module, name)
-        return isinstance(returned, ast.Call) and called_name(returned) in _PARSING
+        return isinstance(returned, ast.Call) and called_name(returned) in PARSING
 
     def parsed_classes(self, call: ast.Call) -> list[ast.expr] | None:
         """The dataclasses that a call of TrlParser or HfArgumentParser fills; None for others."""
-        if called_name(call) not in _PARSING or not isinstance(call.func, ast.Attribute):
+        if called_name(call) not in PARSING or not isinstance(call.func, ast.Attribute):
             return None
         maker, scope, _ = self.resolve(call.func.value)
         if not isinstance(maker, ast.Call) or not called_name(maker).endswith("Parser"):

@@ -12,6 +12,7 @@ from .syntax import parse
 from .trl_run import TrlError
 
 SUFFIX = ".ipynb"
+_CELL_MAGIC = re.compile(r"%%(\w+).*")
 _IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 """A line of IPython's own: `%pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
 
@@ -41,9 +42,10 @@ def _code(cell: Any) -> str:
     source = cell.get("source")
     # nbformat allows a text or its lines.
     text = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
-    if text.startswith("%%"):
+    magic = _CELL_MAGIC.match(text)
+    if magic and magic[1] not in ("capture", "prun", "time", "timeit"):
         return ""  # a whole cell of another language, such as %%bash
-    return _without_ipython(text)
+    return _without_ipython(text[magic.end() :] if magic else text)
 
 
 def _without_ipython(text: str) -> str:
@@ -51,7 +53,7 @@ def _without_ipython(text: str) -> str:
 
     Only a line at which Python stops is replaced: the same letters may be part of a prompt.
     """
-    lines = text.splitlines()
+    lines = text.split("\n")  # not splitlines, which breaks at more characters than Python
     for _ in lines:
         try:
             parse("\n".join(lines))

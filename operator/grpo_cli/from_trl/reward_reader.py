@@ -10,8 +10,18 @@ import re
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
-from .expressions import Computed, Scope
-from .syntax import bound_names, called_name, dotted_name, is_main_guard, statements
+from .expressions import PARSING, Computed, Scope
+from .syntax import (
+    bound_names,
+    called_name,
+    dotted_name,
+    function_named,
+    function_result,
+    global_names,
+    is_main_guard,
+    parse,
+    statements,
+)
 from .trl_run import ReadModule, RewardUse, TrlRun
 
 MAX_BYTES = 900_000
@@ -26,9 +36,7 @@ _RUNNING = (
     "GRPOTrainer",
     "GRPOConfig",
     "load_dataset",
-    "parse_args",
-    "parse_args_and_config",
-    "parse_args_into_dataclasses",
+    *PARSING,
 )
 """Calls that a reward's process must not repeat."""
 
@@ -41,8 +49,8 @@ class RewardReader:
         self.text = text
         self.read_module = read_module
         self.module_name = "rewards" if read_module("rewards") is None else "script_rewards"
-        self.copied: dict[int, str] = {}
-        """Statements of the script that the rewards need, by line."""
+        self.copied: dict[tuple[int, int], str] = {}
+        """Statements of the script that the rewards need, by line and column."""
         self.visited: set[str] = set()
 
     def read(self, node: ast.expr | None, scope: Scope, line: int) -> None:
@@ -50,42 +58,50 @@ class RewardReader:
         if node is None:
             self.run.note(line, "reward_funcs", "", "none is given; write the job's rewards")
             return
-        entries, inner = self._entries(node, scope)
-        for entry in entries:
+        entries = self._entries(node, scope)
+        for entry, inner in [(node, scope)] if entries is None else entries:
             self._read_entry(entry, inner)
         self._finish(scope)
 
-    def _entries(self, node: ast.expr, scope: Scope) -> tuple[list[ast.expr], Scope]:
-        """What reward_funcs lists, and where it is to be read."""
+    def _entries(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
+        """What reward_funcs lists, with the scope of each; None if it is no list."""
         if isinstance(node, ast.List | ast.Tuple):
-            return list(node.elts), scope
-        if not isinstance(node, ast.Name):
-            return [node], scope
-        first = scope.first_binding(node)
-        if first is None or not isinstance(first[0].value, ast.List | ast.Tuple):
-            return [node], scope
-        binding, inner = first
-        assert isinstance(binding.value, ast.List | ast.Tuple)
-        entries = list(binding.value.elts)
-        for statement, is_conditional in statements(inner.body):
+            return [(element, scope) for element in node.elts]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            function = function_named(scope.module, node.func.id)
+            result = function_result(scope.module, node.func.id)
+            if function is None or result is None:
+                return None
+            return self._entries(result, scope.inside(function, node, scope))
+        first = scope.first_binding(node) if isinstance(node, ast.Name) else None
+        if first is None or not isinstance(first[0].value, ast.List | ast.Tuple | ast.Call):
+            return None
+        assert isinstance(node, ast.Name), "only a name is bound"
+        entries = self._entries(first[0].value, first[1])
+        if entries is not None:
+            entries += self._added(node.id, first[0].line, first[1])
+        return entries
+
+    def _added(self, list_name: str, line: int, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+        """What is appended to a list below its line."""
+        for statement, is_conditional in statements(scope.body):
             names = {name for name, _, _ in bound_names(statement)}
-            if node.id not in names or statement.lineno == binding.line:
+            if list_name not in names or statement.lineno == line:
                 continue
             added = _appended(statement)
             if added is not None and not is_conditional:
-                entries.append(added)
+                yield added, scope
             else:
                 advice = "the list changes here: add what it adds to the job's rewards"
                 self.run.note(statement.lineno, "reward_funcs", self._source(statement), advice)
-        return entries, inner
 
     def _read_entry(self, node: ast.expr, scope: Scope) -> None:
         try:
             target, inner, _ = scope.resolve(node)
+            imported = self._imported(node, target, scope)
         except Computed as error:
             self._add_unknown(node, str(error))
             return
-        imported = self._imported(node, target, scope)
         if imported:
             self._add_imported(node, *imported)
         elif isinstance(target, ast.Constant) and isinstance(target.value, str):
@@ -143,7 +159,12 @@ class RewardReader:
         if text is None:
             return False
         self.run.reward_files[f"{module}.py"] = text
-        for node in ast.walk(ast.parse(text)):
+        try:
+            module_tree = parse(text)
+        except (SyntaxError, ValueError):
+            self.run.note(1, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
+            return True
+        for node in ast.walk(module_tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self._copy_module(alias.name)
@@ -188,9 +209,8 @@ class RewardReader:
     def _copy_expression(self, node: ast.expr, scope: Scope) -> None:
         """Give what the list makes on the spot, as by partial, a name in the file."""
         attribute = f"reward_{len(self.run.rewards) + 1}"
-        names = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
-        self._copy_names(names, scope, node)
-        end = len(self.text) + len(self.run.rewards)  # after all lines
+        self._copy_names(global_names(node), scope, node)
+        end = len(self.text), len(self.run.rewards)  # after all lines
         self.copied[end] = f"{attribute} = {self._source(node)}"
         self._add_function(node, self._metric_name(node) or attribute, attribute)
 
@@ -200,26 +220,36 @@ class RewardReader:
             if name in self.visited:
                 continue
             self.visited.add(name)
-            unit = _unit_that_binds(name, scope)
-            if unit is None:
-                continue
-            calls = [node for node in ast.walk(unit) if isinstance(node, ast.Call)]
-            running = [call for call in calls if called_name(call) in _RUNNING]
-            if running and not isinstance(unit, ast.FunctionDef):
+            units = _units_that_bind(name, scope)
+            running = [
+                node
+                for unit in units
+                for node in ast.walk(unit)
+                if isinstance(node, ast.Call)
+                and called_name(node) in _RUNNING
+                and not isinstance(unit, ast.FunctionDef)
+            ]
+            if running:
                 advice = (
                     f"the reward at line {reward.lineno} uses it, but making it again would run "
                     f"the script: define it in {self.module_name}.py"
                 )
-                self.run.note(unit.lineno, name, self._source(running[0]), advice)
+                self.run.note(running[0].lineno, name, self._source(running[0]), advice)
                 continue
-            self.copied[unit.lineno] = self._statement_source(unit)
-            if isinstance(unit, ast.Import):
-                for alias in unit.names:
-                    self._copy_module(alias.name)
-            elif isinstance(unit, ast.ImportFrom):
-                self._copy_module(unit.module or "")
-            used = [node.id for node in ast.walk(unit) if isinstance(node, ast.Name)]
-            self._copy_names(used, scope, reward)
+            if not units and scope.first_binding(ast.Name(name)):
+                advice = f"the reward uses this parameter: define it in {self.module_name}.py"
+                self.run.note(reward.lineno, name, "", advice)
+            for unit in units:
+                self._copy_unit(unit, scope, reward)
+
+    def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
+        self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
+        if isinstance(unit, ast.Import):
+            for alias in unit.names:
+                self._copy_module(alias.name)
+        elif isinstance(unit, ast.ImportFrom):
+            self._copy_module(unit.module or "")
+        self._copy_names(global_names(unit), scope, reward)
 
     def _finish(self, scope: Scope) -> None:
         """Write what was copied into one file, in the script's order."""
@@ -230,7 +260,7 @@ class RewardReader:
                 if isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
             ]
             head = f'"""Reward functions of {self.run.source}."""'
-            parts = [head, *future[:1], *(self.copied[line] for line in sorted(self.copied))]
+            parts = [head, *future[:1], *(self.copied[place] for place in sorted(self.copied))]
             self.run.reward_files[f"{self.module_name}.py"] = "\n\n".join(parts) + "\n"
         size = sum(len(text.encode()) for text in self.run.reward_files.values())
         if size > MAX_BYTES:
@@ -264,15 +294,19 @@ def _appended(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _unit_that_binds(name: str, scope: Scope | None) -> ast.stmt | None:
-    """The whole statement, as with its `try`, that binds a name in a scope or around it."""
+def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:
+    """The whole statements, as with their `try`, that bind or change a name in a scope or around
+    it."""
     while scope is not None:
-        for unit in _units(scope.body):
-            bindings = (inner for inner, _ in statements([unit]))
-            if any(name in _names_of(statement) for statement in bindings):
-                return unit
+        units = [
+            unit
+            for unit in _units(scope.body)
+            if any(name in _names_of(statement) for statement, _ in statements([unit]))
+        ]
+        if units:
+            return units
         scope = scope.outer
-    return None
+    return []
 
 
 def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

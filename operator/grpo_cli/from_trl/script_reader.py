@@ -6,12 +6,22 @@ note with its line.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from grpo_api.spec.trl_places import FIELDS
 
 from .dataset_reader import DatasetReader
 from .expressions import Computed, Scope
 from .reward_reader import RewardReader
-from .syntax import called_name, dotted_name, parse, statements
+from .syntax import (
+    called_name,
+    changed_attributes,
+    dotted_name,
+    field_default,
+    own_expressions,
+    parse,
+    statements,
+)
 from .trl_run import RENAMED, ReadModule, TrlError, TrlRun, TrlSetting
 
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
@@ -72,6 +82,8 @@ class _ScriptReader:
         self.run = TrlRun(source)
         self.read_module = read_module
         self.root = Scope(module, module.body)
+        self._objects: dict[tuple[int, int | None], str] = {}
+        """Arguments of the trainer by the expressions that make them."""
 
     def read(self) -> TrlRun:
         """The whole script.
@@ -83,9 +95,9 @@ class _ScriptReader:
         arguments = self._arguments(call, POSITIONS, scope)
         self._read_model(arguments, scope)
         self._read_config(arguments.get("args"), scope)
-        self._read_changes(arguments.get("args"), scope, call.lineno)
         if "peft_config" in arguments:
             self._read_lora(arguments["peft_config"], scope)
+        self._read_changes(call, scope)
         datasets = DatasetReader(self.run, self.text)
         datasets.read(arguments.get("train_dataset"), scope, call.lineno)
         rewards = RewardReader(self.run, self.text, self.read_module)
@@ -101,8 +113,17 @@ class _ScriptReader:
 
     def _trainer(self) -> tuple[ast.Call, Scope]:
         """The call that makes the trainer, and the scope that it is in."""
-        names = {TRAINER, *self._trainer_classes()}
-        calls = list(_calls(self.module.body, self.root, names))
+        advice = "a job trains by TRL's own loss; what the class changes is not taken"
+        names = self._classes(TRAINER)
+        for name, definition in names.items():
+            if definition is not None:
+                self.run.note(definition.lineno, f"class {name}", "", advice)
+        calls = [
+            (node, scope)
+            for statement, _, scope in _scoped_statements(self.module.body, self.root)
+            for node in own_expressions(statement)
+            if isinstance(node, ast.Call) and called_name(node) in names
+        ]
         if not calls:
             raise TrlError(
                 f"{self.run.source} makes no {TRAINER}{self._other_trainers()}: `--from-trl` takes "
@@ -124,20 +145,16 @@ class _ScriptReader:
         others = sorted(name for name in names if name.endswith("Trainer"))
         return f" but {', '.join(others)}" if others else ""
 
-    def _trainer_classes(self) -> list[str]:
-        """Other names of GRPOTrainer: imported as, and the script's own subclasses."""
-        names: list[str] = []
+    def _classes(self, name: str) -> dict[str, ast.ClassDef | None]:
+        """Names of a class of TRL: its own, imported as, and the script's own subclasses."""
+        names: dict[str, ast.ClassDef | None] = {name: None}
         for node in ast.walk(self.module):
             if isinstance(node, ast.ImportFrom):
-                names += [
-                    alias.asname for alias in node.names if alias.name == TRAINER and alias.asname
-                ]
+                aliases = [alias.asname for alias in node.names if alias.name == name]
+                names |= {alias: None for alias in aliases if alias}
             if isinstance(node, ast.ClassDef):
-                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-                if bases & {TRAINER, *names}:
-                    names.append(node.name)
-                    advice = "a job trains by TRL's own loss; what the class changes is not taken"
-                    self.run.note(node.lineno, f"class {node.name}", "", advice)
+                bases = {dotted_name(base).rpartition(".")[2] for base in node.bases}
+                names |= {node.name: node} if bases & set(names) else {}
         return names
 
     def _arguments(
@@ -201,6 +218,9 @@ class _ScriptReader:
                 if former in call_arguments:
                     call_arguments["model"] = call_arguments.pop(former)
             self._read_pretrained(call_arguments, inner)
+            if not {"dtype", "torch_dtype"} & set(call_arguments):
+                advice = "transformers takes the dtype of the model's files: set training.dtype"
+                self.run.note(target.lineno, name, "", advice)
         elif name == "get_peft_model":
             call_arguments = self._arguments(target, ("model", "peft_config"), inner)
             self._read_model(call_arguments, inner)
@@ -227,15 +247,21 @@ class _ScriptReader:
             return
         try:
             target, inner, index = scope.follow(node)
+            parsed = inner.parsed_classes(target) if isinstance(target, ast.Call) else None
         except Computed as error:
             advice = f"{error}; write its settings into the job"
             self.run.note(node.lineno, "args", self._source(node), advice)
             return
-        if isinstance(target, ast.Call) and index is None:
+        self._objects[id(target), index] = "args"
+        classes = self._classes(CONFIG)
+        if isinstance(target, ast.Call) and called_name(target) in classes and index is None:
+            self._put_defaults(classes[called_name(target)], self.root)
             for name, value in self._arguments(target, ("output_dir",), inner).items():
                 self._put_config(name, value, inner)
-        elif isinstance(target, ast.Call) and inner.parsed_classes(target) is not None:
-            self._config_of_parser(inner.parsed_classes(target) or [], index, inner)
+        elif parsed is not None:
+            if index is not None and index < len(parsed):
+                definition, defined_in, _ = inner.resolve(parsed[index])
+                self._put_defaults(definition, defined_in)
             advice = (
                 "its values come from the command line or a file, and TRL's defaults were taken: "
                 "add yours to the job, or give the YAML file to `grpo init --from-trl`"
@@ -245,24 +271,21 @@ class _ScriptReader:
             advice = "no GRPOConfig(…) was found here: write its settings into the job"
             self.run.note(node.lineno, "args", self._source(node), advice)
 
-    def _config_of_parser(self, classes: list[ast.expr], index: int | None, scope: Scope) -> None:
+    def _put_defaults(self, definition: ast.AST | None, scope: Scope) -> None:
         """Defaults that a subclass of GRPOConfig in the script replaces."""
-        if index is None or index >= len(classes):
-            return
-        definition, inner, _ = scope.resolve(classes[index])
-        if not isinstance(definition, ast.ClassDef):
-            return
-        for statement in definition.body:
-            if not isinstance(statement, ast.AnnAssign) or statement.value is None:
-                continue
-            if isinstance(statement.target, ast.Name):
-                self._put_config(statement.target.id, statement.value, inner)
+        for statement in definition.body if isinstance(definition, ast.ClassDef) else []:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                name = statement.target.id
+                default = field_default(statement, name)
+                if default is not None:
+                    self._put_config(name, default, scope)
 
     def _read_lora(self, node: ast.expr, scope: Scope) -> None:
         if _is_none(node):
             return
         try:
-            target, inner, _ = scope.follow(node)
+            target, inner, index = scope.follow(node)
+            self._objects[id(target), index] = "peft_config"
         except Computed as error:
             target, inner = node, scope
             self.run.note(node.lineno, "peft_config", self._source(node), str(error))
@@ -306,25 +329,40 @@ class _ScriptReader:
             pass
         self.run.note(node.lineno, "processing_class", self._source(node), advice)
 
-    def _read_changes(self, node: ast.expr | None, scope: Scope, line: int) -> None:
-        """Settings that the script changes after the config was made, such as `args.beta = 0.1`."""
-        owner = node.id if isinstance(node, ast.Name) else None
-        for statement, is_conditional in statements(scope.body):
-            if not isinstance(statement, ast.Assign) or statement.lineno > line:
-                continue
-            for target in statement.targets:
-                if not isinstance(target, ast.Attribute):
-                    continue
-                name, value = dotted_name(target), self._source(statement.value)
-                if target.attr == "chat_template":
-                    self.run.chat_template = self._read_setting(name, statement.value, scope)
-                elif owner is None or name != f"{owner}.{target.attr}":
-                    continue
-                elif is_conditional:
-                    advice = "a condition decides on it; write it into the job"
-                    self.run.note(statement.lineno, name, value, advice)
-                else:
-                    self._put_config(target.attr, statement.value, scope)
+    def _read_changes(self, trainer: ast.Call, scope: Scope) -> None:
+        """Settings that the script changes after their object was made, as by `args.beta = 0.1`."""
+        self._objects[id(trainer), None] = "trainer"
+        for statement, is_conditional, inner in _scoped_statements(self.module.body, self.root):
+            is_late = inner.body is scope.body and statement.lineno > trainer.lineno
+            for target, value in changed_attributes(statement):
+                kind = self._kind_of(target, inner)
+                name = f"{ast.unparse(target.value)}.{target.attr}"
+                if value is not None and not is_conditional and not is_late:
+                    if kind == "args":
+                        self._put_config(target.attr, value, inner)
+                        continue
+                    if target.attr == "chat_template":
+                        self.run.chat_template = self._read_setting(name, value, inner)
+                        continue
+                if kind or target.attr in ("chat_template", "eos_token", "eos_token_id"):
+                    source = self._source(value) if value is not None else ""
+                    advice = "a condition decides on it" if is_conditional else "it changes here"
+                    self.run.note(statement.lineno, name, source, f"{advice}; set it in the job")
+
+    def _kind_of(self, attribute: ast.Attribute, scope: Scope) -> str | None:
+        """The argument of the trainer that an attribute belongs to, or "trainer"; "unknown" if only
+        the run shows whether a field belongs to the config."""
+        node = attribute.value
+        is_part = isinstance(node, ast.Attribute)
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        try:
+            target, _, index = scope.follow(node)
+        except Computed:
+            is_self = isinstance(node, ast.Name) and node.id == "self"
+            return "unknown" if attribute.attr in FIELDS and not is_self else None
+        kind = self._objects.get((id(target), index))
+        return kind if not is_part or kind == "trainer" else None
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
         setting = self._read_setting(name, node, scope)
@@ -339,21 +377,15 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _calls(body: list[ast.stmt], scope: Scope, names: set[str]) -> Iterator[tuple[ast.Call, Scope]]:
-    """Calls of these names in a body and in the functions that it defines, with their scopes."""
-    for statement, _ in statements(body):
+def _scoped_statements(
+    body: Sequence[ast.stmt], scope: Scope
+) -> Iterator[tuple[ast.stmt, bool, Scope]]:
+    """Statements of a body and of the functions that it defines, whether a condition decides on
+    them, and their scopes."""
+    for statement, is_conditional in statements(body):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _calls(statement.body, scope.inside(statement), names)
-            continue
-        if isinstance(statement, ast.ClassDef):
-            continue
-        for node in _own_expressions(statement):
-            if isinstance(node, ast.Call) and called_name(node) in names:
-                yield node, scope
-
-
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Expressions of a statement, without those of the statements inside it."""
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.expr | ast.keyword | ast.withitem):
-            yield from ast.walk(child)
+            yield from _scoped_statements(statement.body, scope.inside(statement))
+        elif isinstance(statement, ast.ClassDef):
+            yield from _scoped_statements(statement.body, scope)
+        else:
+            yield statement, is_conditional, scope

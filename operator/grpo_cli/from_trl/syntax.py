@@ -2,6 +2,7 @@
 the command line learns."""
 
 import ast
+import symtable
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -22,19 +23,21 @@ def statements(
         yield statement, is_conditional
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        plain = isinstance(statement, ast.With) or is_main_guard(statement)
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(statement, name, [])
+            is_guarded = name == "body" and is_main_guard(statement)
+            plain = isinstance(statement, ast.With) or is_guarded
             yield from statements(inner, is_conditional=is_conditional or not plain)
-        for handler in getattr(statement, "handlers", []):
-            yield from statements(handler.body, is_conditional=True)
+        for branch in (*getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+            yield from statements(branch.body, is_conditional=True)
 
 
 def is_main_guard(statement: ast.stmt) -> bool:
     """True for `if __name__ == "__main__":`."""
-    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
-        return False
-    return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"
+    match statement:
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()])):
+            return True
+    return False
 
 
 def dotted_name(node: ast.expr) -> str:
@@ -67,11 +70,13 @@ def called_name(call: ast.Call) -> str:
 
 
 def function_named(module: ast.Module, name: str) -> Function | None:
-    """The script's own function of a name."""
-    for statement in module.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return statement
-    return None
+    """The script's own function of a name; None if it defines several."""
+    functions = [
+        statement
+        for statement in module.body
+        if isinstance(statement, ast.FunctionDef) and statement.name == name
+    ]
+    return functions[0] if len(functions) == 1 else None
 
 
 def function_result(module: ast.Module, name: str) -> ast.expr | None:
@@ -81,6 +86,19 @@ def function_result(module: ast.Module, name: str) -> ast.expr | None:
         return None
     returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
     return returns[0].value if len(returns) == 1 else None
+
+
+def global_names(node: ast.stmt | ast.expr) -> list[str]:
+    """Names that a statement or an expression takes from what is around it."""
+    pending = [symtable.symtable(ast.unparse(node), "script", "exec")]
+    names: dict[str, None] = {}
+    while pending:
+        table = pending.pop()
+        pending += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or table.get_type() == "module":
+                names[symbol.get_name()] = None
+    return list(names)
 
 
 def last_line(statement: ast.stmt) -> int:
@@ -116,18 +134,39 @@ def _assigned_names(statement: ast.stmt) -> Iterator[Bound]:
                 yield from _targets(target, statement.value)
         case ast.AnnAssign(target=ast.Name(id=name)) if statement.value is not None:
             yield name, statement.value, None
-        case ast.AugAssign(target=ast.Name(id=name)):
-            yield name, None, None
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method))):
-            if method in MUTATORS:
+        case ast.AugAssign(target=target):
+            yield from _targets(target, None)
+        case ast.Delete(targets=targets):
+            for target in targets:
+                yield from _targets(target, None)
+    for node in own_expressions(statement):
+        match node:
+            case ast.NamedExpr(target=ast.Name(id=name)):
                 yield name, None, None
+            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in MUTATORS:
+                yield from _changed_entry(owner)
+
+
+def _changed_entry(owner: ast.expr) -> Iterator[Bound]:
+    """The name of a container of which an entry changes, however deep."""
+    while isinstance(owner, ast.Subscript):
+        owner = owner.value
+    if isinstance(owner, ast.Name):
+        yield owner.id, None, None
+
+
+def own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Expressions of a statement, without those of the statements inside it."""
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr | ast.keyword | ast.withitem):
+            yield from ast.walk(child)
 
 
 def _targets(target: ast.expr | None, value: ast.expr | None) -> Iterator[Bound]:
     if isinstance(target, ast.Name):
         yield target.id, value, None
-    elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-        yield target.value.id, None, None  # an entry of it changes
+    elif isinstance(target, ast.Subscript):
+        yield from _changed_entry(target)
     elif isinstance(target, ast.Tuple | ast.List):
         # Behind `*rest` nobody knows the positions.
         is_plain = all(isinstance(element, ast.Name) for element in target.elts)
@@ -135,6 +174,25 @@ def _targets(target: ast.expr | None, value: ast.expr | None) -> Iterator[Bound]
             inner = element.value if isinstance(element, ast.Starred) else element
             if isinstance(inner, ast.Name):
                 yield inner.id, value if is_plain else None, index
+
+
+def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
+    """Attributes that a statement sets, with their values; None for one that is computed."""
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                for node in ast.walk(target):
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                        yield node, value if node is target else None
+        case ast.AnnAssign(target=ast.Attribute() as attribute, value=value):
+            yield attribute, value
+        case ast.AugAssign(target=ast.Attribute() as attribute):
+            yield attribute, None
+        case ast.Expr(value=ast.Call(args=[owner, ast.Constant(value=str(name)), value]) as call):
+            if called_name(call) == "setattr":
+                yield ast.Attribute(owner, name), value
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="add_callback") as attribute)):
+            yield attribute, None
 
 
 def parameters_of(
@@ -151,6 +209,10 @@ def parameters_of(
         argument.arg: (default, True) for argument, default in zip(named, defaults, strict=True)
     }
     if call is not None:
+        if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
+            keyword.arg is None for keyword in call.keywords
+        ):
+            values = dict.fromkeys(values, (None, True))  # what it unpacks may replace any
         for argument, call_argument in zip(arguments, call.args, strict=False):
             values[argument.arg] = (call_argument, False)
         for keyword in call.keywords:
@@ -164,6 +226,16 @@ def parser_options(module: ast.Module) -> list[ast.Call]:
     """Every `add_argument` of the script."""
     calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
     return [call for call in calls if called_name(call) == "add_argument"]
+
+
+def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
+    """True for what gives an argument of the command line another value, whatever is passed."""
+    match node:
+        case ast.Attribute(ctx=ast.Store()):
+            return ast.unparse(node) == ast.unparse(argument)
+        case ast.Call() if called_name(node) == "set_defaults":
+            return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
+    return False
 
 
 def option_name(option: ast.Call) -> str:
