@@ -193,6 +193,7 @@ def test_as_many_pods_fit_as_a_node_has_millicores_for(
     assert node.cpu_free == millicores_free / 1000
     found = min(pods, rooms(node, role, {"cpu": millicores / 1000}))
     assert found == min(pods, millicores_free // millicores)
+    assert rooms(node, role, {"cpu": 1e-9}) == 8
 
 
 def test_a_plan_is_kept_once_a_step_was_done() -> None:

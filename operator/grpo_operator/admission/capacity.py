@@ -439,7 +439,8 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
         (node.host_memory_free, use.get(MEMORY, 0.0)),
         (node.cpu_free, use.get(CPU, 0.0)),
     ]
-    counts = [_milli(free) // _milli(wanted) for free, wanted in free_and_wanted if wanted]
+    in_thousandths = [(_milli(free), _milli(wanted)) for free, wanted in free_and_wanted]
+    counts = [free // wanted for free, wanted in in_thousandths if wanted]
     return max(0, min(counts))
 
 
