@@ -148,6 +148,24 @@ async def test_a_write_that_fails_is_tried_again_without_hurry(problem: Exceptio
     assert server.writes[1] - server.writes[0] >= WRITE_PAUSE
 
 
+class Busy(Server):
+    """A job ends while the first write is under way, in the second of the one before."""
+
+    store: MeasuredRunStore
+
+    async def create(self, _: Any, __: str, body: dict[str, Any]) -> None:
+        self._take(body)
+        self.store.record(job("second", None), job("second", 10).status)
+
+
+async def test_a_row_that_comes_during_a_write_is_in_the_next() -> None:
+    server = Busy()
+    world = World(server)
+    server.store = world.store
+    await world.lead(3 * WRITE_PAUSE, job("first", 10))
+    assert {row["source"] for row in server.rows} == {"team-a/first", "team-a/second"}
+
+
 async def test_rows_that_the_api_server_never_takes_do_not_pile_up() -> None:
     server = Server()
     server.problems = [Forbidden("no", 403) for _ in range(100)]

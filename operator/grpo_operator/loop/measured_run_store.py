@@ -147,7 +147,8 @@ class MeasuredRunStore:
         else:
             body = {"metadata": {"resourceVersion": version}, **data}
             await self._cluster.patch(CONFIG_MAPS, *self._key, body)
-        self._new.clear()
+        # Others may have come while the write was under way.
+        self._new = [row for row in self._new if row not in stored_runs.rows]
         self._take(stored_runs.rows)
 
 
