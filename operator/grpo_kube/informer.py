@@ -105,6 +105,7 @@ class Informer(Generic[R]):
         while True:
             self._wanted.clear()
             await self.list_until_served()
+            self._backoff.reset()
             await self._until_wanted()
 
     async def _until_wanted(self) -> None:

@@ -176,3 +176,27 @@ async def test_a_list_that_fails_is_tried_again_after_pauses_that_double_up_to_a
     for number, pause in enumerate(pauses):
         due = min(30.0, 2.0**number)
         assert 0.5 * due <= pause <= 1.5 * due
+
+
+class Flaky:
+    """A cluster that is away for the given LISTs, by their number."""
+
+    def __init__(self, away: set[int]) -> None:
+        self.away = away
+        self.asked_at: list[float] = []
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """An empty LIST, or none."""
+        self.asked_at.append(asyncio.get_running_loop().time())
+        if len(self.asked_at) in self.away:
+            raise Unavailable("the API server is away")
+        yield [], 5
+
+
+async def test_a_list_that_fails_long_after_another_outage_is_tried_again_soon() -> None:
+    cluster = Flaky({1, 2, 3, 4, 5, 7})
+    mirror = Informer(cluster, Selection(PODS), Caches().pods, lambda _: None, resync=RESYNC)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.relist_forever())
+    await asyncio.sleep(100.0 + 2 * RESYNC)
+    task.cancel()
+    assert cluster.asked_at[7] - cluster.asked_at[6] <= 1.5
