@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo.client import Event, GRPOClient, GRPOError, Job, JobFailed
+from grpo.client import Event, GRPOClient, GRPOError, Job, JobFailed, LocalProcess
 from grpo_api.job import parse_spec
 from grpo_api.report.history import Row
 from grpo_api.report.report import Outcome, Result
@@ -155,3 +155,17 @@ def test_a_wrong_job_is_refused_by_its_path(document: dict[str, Any], message: s
 
 def test_a_run_consists_of_the_steps_that_were_not_rolled_back() -> None:
     assert client(Phase.RUNNING).history("tiny") == [{"step": 1}]
+
+
+def test_a_model_goes_into_a_new_or_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = tmp_path / "model", tmp_path / "copy"
+    model.mkdir()
+    folder.mkdir()
+    (model / "config.json").write_text("{}")
+    monkeypatch.setattr(LocalProcess, "export_folder", lambda *_: model)
+    client = GRPOClient(LocalProcess(tmp_path / "runs"))
+    assert (client.export("job", folder) / "config.json").is_file()
+    with pytest.raises(GRPOError, match="name a new folder"):
+        client.export("job", folder)

@@ -237,8 +237,9 @@ def test_an_inventory_file_is_read_strictly(
         path.write_text(yaml.safe_dump(document))
         assert main(flags) == 2
         assert sentence in capsys.readouterr().err
-    path.write_text("nodes: [")
-    assert main(flags) == 2
+    for broken in ("nodes: [", "nodes: 2026-13-45", "[" * 2000):
+        path.write_text(broken)
+        assert main(flags) == 2
     path.unlink()
     assert main(flags) == 2
     assert "No such file" in capsys.readouterr().err
@@ -249,6 +250,9 @@ def test_an_inventory_file_is_read_strictly(
     [
         ([], "which GPUs?"),
         (["--gpus", "0xL4"], "write L4, 8xL4"),
+        (["--gpus", "00xL4"], "write L4, 8xL4"),
+        (["--gpus", "80xL4"], "gpusPerNode: must be at most 64"),
+        ([*EIGHT, "--host-memory", "9E"], "hostMemoryGiB: must be at most"),
         (["--host-memory", "1Ti"], "--host-memory goes with --gpus"),
         (
             [*EIGHT, "--host-memory", "much"],

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.text.quantity import (
+    format_bytes,
     format_parameters,
     parameter_count,
     parse_quantity,
@@ -113,6 +114,7 @@ def test_bytes_are_rounded_up(text: str, size: int) -> None:
         ("1.24B", 1_240_000_000, "1.24B"),
         ("1240000000", 1_240_000_000, "1.24B"),
         ("12", 12, "12"),
+        ("1000000", 1_000_000, "1M"),
     ],
 )
 def test_parameter_counts(text: str, count: int, shortest: str) -> None:
@@ -124,3 +126,11 @@ def test_parameter_counts(text: str, count: int, shortest: str) -> None:
 def test_nonsense_is_rejected_with_the_right_way_to_write_it(read: Any) -> None:
     with pytest.raises(ValueError, match="write it as"):
         read("a lot")
+
+
+@given(st.integers(1, 10**16))
+def test_counts_for_people_have_three_digits_and_no_exponent(count: int) -> None:
+    shown = format_parameters(count)
+    assert abs(parameter_count(shown) - count) <= count * 0.0051
+    number, _ = format_bytes(count).split()
+    assert "e" not in shown + number

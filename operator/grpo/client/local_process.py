@@ -8,6 +8,7 @@ from grpo_api.report.report import Result
 from grpo_api.status.status import Phase
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
 from grpo_cli.local.local_runs import LocalRuns
+from grpo_cli.show.errors import OptionError
 from grpo_kube.objects.times import timestamp
 
 from .job import Event, Job, job_of
@@ -83,4 +84,7 @@ class LocalProcess(LocalRuns):
 
     def export(self, name: str, folder: Path) -> None:
         """Copy the model."""
-        shutil.copytree(self.export_folder(name), folder)
+        source = self.export_folder(name)
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise OptionError(f"{folder} is there already and not empty; name a new folder")
+        shutil.copytree(source, folder, dirs_exist_ok=True)

@@ -131,17 +131,17 @@ def format_bytes(count: int) -> str:
     """A number of bytes for people, with three digits, such as `1.24 GiB`."""
     for unit, size in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
         if count >= size:
-            return (
-                f"{count / size:.3g} {unit}"
-                if count < 1000 * size
-                else f"{count / size:.0f} {unit}"
-            )
+            digits = ".3g" if count < 999.5 * size else ".0f"  # .3g of 999.9 is 1e+03
+            return f"{count / size:{digits}} {unit}"
     return f"{count} B"
 
 
 def format_parameters(count: int) -> str:
     """The shortest spelling of a parameter count with three digits, such as `1.24B`."""
     for unit in ("T", "B", "M", "K"):
-        if count >= _PARAMETER_UNITS[unit]:
-            return f"{count / _PARAMETER_UNITS[unit]:.3g}{unit}"
+        size = _PARAMETER_UNITS[unit]
+        # What rounds to 1000 of a unit is 1 of the next.
+        if count >= 0.9995 * size:
+            digits = ".3g" if count < 999.5 * size else ".0f"
+            return f"{count / size:{digits}}{unit}"
     return str(count)

@@ -27,7 +27,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.text.quantity import quantity_bytes
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.inventory_file import parse_gpus, parse_inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanResult
@@ -142,7 +142,7 @@ def _named_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
             )
     except OSError as error:
         raise InventoryError(f"{options.inventory}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         where = f"{options.inventory}: " if options.inventory else ""
         raise InventoryError(f"{where}{error}") from error
     if options.context:

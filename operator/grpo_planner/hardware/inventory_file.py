@@ -83,11 +83,7 @@ def parse_inventory(document: Any) -> Inventory:
     try:
         file = InventoryFile.model_validate(document)
     except ValidationError as error:
-        problems = []
-        for problem in error.errors():
-            path = dotted_path(problem["loc"]) or "inventory"
-            problems.append(f"{path}: {requirement(problem, {})}")
-        raise InventoryInvalid("; ".join(problems)) from error
+        raise InventoryInvalid(_problems_of(error)) from error
     nodes = tuple(_node(group) for group in file.nodes if group.count)
     return Inventory(nodes, reports_disk=True)
 
@@ -103,8 +99,9 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
     Raises:
         InventoryInvalid: the text is neither, or names no known product.
     """
-    match = re.fullmatch(r"(?:(?:(\d{1,5})x)?(\d{1,2})x)?(?!\d+x)(\S+)", text.replace(" ", ""))
-    if not match or match[1] == "0" or match[2] == "0":
+    pattern = r"(?:(?:([1-9]\d{0,4})x)?([1-9]\d?)x)?(?!\d+x)(\S+)"
+    match = re.fullmatch(pattern, text.replace(" ", ""))
+    if not match:
         raise InventoryInvalid(
             f"{text!r} does not say which GPUs; write L4, 8xL4, or 4x8xH200 for 4 nodes of 8"
         )
@@ -131,14 +128,25 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         )
     else:
         host_gib = host_memory / GIB
-    group = NodeGroup(
-        count=count,
-        gpu_product=product,
-        gpus_per_node=gpus,
-        host_memory_gib=host_gib,
-        cpu=DEFAULT_CPU * gpus,
-    )
+    try:
+        group = NodeGroup.model_validate({
+            "count": count,
+            "gpuProduct": product,
+            "gpusPerNode": gpus,
+            "hostMemoryGiB": host_gib,
+            "cpu": DEFAULT_CPU * gpus,
+        })  # fmt: skip
+    except ValidationError as error:
+        raise InventoryInvalid(f"{text!r}: {_problems_of(error)}") from error
     return Inventory((_node(group),), warnings, reports_disk=True)
+
+
+def _problems_of(error: ValidationError) -> str:
+    """Every wrong field, by its path."""
+    return "; ".join(
+        f"{dotted_path(problem['loc']) or 'inventory'}: {requirement(problem, {})}"
+        for problem in error.errors()
+    )
 
 
 def _node(group: NodeGroup) -> Node:
