@@ -7,6 +7,7 @@ process ends without a reason.
 
 import logging
 import os
+import signal
 import sys
 
 from grpo_api.plan.plan import TrainingPlan
@@ -68,6 +69,8 @@ def main() -> int:
         require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
         configure_logs(plan.job, rank=place.rank)
+        if LOCAL_RANK_ENV not in os.environ:
+            end_on_sigterm(plan.job.attempt, place.rank)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
             require_passed(plan, is_supervisor=place.processes_per_node > 1)
     except BadInput as error:
@@ -77,10 +80,23 @@ def main() -> int:
         cache.restore()
         set_defaults(os.environ, cache.variables)
         if place.processes_per_node > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it listens, and ends with its workers
             return supervise(plan, place)
     os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return run_worker(plan, place, started)
+
+
+def end_on_sigterm(attempt: int, rank: int) -> None:
+    """End at SIGTERM until training listens: the kernel ignores it for the first process of a
+    container that has no handler, which would hold its GPUs until the end of the grace period."""
+
+    def end(*_: object) -> None:
+        message = "SIGTERM during stage Starting"
+        outcome = Outcome(result=Result.PREEMPTED, attempt=attempt, rank=rank, message=message)
+        exit_process(announce_outcome(outcome))
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def exit_process(code: int) -> None:

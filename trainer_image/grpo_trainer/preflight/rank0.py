@@ -4,20 +4,16 @@ Mistakes that can be seen at once end the attempt in seconds.
 """
 
 import logging
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.report.report import Outcome, Result
 
-from ..process.outcome import announce_outcome, last_success
+from ..process.outcome import last_success
 from ..runtime.errors import BadInput
 from ..runtime.paths import run_folder
 
@@ -35,28 +31,10 @@ def require_passed(plan: TrainingPlan, *, is_supervisor: bool) -> None:
         # An attempt of a run that has ended only says so, and needs no inputs.
         return
     check = partial(_run_checks, plan)
-    with _ended_by_sigterm(plan.job.attempt):
-        report = _fork(check) if is_supervisor else check()
+    report = _fork(check) if is_supervisor else check()
     permanent = [problem for problem in report.problems if not problem.transient]
     if permanent:
         raise BadInput("; ".join(f"{problem.path}: {problem.message}" for problem in permanent))
-
-
-@contextmanager
-def _ended_by_sigterm(attempt: int) -> Iterator[None]:
-    """Surrounds what runs before training listens: the first process of a container is not ended by
-    a signal that it has no handler for."""
-
-    def end(*_: object) -> None:
-        message = "SIGTERM during the checks of stage Starting"
-        outcome = Outcome(result=Result.PREEMPTED, attempt=attempt, message=message)
-        os._exit(announce_outcome(outcome))
-
-    previous = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _run_checks(plan: TrainingPlan) -> PreflightReport:
