@@ -175,7 +175,7 @@ def test_sigterm_ends_a_rank_at_once_from_its_first_moment_on(tmp_path: Path) ->
         TERMINATION_LOG_ENV: str(tmp_path / "end"),
     }
     (tmp_path / "plan.json").write_text(alone(tmp_path / "runs", nodes=2).model_dump_json())
-    pod = launch("grpo_trainer", [], environment, tmp_path / "log", traced=True)
+    pod = launch("grpo_trainer", [], environment, tmp_path / "log", fresh=True, traced=True)
     try:
         while not listens_for(pod.pid, signal.SIGTERM):
             assert pod.poll() is None, (tmp_path / "log").read_text()
