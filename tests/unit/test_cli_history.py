@@ -140,7 +140,7 @@ def damaged(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 SAMPLED = damaged(
     completion=st.text(max_size=5),
-    rewards=st.dictionaries(NAMES, VALUES, max_size=2),
+    rewards=st.dictionaries(NAMES, VALUES | st.sampled_from(["0.5", 10**400]), max_size=2),
     advantage=st.floats(),
 )
 LINES = damaged(
@@ -240,3 +240,10 @@ def test_a_job_is_read_through_a_pod_and_judged(
     assert "bare keeps no history" in printed(capsys, "history", "bare", code=5)
     (run_folder / "attempt-2" / SAMPLES_FILE).unlink()
     assert "run has no samples.jsonl yet" in printed(capsys, "samples", "run", code=5)
+
+
+def test_a_long_cell_of_a_table_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(f"step,reward,completion\n1,0.5,{'a' * 200_000}\n")
+    assert main(["history", str(path), "--key", "reward"]) == 0
+    assert capsys.readouterr().out == "step,reward\n1,0.5\n"

@@ -1,6 +1,7 @@
 """The Python client on a backend that pretends: waiting, watching, names and refusals."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,14 @@ def test_a_model_goes_into_a_new_or_empty_folder(
     assert (client.export("job", folder) / "config.json").is_file()
     with pytest.raises(GRPOError, match="name a new folder"):
         client.export("job", folder)
+
+
+def test_a_run_that_was_cut_off_or_that_another_version_wrote_is_a_sentence(tmp_path: Path) -> None:
+    client = GRPOClient(LocalProcess(tmp_path))
+    file = tmp_path / "run" / "job.json"
+    file.parent.mkdir()
+    metadata = {"name": "run", "namespace": "local", "uid": "1"}
+    for spec, message in ((SPEC, "no attempt yet"), ({"newer": 1}, "another version")):
+        file.write_text(json.dumps({"metadata": metadata, "spec": spec}))
+        with pytest.raises(GRPOError, match=message):
+            client.get_job("run")

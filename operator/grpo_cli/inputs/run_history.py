@@ -145,6 +145,7 @@ def dictionaries_of(value: Any) -> list[Row]:
 
 def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     if is_csv:
+        csv.field_size_limit(2**31 - 1)  # a completion may have more than the default, 128 KiB
         # None is the key of what a line has beyond the header.
         lines = csv.DictReader(io.StringIO(text, newline=""))
         return [{str(key): value for key, value in line.items()} for line in lines]

@@ -24,6 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from grpo_api.job import GRPOJobSpec
 from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import TrainingPlan
@@ -46,6 +48,7 @@ from grpo_planner.result.result import PlanResult
 
 from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import build_attempt
+from ..cluster.kubectl import version_error
 from ..inputs import sources
 from ..inputs.job_classes import class_of, with_class
 from ..inputs.local_preflight import require_trainer
@@ -196,12 +199,20 @@ class LocalRuns:
         """Return a job with its status as it is now.
 
         Raises:
-            NotYet: no run has that name.
+            NotYet: no run has that name, its first attempt has not begun, or another version
+                wrote it.
         """
         job_document = self._written(name)
-        spec = GRPOJobSpec.model_validate(job_document["spec"])
         self._reap(name)
-        status = read_status(self.folder / name)
+        try:
+            spec = GRPOJobSpec.model_validate(job_document["spec"])
+            status = read_status(self.folder / name)
+        except ValidationError as error:
+            raise NotYet(str(version_error(name, error))) from error
+        except FileNotFoundError as error:
+            raise NotYet(
+                f"{name} has no attempt yet: it is being started, or was cut off"
+            ) from error
         return LocalJob(job_document["metadata"], GRPOJob(spec=spec, status=status))
 
     def attempt_folder(self, name: str) -> Path:

@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
                 "its files by --files"
             )
     lines = load_rows(options.completions)
-    rows = [line for line in lines if "completion" in line] + list(sampled_completions(lines))
+    rows = [row for row in (*lines, *sampled_completions(lines)) if "completion" in row]
     if not rows:
         raise OptionError(f"{options.completions}: no row has `completion`")
     result = _scored(jobs[0], rows, options.files)

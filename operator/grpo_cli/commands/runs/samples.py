@@ -103,11 +103,8 @@ def _rewards(completion: Row) -> Row:
 
 
 def _print_completion(out: Console, completion: Row) -> None:
-    numbers = [
-        f"{name} {value:g}"
-        for name, value in _rewards(completion).items()
-        if as_number(value) is not None
-    ]
+    rewards = {name: as_number(value) for name, value in _rewards(completion).items()}
+    numbers = [f"{name} {value:g}" for name, value in rewards.items() if value is not None]
     advantage = as_number(completion.get("advantage"))
     if advantage is not None:
         numbers.append(f"advantage {advantage:+.3g}")
