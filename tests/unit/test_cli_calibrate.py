@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_cli.__main__ import main
+from grpo_cli.inputs.calibration_file import save_measured_rows
+from grpo_cli.show.errors import InventoryError
 from grpo_planner.time.measured_runs import FIT
 from tests.unit.operator_world import at
 from tests.unit.planning import H100, QWEN_7B, nodes, plan, spec
@@ -113,3 +115,20 @@ def test_without_a_measured_step_there_is_nothing_to_collect(
     assert main(["calibrate"]) == 5
     assert "no finished job here has measured a step" in capsys.readouterr().err
     assert main(["calibrate", "a", "-A"]) == 2
+
+
+def test_a_full_disk_loses_no_row_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "calibration.yaml"
+    save_measured_rows(file, [])
+    before = file.read_bytes()
+
+    def write_nothing(path: Path, *_: Any, **__: Any) -> int:
+        path.write_bytes(b"")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_nothing)
+    with pytest.raises(InventoryError, match="No space left"):
+        save_measured_rows(file, [])
+    assert file.read_bytes() == before

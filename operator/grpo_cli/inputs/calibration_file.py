@@ -85,6 +85,10 @@ def save_measured_rows(file: Path, rows: Iterable[MeasuredRow]) -> None:
     """
     lines = [f"- {json.dumps(row)}\n" for row in written_rows(rows)]
     try:
-        file.write_text(HEAD + "runs:\n" + "".join(lines), encoding="utf-8")
+        # A kill or a full disk must not lose the rows that the file has.
+        target = file.resolve()
+        part = target.with_name(f".{target.name}.part")
+        part.write_text(HEAD + "runs:\n" + "".join(lines), encoding="utf-8")
+        part.replace(target)
     except OSError as error:
         raise InventoryError(f"{file}: {error.strerror}") from error
