@@ -3,6 +3,7 @@
 A service's bad minutes must cost rewards, not the run, and silence must never be taken for a zero.
 """
 
+import math
 import random
 import socket
 import threading
@@ -69,6 +70,14 @@ async def test_batches_go_out_with_prompts_and_columns_and_come_back_in_order() 
     }
     assert {headers["Authorization"] for headers in service.headers} == {"Bearer s3cret"}
     assert counters == RewardCounters()
+
+
+async def test_a_cell_that_is_no_number_is_null() -> None:
+    with serving(lambda _, body: lengths(body)) as service:
+        function, _ = http_function(service)
+        cells = [1.5, math.nan, [-math.inf, {"deep": math.inf}]]
+        await function(prompts=["p"] * 3, completions=["a"] * 3, answer=cells)
+    assert service.bodies[0]["columns"] == {"answer": [1.5, None, [None, {"deep": None}]]}
 
 
 async def test_no_more_requests_at_once_than_declared() -> None:

@@ -8,6 +8,7 @@ tried again until the batch's time is up. Then their completions get no reward a
 import asyncio
 import json
 import logging
+import math
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,7 +194,7 @@ class HTTPFunction:
 
     async def _post(self, session: aiohttp.ClientSession, chunk: Body, step: int) -> Scores:
         timeout = aiohttp.ClientTimeout(total=self._spec.timeout_seconds)
-        body = json.dumps(chunk, default=str).encode()
+        body = json.dumps(_without_nan(chunk), default=str).encode()
         headers = {"Content-Type": "application/json"}
         try:
             # no redirects: they would carry the token elsewhere
@@ -260,6 +261,15 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     ):  # no dates, or one with a time zone and one without
         return 0.0
     return min(max(seconds, 0.0), _LONGEST_ASKED)
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with null for what JSON has no number for: a service may refuse the whole body."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(part) for key, part in value.items()}
+    return [_without_nan(part) for part in value] if isinstance(value, list) else value
 
 
 def _chunks(everything: Body, size: int) -> Iterable[Body]:
