@@ -83,6 +83,12 @@ def another_job(plan: TrainingPlan, source: Path) -> TrainingPlan:
     return plan.model_copy(update={"job": job, "training": training, "resume_from": str(source)})
 
 
+def logged_steps(folder: Path) -> list[int]:
+    """The steps that the history on the volume has."""
+    rows, _ = history.of_run(folder)
+    return [row["step"] for row in rows]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -100,6 +106,8 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             make_plan(request.param, model, folder / "runs", 1), folder, folder / "pods-1"
         ) as gang:
             gang.until(lambda: STOPPED in gang.steps())
+            # A thread writes the history, so that its line may come after the log's.
+            gang.until(lambda: STOPPED in logged_steps(folder / "runs"))
             for pod in gang.pods:
                 pod.kill()
             gang.wait()
