@@ -44,6 +44,7 @@ EVERYTHING = (
     "extraArgs[0]=--workers=4",
     "extraEnv[0].name=TZ",
 )
+MONITORED = EVERYTHING[:4]
 VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "everything": EVERYTHING,
@@ -393,3 +394,26 @@ def test_an_older_kubernetes_gets_no_fence() -> None:
     done = helm("template", RELEASE, str(CHART), *REGISTRY, "--kube-version", "1.29.0")
     assert "ValidatingAdmissionPolicy" not in done.stdout
     assert "kind: Deployment" in done.stdout
+
+
+def _named(name: str) -> str:
+    """What is rendered where all that a name is chosen for has this one, as JSON."""
+    chosen = ("nameOverride", "fullnameOverride", "serviceAccount.name", "priorityClassName")
+    texts = ",".join(f"{value}={name}" for value in (*chosen, "watchNamespaces[0]"))
+    values = (*REGISTRY, "--set-string", texts, *flags((*MONITORED, "crds.enabled=false")))
+    done = helm("template", name, str(CHART), "--namespace", name, *values)
+    assert done.returncode == 0, done.stderr
+    return json.dumps(list(yaml.safe_load_all(done.stdout)))
+
+
+@pytest.mark.parametrize("name", ["123", "007", "0x1f", "no", "null"])
+def test_a_name_that_yaml_reads_as_no_text_stays_a_text(name: str) -> None:
+    assert _named(name) == _named("common").replace("common", name)
+
+
+def test_helms_test_runs_where_the_operator_may() -> None:
+    documents = rendered("nodeSelector.pool=system", "tolerations[0].operator=Exists")
+    tester = only(documents, "Pod")["spec"]
+    operator = only(documents, "Deployment")["spec"]["template"]["spec"]
+    assert tester["nodeSelector"] == operator["nodeSelector"] == {"pool": "system"}
+    assert tester["tolerations"][0] in operator["tolerations"]

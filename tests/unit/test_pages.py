@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from grpo_api.job import parse_spec
+from grpo_api.report import metrics, training_metrics
 from grpo_api.report.report import Result
+from grpo_api.spec import immutability
 from grpo_api.status.status import ConditionType, Phase
 from grpo_operator.records.reasons import Reason
 from grpo_planner.result.result import PlanReason
@@ -40,6 +42,18 @@ def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:
     answered = set(explained("explanation/faults.md", "Answers", column=2))
     assert set(Result) - {Result.SUCCEEDED} <= answered
     assert answered <= {*map(str, Result), *map(str, Reason)}
+
+
+def test_the_page_of_changes_has_every_field_that_may_change() -> None:
+    changeable = set(explained("how-to/train/resume.md", "Change", column=2))
+    assert {*immutability.ALWAYS, *immutability.WHILE_STOPPED} <= changeable | {"rewards"}
+
+
+def test_pages_name_only_metrics_that_exist() -> None:
+    declared = {metric.name for metric in (*metrics.OPERATOR, *training_metrics.TRAINER)}
+    for page in DOCS.rglob("*.md"):
+        named = re.findall(r"`(grpo_(?:jobs?|training|operator)_\w+[a-z])[`{]", page.read_text())
+        assert {name.removesuffix("_bucket") for name in named} <= declared, page
 
 
 def drawn_layers() -> dict[str, list[set[str]]]:

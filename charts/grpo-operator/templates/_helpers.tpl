@@ -14,8 +14,8 @@
 {{- end -}}
 
 {{- define "grpo-operator.selector" -}}
-app.kubernetes.io/name: {{ include "grpo-operator.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "grpo-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 

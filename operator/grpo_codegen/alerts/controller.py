@@ -124,7 +124,8 @@ ALERTS = (
         summary="{{ $value | humanizePercentage }} of the GRPO operator's reconciles fail",
         description="Its log says why: the API server denies a request, or doesn't answer.",
         runbook=(
-            "`kubectl logs deployment/grpo-operator`; `rest_client_requests_total` by `code` "
+            "`kubectl logs -n grpo-system -l app.kubernetes.io/name=grpo-operator --prefix --tail=-1`; "
+            "`rest_client_requests_total` by `code` "
             "distinguishes denials from outages.",
             "After an upgrade: do RBAC and CRD match the operator's version?",
         ),
@@ -231,7 +232,7 @@ ALERTS = (
             "Nothing that is decided depends on them, but users miss events, or traces have gaps."
         ),
         runbook=(
-            "Events: does RBAC allow `create` and `patch` of events in the job's namespace?",
+            "Events: does RBAC allow `create` of events in the job's namespace?",
             "Spans: does the collector of `tracing.endpoint` answer, and take as many?",
         ),
         dashboard=OPERATOR_UID,

@@ -18,7 +18,7 @@ them as ConfigMaps that Grafana's sidecar picks up by a label:
 
 <!-- not run: tests/integration/test_chart_values.py renders these values -->
 ```sh
-helm upgrade grpo-operator charts/grpo-operator --reuse-values \\
+helm upgrade grpo-operator charts/grpo-operator --namespace grpo-system --reset-then-reuse-values \\
   --set monitoring.podMonitor.enabled=true --set monitoring.dashboard.enabled=true
 ```
 
