@@ -17,15 +17,18 @@ import pytest
 import yaml
 
 from grpo_api.findings.diagnosis import RULES
+from grpo_api.report.training_metrics import SAVE_EVERY
 from grpo_codegen.alert_page import first_row_color
 from grpo_codegen.alerts import ALERTS
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.first_row import ALERT_COLORS, FINDING_COLORS
 from grpo_codegen.dashboards.promql import NONE
 from grpo_codegen.stories import STORIES
+from grpo_codegen.stories.job_series import RANK0, SAVED, SAVED_AT
 from grpo_codegen.stories.run_findings import findings_at
 from grpo_codegen.stories.story import Story
-from grpo_codegen.timelines import series, values
+from grpo_codegen.stories.world import rank0
+from grpo_codegen.timelines import constant, series, values
 from harness.programs.prometheus import program
 from tests.integration.test_chart import CHART, REGISTRY, helm, only, rendered
 
@@ -244,6 +247,28 @@ def test_what_an_alert_says_is_filled_in(folder: Path) -> None:
     asked = {"alertname": alert.name, "eval_time": f"{story.at}m", "exp_alerts": [words]}
     test = {**told(story), "promql_expr_test": [], "alert_rule_test": [asked]}
     assert complaints(folder, "words", [test]) == ""
+
+
+def test_a_run_that_has_saved_nothing_for_hours_is_said_to_have_an_old_checkpoint(
+    folder: Path,
+) -> None:
+    """One that saves every 1,000 steps."""
+    saves = {rank0(SAVE_EVERY): constant(1000.0)}
+    unsaved = {name: line for name, line in RANK0.items() if name not in (SAVED, SAVED_AT)}
+    asked = 'max by (alertname) (ALERTS{alertname="GRPOCheckpointOld",alertstate="firing"})'
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name, "values": values(line, 300)}
+            for name, line in {**unsaved, **saves}.items()
+            if name.partition("{")[0] in ASKED
+        ],
+        "promql_expr_test": [
+            look(asked, 240),
+            look(asked, 260, ({"alertname": "GRPOCheckpointOld"}, 1.0)),
+        ],
+    }
+    assert complaints(folder, "unsaved", [test]) == ""
 
 
 def test_what_costs_time_alone_is_only_an_information(folder: Path) -> None:

@@ -322,7 +322,7 @@ def test_alerts_name_only_metrics_that_exist() -> None:
     ]
     known = {metric.name for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
     for alert in alerts:
-        names = re.findall(r"\bgrpo_\w+?(?=_bucket\b|\b)", alert["expr"])
+        names = re.findall(r"\bgrpo_\w+?(?=_(?:bucket|sum)\b|\b)", alert["expr"])
         assert set(names) <= known
     assert len(alerts) == len({alert["alert"] for alert in alerts}) > 0
 

@@ -22,6 +22,7 @@ from grpo_api.report.training_metrics import (
     PREDICTED_MEMORY,
     SAVE_EVERY,
     STEP,
+    STEP_SECONDS,
     TRAINING,
     USABLE_MEMORY,
 )
@@ -32,6 +33,10 @@ from .alert import FLEET_UID, JOB, PER_JOB, Alert
 _LONGEST = next(metric.name for metric in TRAINING if metric.key == "completion_length_max")
 _STEP = f"{PER_JOB} ({STEP.name})"
 _SAVED = f"({PER_JOB} ({CHECKPOINT_STEP.name}) or 0 * {_STEP})"
+_SAVE_EVERY = f"{PER_JOB} ({SAVE_EVERY.name})"
+_TRAINED = f"{PER_JOB} ({STEP_SECONDS.name}_sum)"
+"""Seconds of the attempt's steps: one that has just resumed has an old checkpoint, and nothing to
+lose."""
 _PEAK = f"{PER_JOB} ({MEMORY.name})"
 _LONGEST_WAIT = f"max by (cluster, reason) ({JOBS_LONGEST_WAIT.name})"
 _RATIO = f"{PER_JOB} ({PREDICTED_MEMORY.name}) / {_PEAK}"
@@ -177,8 +182,9 @@ ALERTS = (
     Alert(
         name="GRPOCheckpointOld",
         expression=(
-            f"{_STEP} - {_SAVED} > <checkpointsMissed> * {PER_JOB} ({SAVE_EVERY.name}) or time() - "
-            f"{PER_JOB} ({CHECKPOINT_TIME.name}) > <checkpointSeconds> and {_STEP} > {_SAVED}"
+            f"{_STEP} - {_SAVED} > <checkpointsMissed> * {_SAVE_EVERY} or "
+            f"{_TRAINED} > <checkpointSeconds> and {_STEP} > {_SAVED} and {_SAVE_EVERY} "
+            f"unless time() - {PER_JOB} ({CHECKPOINT_TIME.name}) <= <checkpointSeconds>"
         ),
         for_="10m",
         severity="warning",

@@ -100,9 +100,14 @@ def counted_series(
         rank0(trainer.PHASE_SECONDS, number, step_phase=phase): total
         for phase, total in totals.items()
     }
-    steps = rank0(trainer.STEP_SECONDS, number).replace("{", "_count{", 1)
-    num_steps = only_during(running_total(only_during(constant(1.0), first, end)), first, end)
-    return {steps: num_steps, rank0(trainer.TOKENS, number): tokens, **phases}
+    durations = rank0(trainer.STEP_SECONDS, number)
+    steps = {
+        durations.replace("{", f"_{part}{{", 1): only_during(
+            running_total(only_during(constant(each), first, end)), first, end
+        )
+        for part, each in (("count", 1.0), ("sum", 60.0))
+    }
+    return {**steps, rank0(trainer.TOKENS, number): tokens, **phases}
 
 
 _REWARDS = {

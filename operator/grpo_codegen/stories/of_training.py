@@ -407,6 +407,26 @@ STORIES = (
         phase=Phase.SUSPENDED,
     ),
     Story(
+        name="resumed after hours",
+        summary=(
+            "From minute 60 to 320 the job is suspended; it goes on from its checkpoint of minute "
+            "50."
+        ),
+        minutes=390,
+        at=345,
+        changes={
+            **absent_during(RANK0, 60),
+            **absent_during({GOT_ON: clock, PATIENCE: constant(1800.0)}, 60, 320),
+            **attempt_series(2, 320, resumed=50),
+            rank0("checkpoint_timestamp_seconds", 2): lambda minute: (
+                None if minute < 320 else clock(50 if minute < 370 else 370)
+            ),
+            RUNNING: lambda minute: None if 60 <= minute < 320 else 1.0,
+            of_job(operator.JOB_PHASE, phase="Suspended"): only_during(constant(1.0), 60, 320),
+            ATTEMPTS: counter(320, first=1),
+        },
+    ),
+    Story(
         name="short answers under a long limit",
         summary=(
             "Completions have at most 90 of 786 tokens, so that half of the predicted memory is "
