@@ -112,7 +112,8 @@ def _merged(text: str, class_text: str, name: str) -> Resolution:
         f"spec.podTemplate.spec.volumes[{volume_name}]: rename it"
         for volume_name in sorted(clashing_names)
     )
-    return Resolution(spec.on_platform(job_class.platform), (*problems, *clashes))
+    spec = spec.on_platform(job_class.platform, job_class.limits.gpus)
+    return Resolution(spec, (*problems, *clashes))
 
 
 def _set_fields(model: Model) -> Fields:

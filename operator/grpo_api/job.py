@@ -344,10 +344,18 @@ class GRPOJobSpec(Model):
         """What the job's class gives its pods. No field: a user's spec can't set it."""
         return self._platform
 
-    def on_platform(self, platform: PlatformSpec) -> Self:
-        """The same spec with what a class gives its pods."""
+    _most_gpus: int | None = PrivateAttr(default=None)
+
+    @property
+    def most_gpus(self) -> int | None:
+        """GPUs that the job's class allows at most; None without a limit."""
+        return self._most_gpus
+
+    def on_platform(self, platform: PlatformSpec, most_gpus: int | None = None) -> Self:
+        """The same spec with what a class gives its pods, and the GPUs that it allows."""
         spec = self.model_copy()
         spec._platform = platform
+        spec._most_gpus = most_gpus
         return spec
 
     @property

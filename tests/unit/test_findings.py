@@ -274,6 +274,20 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
     assert diagnose(rows(well)) == []
 
 
+def test_completions_without_any_token_are_a_length_to_compare_with() -> None:
+    steps = [
+        {
+            "step": step,
+            "reward": 1.0,
+            "rewards/old/mean": float(step <= 40),
+            "rewards/new/mean": float(step > 40),
+            "completion_length": 0.0,
+        }
+        for step in range(1, 80)
+    ]
+    assert [one.finding for one in diagnose(rows(steps))] == ["RewardHacking"]
+
+
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
     steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []

@@ -81,6 +81,20 @@ def test_json_and_yaml_are_the_result(manifest: Any, capsys: pytest.CaptureFixtu
     assert yaml.safe_load(capsys.readouterr().out) == printed
 
 
+def test_each_job_of_a_file_is_a_document_and_a_picture_is_of_one(
+    manifest: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(manifest())
+    path.write_text(f"{path.read_text()}---\n{path.read_text()}")
+    assert main(["plan", "-f", str(path), *EIGHT, "-o", "yaml"]) == 0
+    first, second = yaml.safe_load_all(capsys.readouterr().out)
+    assert first["feasible"]
+    assert first == second
+    picture = str(tmp_path / "plan.svg")
+    assert main(["plan", "-f", str(path), *EIGHT, "-o", "svg", "--to", picture]) == 2
+    assert "--to names one picture" in capsys.readouterr().err
+
+
 def test_nothing_fits_is_3_with_table_and_fixes(
     manifest: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ for."""
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -313,6 +314,11 @@ def test_experts_that_no_engine_can_serve_are_refused_with_the_hardware_that_bea
     (change,) = answer.fixes[0].changes
     overruled = with_value(job(model), change.path, change.value)
     assert result(overruled, nodes(8, 8, H100)).feasible
+    pinned = job(model, generation={"memoryShare": 0.4, "servers": {}})
+    (fix,) = result(pinned, nodes(8, 8, H100)).fixes
+    for change in fix.changes:
+        pinned = with_value(pinned, change.path, yaml.safe_load(change.value))
+    assert result(pinned, nodes(8, 8, H100)).feasible, fix
     hardware = answer.hardware
     if hardware is None:
         assert "no hardware of up to 64 GPUs has steps below 10 minutes" in answer.message

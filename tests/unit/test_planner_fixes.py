@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from grpo_api.effective_spec import applied_class, resolve
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, LearnedMemory
 from grpo_api.text.units import GIB
@@ -223,6 +224,26 @@ def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:
     assert plan_job(
         with_value(job, "spec.training.promptsPerStep", 9), inventory(nodes(4, 8, H100))
     ).feasible
+
+
+def test_another_number_of_prompts_comes_with_a_generation_batch_of_whole_steps() -> None:
+    job = spec(LLAMA_1B, placement__nodes=3, training__generationBatchSize=128)
+    answer = result(job, nodes(4, 8, H100))
+    assert "set spec.training.promptsPerStep to 9 and generationBatchSize to 144" in answer.message
+    training = {"promptsPerStep": 9, "generationBatchSize": 144}
+    assert result(with_value(job, "spec.training", training), nodes(4, 8, H100)).feasible
+
+
+def test_no_more_gpus_are_advised_than_the_class_allows() -> None:
+    job = spec(QWEN_32B, adapter__use="Never", reference__strategy="Sharded")
+    for most, advised in ((1, False), (None, True)):
+        limits = {"limits": {"gpus": most}} if most else {}
+        effective = resolve(job, applied_class("small", 1, limits), {}).spec
+        assert effective is not None
+        if not most:
+            effective = with_value(effective, "spec.placement.gpus", ONE)
+        paths = [change.path for fix in plan_job(effective, THERE).fixes for change in fix.changes]
+        assert ("spec.placement.gpus.max" in paths) == advised
 
 
 def test_what_is_faster_but_dearer_says_by_how_much() -> None:

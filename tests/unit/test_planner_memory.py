@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from grpo_api.spec.model import ModelSpec
 from grpo_api.text.units import GIB
 from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import states
@@ -18,6 +19,7 @@ from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Precision, Setup, Strategy
 from grpo_planner.memory.trained_tensors import persistent_elements, trained_matrices
 from grpo_planner.model import catalogue
+from grpo_planner.model.architecture import resolve_model
 from grpo_planner.model.shapes import Shape
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
@@ -50,6 +52,15 @@ def test_experts_count_in_all_and_active() -> None:
     assert catalogue.shapes()["mixtral-8x7b"].active_parameters / 1e9 == pytest.approx(
         12.9, rel=0.01
     )
+
+
+@pytest.mark.parametrize("size", ["1T", "1.1T"])
+def test_a_rounded_size_leaves_experts_that_a_token_passes(size: str) -> None:
+    widths = {"layers": 61, "hiddenSize": 7168, "intermediateSize": 2048, "attentionHeads": 64}
+    experts = {"vocabSize": 163840, "experts": 384, "expertsPerToken": 8}
+    model = {"name": "my/moe", "parameters": size, "architecture": widths | experts}
+    shape = resolve_model(ModelSpec.model_validate(model)).shape
+    assert 0.03 < shape.active_parameters / shape.counted_parameters < 0.1
 
 
 def test_a_small_shape_by_hand() -> None:

@@ -88,6 +88,18 @@ def test_cards_without_bfloat16_do_not_take_a_plan_with_it_whatever_the_image() 
             {"placement__gpus": {"min": 16}},
             "set spec.placement.gpus.min, which is 16, to 8 at most",
         ),
+        (
+            {
+                "placement": {
+                    "provisioning": "CreatePods",
+                    "gpuProduct": H100,
+                    "nodeSelector": {"pool": "h100"},
+                    "nodes": 1,
+                    "gpusPerNode": 4,
+                }
+            },
+            "set spec.placement.gpusPerNode, which is 4, to 8 at least",
+        ),
     ],
 )
 def test_an_extent_that_excludes_the_plan_is_named(changes: dict[str, Any], says: str) -> None:

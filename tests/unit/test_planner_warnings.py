@@ -106,6 +106,11 @@ def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
     assert [text for text in chosen.warnings if "idle" in text] == [f"{said} would use all 6"]
     obeyed = plan(spec(LLAMA_1B, **job | {"training__promptsPerStep": 6}), six)
     assert obeyed.gpus == 6
+    ahead = job | {"training__generationBatchSize": 128}
+    (text,) = [text for text in plan(spec(LLAMA_1B, **ahead), six).warnings if "idle" in text]
+    assert "spec.training.promptsPerStep: 6 with generationBatchSize: 96 would use" in text
+    ahead |= {"training__promptsPerStep": 6, "training__generationBatchSize": 96}
+    assert plan(spec(LLAMA_1B, **ahead), six).gpus == 6
     few = plan(
         spec(LLAMA_1B, training__promptsPerStep=1, training__numGenerations=2, **FASTEST), six
     )

@@ -206,7 +206,7 @@ def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] 
 def _has_side_effect(run: RunNumbers, peak: Peak) -> bool:
     """Whether answers have become of another length, or the policy another one, since then."""
     length, kl = (peak.beside.get(key) for key in (LENGTH, "kl"))
-    is_longer = length is not None and abs(run.level(LENGTH) / length - 1) >= 0.2
+    is_longer = length is not None and abs(run.level(LENGTH) - length) >= 0.2 * length
     is_further = kl is not None and run.level("kl") >= 1.5 * kl + 0.01
     return is_longer or is_further
 

@@ -185,7 +185,10 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Plans every job that is asked for; the exit code is the worst of them."""
-    return max(_one(options, job) for job in requested_jobs(options))
+    jobs = requested_jobs(options)
+    if options.to and len(jobs) > 1:
+        raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
+    return max(_one(options, job) for job in jobs)
 
 
 def _one(options: Namespace, request: JobRequest) -> int:
@@ -204,7 +207,9 @@ def _one(options: Namespace, request: JobRequest) -> int:
     elif options.output == "json":
         print(result.model_dump_json(indent=2))
     elif options.output == "yaml":
-        print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
+        # The file may have several jobs: each is a document of its own.
+        fields = result.model_dump(mode="json")
+        print(yaml.safe_dump(fields, sort_keys=False, width=120, explicit_start=True), end="")
     else:
         plan_table.show_plan(console(), name, result, everything=options.all)
         if job_class:

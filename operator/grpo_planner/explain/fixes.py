@@ -22,7 +22,7 @@ from ..hardware.pools import Pool
 from ..model.shapes import Shape
 from ..result.formatting import gib, plural
 from ..result.result import Change, Fix
-from ..search.batch import divisors, micro_batches, step_completions
+from ..search.batch import divisors, generation_batch_for, micro_batches, step_completions
 from ..search.demand import Demand
 from ..search.option import Option
 from ..search.search import Search
@@ -275,6 +275,8 @@ def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment
     if gpus is None:
         return
     most = max((pool.gpus for pool in pools), default=0)
+    if spec.most_gpus is not None:
+        most = min(most, spec.most_gpus)
     if gpus.min > most:
         divisible_sizes = divisors(step_completions(spec))
         fewer = [size for size in reversed(divisible_sizes) if size <= most]
@@ -379,9 +381,11 @@ def _idle(demand: Demand, winner: Option) -> Iterator[str]:
     idle = whole - place.world
     completions = step_completions(spec)
     prompts = _prompts_for(spec, whole)
+    generation_batch = generation_batch_for(spec, prompts)
+    with_batch = f" with generationBatchSize: {generation_batch}" if generation_batch else ""
     yield (
         f"{idle} of {whole} GPUs stay idle: {completions} completions per step can't be split over "
-        f"{whole}; spec.training.promptsPerStep: {prompts} would use all {whole}"
+        f"{whole}; spec.training.promptsPerStep: {prompts}{with_batch} would use all {whole}"
     )
 
 

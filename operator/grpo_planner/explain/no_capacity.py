@@ -12,9 +12,11 @@ been planned.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from pydantic.alias_generators import to_camel
+
 from grpo_api.job import GRPOJobSpec
 from grpo_api.pods.containers import EPHEMERAL_STORAGE, ResourceRequirements
-from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_api.spec.run_policy import GPURange, Objective, PlacementSpec
 from grpo_api.text.units import GIB
 
@@ -94,13 +96,17 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     else:
         least = f"no hardware of up to {MOST_RENTED} GPUs has steps below {minutes} minutes"
     path, engine = "spec.generation.engine", "Transformers"
+    others = demand.spec.generation.model_copy(update={"engine": engine})
+    removed = [f"spec.generation.{to_camel(name)}" for name in others.belong_elsewhere(*ENGINES_OF)]
+    way = " and ".join([f"set {path} to {engine}", *(f"remove {other}" for other in removed)])
     message = (
         f"no engine can serve {demand.spec.model.name}: in vLLM the weights of its "
-        f"{demand.shape.experts} experts per layer can't be proven yet. Without one, {least}; set "
-        f"{path} to {engine} to train so"
+        f"{demand.shape.experts} experts per layer can't be proven yet. Without one, {least}; "
+        f"{way} to train so"
     )
-    change = Change(path=path, value=engine)
-    fix = Fix(changes=[change], message=f"set {path} to {engine} (generates many times slower)")
+    changes = [*(Change(path=other, value="null") for other in removed)]
+    changes.append(Change(path=path, value=engine))
+    fix = Fix(changes=changes, message=f"{way} (generates many times slower)")
     return PlanResult(
         feasible=False,
         reason=PlanReason.INVALID_COMBINATION,

@@ -173,7 +173,9 @@ class Shape:
         if not self.experts:
             return self.parameters
         idle_experts = self.layers * (self.experts - self.active_experts)
-        return self.parameters - idle_experts * self.expert_matrices
+        # A declared size below the counted one is rounded, and may be less than the idle experts.
+        whole = max(self.parameters, self.counted_parameters)
+        return whole - idle_experts * self.expert_matrices
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:

@@ -360,6 +360,11 @@ def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
     if on_cpus and wanted_processes != plan.processes_per_node:
         now = placement.processes_per_node or "unset"
         yield f"set spec.placement.processesPerNode, which is {now}, to {plan.processes_per_node}"
+    per_node = placement.gpus_per_node
+    if per_node and per_node < plan.gpus_per_node:
+        yield (
+            f"set spec.placement.gpusPerNode, which is {per_node}, to {plan.gpus_per_node} at least"
+        )
     if gpus and gpus.min > plan.gpus:
         yield f"set spec.placement.gpus.min, which is {gpus.min}, to {plan.gpus} at most"
     if gpus and gpus.max and gpus.max < plan.gpus:

@@ -36,6 +36,16 @@ def generations_ahead(spec: GRPOJobSpec) -> int:
     return 1 if size is None else size // step_completions(spec)
 
 
+def generation_batch_for(spec: GRPOJobSpec, prompts: int) -> int | None:
+    """The generationBatchSize that goes with another number of prompts per step, for as many steps
+    as now; None where the spec's own, or none, will do."""
+    size = spec.training.generation_batch_size
+    completions = prompts * spec.training.num_generations
+    if size is None or size % completions == 0:
+        return None
+    return completions * generations_ahead(spec)
+
+
 def updates_per_generation(spec: GRPOJobSpec) -> int:
     """Optimizer steps taken on one generation batch: those that it feeds, each numIterations
     times."""
@@ -152,11 +162,13 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
         for n in range(training.prompts_per_step, unit * 2 + training.prompts_per_step)
         if n * training.num_generations % unit == 0
     )
+    generation_batch = generation_batch_for(spec, prompts)
+    with_batch = f" and generationBatchSize to {generation_batch}" if generation_batch else ""
     return SpecRejected(
         PlanReason.INVALID_BATCH_SPLIT,
         f"spec.training.promptsPerStep {training.prompts_per_step} * numGenerations "
         f"{training.num_generations} = "
         f"{step} completions per step can't be split over {where}{pinned}: it must be a multiple "
         f"of {unit}; "
-        f"set spec.training.promptsPerStep to {prompts}",
+        f"set spec.training.promptsPerStep to {prompts}{with_batch}",
     )
