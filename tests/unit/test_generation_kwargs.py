@@ -1,6 +1,7 @@
 """Maps of JSON that libraries judge: what of one is accepted, and how what is wrong is said."""
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -48,6 +49,12 @@ def test_any_map_of_variables_is_accepted_whole_or_refused_with_its_path(
     assert len(json.dumps(accepted, ensure_ascii=False).encode()) <= MAX_BYTES
 
 
+def test_keys_of_yaml_that_are_numbers_are_text_as_for_kubectl() -> None:
+    made = parsed(model__chatTemplateKwargs={"names": {1: "one", "two": 2, None: 3}})
+    assert made.model.chat_template_kwargs == {"names": {"1": "one", "two": 2, "null": 3}}
+    assert hash(made.model)
+
+
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
@@ -58,6 +65,8 @@ def test_any_map_of_variables_is_accepted_whole_or_refused_with_its_path(
         ({f"a{number}": 1 for number in range(33)}, "at most 32 items"),
         ({"a": float("nan")}, "is no JSON"),
         ({"a": "\ud800"}, "is no JSON"),
+        ({"a": date(2026, 1, 1)}, "is no JSON"),
+        ({"a": {date(2026, 1, 1): 1}}, "is no JSON"),
     ],
 )
 def test_what_no_template_can_be_given_is_named(variables: dict[str, Any], says: str) -> None:

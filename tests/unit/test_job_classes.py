@@ -236,7 +236,7 @@ def test_a_resolved_spec_is_a_valid_spec_and_stays_what_is_trained(kind: str, na
     if found.spec is None:
         return
     again = parse_spec(found.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
-    assert again.on_platform(found.spec.platform) == found.spec
+    assert again.on_platform(found.spec.platform, found.spec.most_gpus) == found.spec
     for section in ("model", "dataset", "rewards", "training", "reference", "adapter", "export"):
         assert getattr(found.spec, section) == getattr(declared, section)
     for sampled in ("stop", "kwargs"):

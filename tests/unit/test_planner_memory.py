@@ -21,6 +21,8 @@ from grpo_planner.memory.trained_tensors import persistent_elements, trained_mat
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import resolve_model
 from grpo_planner.model.shapes import Shape
+from grpo_planner.time.sampling import decoded_parameters
+from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_32B, nodes, result, spec
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
 STRATEGIES: list[Strategy] = ["Clone", "Offload", "Sharded", "Adapter", "None"]
@@ -61,6 +63,26 @@ def test_a_rounded_size_leaves_experts_that_a_token_passes(size: str) -> None:
     model = {"name": "my/moe", "parameters": size, "architecture": widths | experts}
     shape = resolve_model(ModelSpec.model_validate(model)).shape
     assert 0.03 < shape.active_parameters / shape.counted_parameters < 0.1
+
+
+def test_a_token_passes_no_more_experts_than_there_are() -> None:
+    widths = {"layers": 2, "hiddenSize": 64, "intermediateSize": 128, "attentionHeads": 4}
+    experts = {"vocabSize": 1000, "experts": 8, "expertsPerToken": 4096}
+    model = {"name": "my/moe", "architecture": widths | experts}
+    shape = resolve_model(ModelSpec.model_validate(model)).shape
+    assert decoded_parameters(shape, 4096) == shape.active_parameters == shape.parameters
+
+
+@pytest.mark.parametrize("model", [LLAMA_1B, QWEN_32B])
+@pytest.mark.parametrize("target", ["c_attn", "query_key_value"])
+def test_an_adapter_on_modules_that_are_not_known_is_planned_with_a_warning(
+    model: str, target: str
+) -> None:
+    job = spec(model, adapter__use="Always", adapter__targetModules=[target])
+    there = (nodes(2, 8, H100), nodes(1, 1, L4))
+    chosen = result(job, *there).chosen
+    assert chosen is not None
+    assert any(f"is known as {target}" in text for text in chosen.warnings)
 
 
 def test_a_small_shape_by_hand() -> None:

@@ -35,12 +35,14 @@ def _bounded(values: dict[str, Any]) -> HashableMap:
     if _depth(values) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     try:
-        size = len(json.dumps(values, ensure_ascii=False, allow_nan=False).encode())
-    except ValueError as error:
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError) as error:
         raise ValueError(f"is no JSON: {error}") from error
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes of JSON, at most {MAX_BYTES} are allowed")
-    return HashableMap(_as_served(values))
+    # A key of YAML that is a number is text in JSON.
+    return HashableMap(_as_served(json.loads(text)))
 
 
 def _as_served(value: Any) -> Any:

@@ -131,7 +131,7 @@ def _given(problem: ErrorDetails) -> str:
     value, what is missing has none, and a list that is too long says so by its length."""
     if problem["type"] in ("rule", "missing", "too_long"):
         return ""
-    text = json.dumps(problem["input"], ensure_ascii=False, default=str)
+    text = json.dumps(problem["input"], ensure_ascii=False, default=str, skipkeys=True)
     cut = f"{text[:_MOST_SHOWN]}…" if len(text) > _MOST_SHOWN else text
     return f" (got {cut})"
 

@@ -97,8 +97,8 @@ def persistent_elements(
 
 
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
-    """Elements of the largest trained tensor."""
-    return max(trained_matrices(shape, lora_rank, targets))
+    """Elements of the largest trained tensor; 0 for an adapter on modules that are not known."""
+    return max(trained_matrices(shape, lora_rank, targets), default=0)
 
 
 def largest_in_layer(shape: Shape) -> int:

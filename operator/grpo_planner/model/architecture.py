@@ -325,7 +325,7 @@ def from_architecture(architecture: Architecture) -> Shape:
         sliding_window=architecture.sliding_window or 0,
         full_attention_layers=full_attention_layers,
         experts=architecture.experts,
-        active_experts=architecture.experts_per_token,
+        active_experts=min(architecture.experts_per_token, architecture.experts),
         **type_traits,
     )
 

@@ -58,7 +58,19 @@ class Demand:
             if model.note
         ]
         settings = spec_notes(self.spec)
-        return [*of_models, *settings, *filter(None, [disk_note(self.spec, self.shape)])]
+        others = (self._adapter_note, disk_note(self.spec, self.shape))
+        return [*of_models, *settings, *filter(None, others)]
+
+    @property
+    def _adapter_note(self) -> str:
+        """The note for an adapter on modules that the shape does not have; else empty."""
+        targets = tuple(self.spec.adapter.target_modules)
+        if self.spec.adapter.use == "Never" or self.shape.adapted_linears(targets):
+            return ""
+        return (
+            f"spec.adapter.targetModules: no module of this model is known as "
+            f"{' or '.join(targets)}, so the plan counts no memory for an adapter on it"
+        )
 
     @property
     def length(self) -> int:
