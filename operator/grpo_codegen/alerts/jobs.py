@@ -41,7 +41,7 @@ _PEAK = f"{PER_JOB} ({MEMORY.name})"
 _LONGEST_WAIT = f"max by (cluster, reason) ({JOBS_LONGEST_WAIT.name})"
 _RATIO = f"{PER_JOB} ({PREDICTED_MEMORY.name}) / {_PEAK}"
 _HAS_LONG_COMPLETIONS = (
-    f"{PER_JOB} (max_over_time({_LONGEST}[1d])) > "
+    f"{PER_JOB} (max_over_time({_LONGEST}[1d]) and {_LONGEST}) > "
     f"<predictionLength> * {PER_JOB} ({MAX_COMPLETION.name})"
 )
 """The plan is made for completions as long as the limit: before one came near it, less memory is
