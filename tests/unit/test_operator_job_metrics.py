@@ -98,6 +98,16 @@ def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
     assert not [one.name for one in found if "memory" in one.name], "rank 0 tells it"
 
 
+@pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "example.com/other"])
+@pytest.mark.parametrize("status", [None, {"phase": "Queued"}, {"phase": "Running"}])
+def test_a_job_of_another_controller_has_no_series(
+    manager: str, status: dict[str, Any] | None
+) -> None:
+    """An alert would say that this operator fails to reconcile it, or that it waits too long."""
+    assert samples([make_job({"managedBy": manager}, status)]) == []
+    assert samples([make_job({"managedBy": "grpo.dev/operator"}, status)]) != []
+
+
 def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage_may() -> None:
     job = live(conditions=[condition("Admitted"), condition("Running")])
 
