@@ -22,7 +22,7 @@ from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import resolve_model
 from grpo_planner.model.shapes import Shape
 from grpo_planner.time.sampling import decoded_parameters
-from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_32B, nodes, result, spec
+from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, QWEN_32B, nodes, result, spec
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
 STRATEGIES: list[Strategy] = ["Clone", "Offload", "Sharded", "Adapter", "None"]
@@ -83,6 +83,25 @@ def test_an_adapter_on_modules_that_are_not_known_is_planned_with_a_warning(
     chosen = result(job, *there).chosen
     assert chosen is not None
     assert any(f"is known as {target}" in text for text in chosen.warnings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapter__targetModules": [f"model.layers.{n}.self_attn.q_proj" for n in range(64)]},
+        {"adapter__targetModules": [f"{n}{'x' * 250}" for n in range(64)]},
+        {
+            "placement__accelerator": "CPU",
+            "rewards": [
+                {"model": {"name": f"my/judge-{n}", "parameters": "7B"}} for n in range(32)
+            ],
+        },
+    ],
+)
+def test_a_plan_has_room_for_whatever_names_a_spec_has(changes: dict[str, Any]) -> None:
+    chosen = result(spec(QWEN_7B, **changes), nodes(1, 1, L4, host_gib=64)).chosen
+    assert chosen is not None
+    assert chosen.changes or chosen.warnings
 
 
 def test_a_small_shape_by_hand() -> None:

@@ -26,7 +26,9 @@ from ..text.quantity import MAX_COUNT, Count
 
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Text = Annotated[str, Field(max_length=1024)]
+MAX_TEXT, MAX_TEXTS = 1024, 16
+"""Characters of a sentence of a plan, and sentences of one kind."""
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 RowId = Annotated[str, Field(max_length=8)]
 
 SLOW_SHARE = 0.5
@@ -174,9 +176,9 @@ class ExecutionPlan(Model):
     """Steps between checkpoints."""
     reason: Text = ""
     """Why this plan, in a sentence."""
-    changes: Annotated[list[Text], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    changes: Annotated[list[Text], Field(max_length=MAX_TEXTS, json_schema_extra=ATOMIC_LIST)] = []
     """What differs from what the user might expect to be trained."""
-    warnings: Annotated[list[Text], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    warnings: Annotated[list[Text], Field(max_length=MAX_TEXTS, json_schema_extra=ATOMIC_LIST)] = []
     """What the planner could not know or could not check."""
 
     @property

@@ -9,13 +9,27 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.plan import STEP_ESTIMATES, ExecutionPlan, MemoryPhases, MemoryPrediction
+from grpo_api.plan.plan import (
+    MAX_TEXT,
+    STEP_ESTIMATES,
+    ExecutionPlan,
+    MemoryPhases,
+    MemoryPrediction,
+)
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
+from grpo_api.text.messages import shorten
 
 from ..hardware.products import obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
-from ..result.formatting import distinct_seconds, gib, needs_message, plan_name, plural
+from ..result.formatting import (
+    distinct_seconds,
+    gib,
+    needs_message,
+    plan_name,
+    plan_texts,
+    plural,
+)
 from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
 from ..search.demand import Demand, step_fields
@@ -71,7 +85,6 @@ def as_plan(
         millicores = round(1000 * demand.pod_cpu)
     link = assumed_link(pool.hardware, place.nodes, place.per_node)
     export = export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export)
-    first_warnings = [*warnings][:16]
     return kind(
         strategy=method.strategy,
         method=method_name,
@@ -107,9 +120,9 @@ def as_plan(
         link_bytes_per_second=link,
         export_bytes=export,
         save_every_steps=spec.checkpoint.every_steps,
-        reason=reason,
-        changes=changes(demand, option),
-        warnings=first_warnings,
+        reason=shorten(reason, MAX_TEXT),
+        changes=plan_texts(changes(demand, option)),
+        warnings=plan_texts(warnings),
     )
 
 

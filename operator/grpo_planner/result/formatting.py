@@ -1,13 +1,21 @@
 """How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a
 model is sharded."""
 
-from grpo_api.plan.plan import ExecutionPlan
+from collections.abc import Iterable
+
+from grpo_api.plan.plan import MAX_TEXT, MAX_TEXTS, ExecutionPlan
+from grpo_api.text.messages import shorten
 from grpo_api.text.units import GIB
 
 
 def gib(count: float) -> str:
     """Bytes as `57.0 GiB`."""
     return f"{count / GIB:.1f} GiB"
+
+
+def plan_texts(sentences: Iterable[str]) -> list[str]:
+    """The first sentences, as many and as long as a plan may have: names in them are the user's."""
+    return [shorten(sentence, MAX_TEXT) for sentence in sentences][:MAX_TEXTS]
 
 
 def plural(count: int, noun: str) -> str:

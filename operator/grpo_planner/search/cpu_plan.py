@@ -17,7 +17,7 @@ from ..memory.device import export_bytes, whole_mib
 from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
 from ..memory.phases import predict
 from ..memory.setup import Engine, Setup
-from ..result.formatting import plural
+from ..result.formatting import plan_texts, plural
 from ..time.measured_runs import sampler_of
 from ..time.step_time import step_time
 from .batch import (
@@ -87,7 +87,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
             f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}"
         ),
         **time,
-        warnings=[*demand.notes, *engine_warnings(demand, setup)],
+        warnings=plan_texts([*demand.notes, *engine_warnings(demand, setup)]),
     )
 
 
