@@ -50,7 +50,7 @@ sum by (namespace, grpojob) (container_memory_working_set_bytes{{container="trai
 ```
 
 The {ENDED_JOBS} newest ended GRPOJobs keep their `grpo_job_*` series, except attempts and planned GPUs, for
-{ENDED_SECONDS / 60:.0f} minutes. `grpo_jobs` counts all.
+{ENDED_SECONDS / 60:.0f} minutes. `grpo_jobs` counts all. Jobs that `spec.managedBy` gives to another controller have no series.
 
 `controller_runtime_*`, `workqueue_*` and `rest_client_*` (`controller="grpojob"`, `name="grpojob"`) mean what they mean in
 controllers written in Go. Both exporters have `process_*`.
