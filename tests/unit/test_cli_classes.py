@@ -54,6 +54,18 @@ def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
     assert "has no GRPOJobClass h100-rdma" in capsys.readouterr().err
 
 
+def test_a_change_that_the_class_refuses_is_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "class.yaml"
+    file.write_text(yaml.safe_dump(job_class("h100-rdma", {"limits": {"gpus": 16}})))
+    given = ["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file), "--what-if"]
+    assert main([*given, "gpus=8"]) == 0
+    assert "what if gpus=8" in capsys.readouterr().out
+    assert main([*given, "gpus=32"]) == 2
+    assert "gpus.max asks for 32 GPUs; at most 16 are allowed" in capsys.readouterr().err
+
+
 def test_a_job_of_the_cluster_is_shown_with_the_class_of_its_attempt() -> None:
     applied = applied_class("h100", 1, {"default": {"image": "old:1"}})
     fields = applied.model_dump(mode="json", by_alias=True)

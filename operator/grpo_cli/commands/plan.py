@@ -199,7 +199,10 @@ def _one(options: Namespace, request: JobRequest) -> int:
     # A slip in an option is answered before anything is printed.
     if options.show_prompt:
         _require_prompt_options(options)
-    changed_specs = _changed_specs(options, spec)
+    changed_specs = {
+        change: job_classes.with_class(changed, job_class, job.metadata)
+        for change, changed in _changed_specs(options, job.spec).items()
+    }
     learned = None if options.model else sources.fetch_learned(options, name, request.namespace)
     result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
