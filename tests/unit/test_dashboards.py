@@ -174,3 +174,20 @@ def test_what_is_asked_about_one_job_is_about_no_pod() -> None:
             is_list = panel.kind == "table"
             names = re.findall(r"\b(pod|attempt|instance)\b", query.expression)
             assert is_list or not names, panel.title
+
+
+@EVERY
+def test_what_grows_once_a_step_is_asked_about_over_several_steps(board: Dashboard) -> None:
+    """A step may take minutes, and nothing grows within Grafana's own interval."""
+    short = re.compile(r"grpo_training_\w+{[^}]*}\[\$__rate_interval\]")
+    assert not [expression for expression in expressions(board) if short.search(expression)]
+
+
+def test_a_gpu_has_its_share_of_the_tokens_whatever_the_products() -> None:
+    (query,) = [
+        query
+        for panel in panels(DASHBOARDS["training-health"])
+        for query in panel.queries
+        if query.legend == "per GPU"
+    ]
+    assert "sum(max by (product) (grpo_job_gpus{" in query.expression

@@ -84,9 +84,9 @@ def per_step(label: str, metric: Metric) -> str:
     return f"{added} / on () group_left () ({steps} > 0)"
 
 
-def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:
+def quantiles(metric: Metric, where: str, window: str = WINDOW) -> tuple[Query, ...]:
     """The median, p95 and p99 of what a histogram saw lately."""
-    buckets = f"sum by (le) (rate({select(metric, where, '_bucket')}{WINDOW}))"
+    buckets = f"sum by (le) (rate({select(metric, where, '_bucket')}{window}))"
     return tuple(
         Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}")
         for share in QUANTILES

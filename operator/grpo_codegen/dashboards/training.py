@@ -284,14 +284,14 @@ _SPEED = (
         unit="short",
         queries=(
             Query(_TOKENS, "all ranks"),
-            Query(f"{_TOKENS} / ({of_job(operator.JOB_GPUS)} > 0)", "per GPU"),
+            Query(f"{_TOKENS} / (sum({of_job_by('product', operator.JOB_GPUS)}) > 0)", "per GPU"),
         ),
     ),
     Panel(
         title="Duration of a step",
-        description="Median, p95 and p99 of the steps that ended lately.",
+        description="Median, p95 and p99 of the steps that ended within 15 minutes.",
         unit="s",
-        queries=quantiles(trainer.STEP_SECONDS, JOB),
+        queries=quantiles(trainer.STEP_SECONDS, JOB, MEAN_WINDOW),
         empty="No step in this time",
     ),
     Panel(
