@@ -183,6 +183,15 @@ def test_what_grows_once_a_step_is_asked_about_over_several_steps(board: Dashboa
     assert not [expression for expression in expressions(board) if short.search(expression)]
 
 
+def test_jobs_that_wait_are_those_of_all_operators_together() -> None:
+    (panel,) = [
+        panel
+        for panel in panels(DASHBOARDS["operator"])
+        if panel.title == "Jobs that wait, by reason"
+    ]
+    assert panel.queries[0].expression.startswith("sum by (reason) (max by (cluster, job, reason) ")
+
+
 def test_a_gpu_has_its_share_of_the_tokens_whatever_the_products() -> None:
     (query,) = [
         query

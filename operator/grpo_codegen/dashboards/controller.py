@@ -34,6 +34,8 @@ def _errors() -> str:
 
 _UNREADABLE = f"max by (cluster, resource) ({select(operator.UNREADABLE_OBJECTS, CLUSTER)})"
 """Every operator counts them, followers too."""
+_WAITING = f"max by (cluster, job, reason) ({select(operator.JOBS_WAITING, CLUSTER)})"
+"""Of each operator: there may be several, each with jobs of its own."""
 _OWN_ALERTS = "|".join(alert.name for alert in ALERTS)
 _LEADERS = f"sum({select(operator.LEADER, CLUSTER)})"
 _LEADER_BY_REPLICA = f"max by (instance) ({select(operator.LEADER, CLUSTER)})"
@@ -147,9 +149,7 @@ _NOW = (
         title="Jobs that wait, by reason",
         description="By status.reason; docs/reference/conditions.md explains each.",
         unit="none",
-        queries=(
-            Query(f"max by (reason) ({select(operator.JOBS_WAITING, CLUSTER)})", "{{reason}}"),
-        ),
+        queries=(Query(f"sum by (reason) ({_WAITING})", "{{reason}}"),),
         width=12,
         height=6,
         stacked=True,
