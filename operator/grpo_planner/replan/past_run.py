@@ -19,6 +19,7 @@ from grpo_api.plan.learned import HOST, Learned
 from grpo_api.plan.mismatch_limit import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
 from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
@@ -349,7 +350,6 @@ def refit(
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
     placement = spec.placement
-    gpus = placement.gpus
     on_cpus = plan.accelerator == "CPU"
     default_nodes = 1 if on_cpus else plan.nodes
     wanted_nodes = spec.nodes or default_nodes
@@ -360,6 +360,11 @@ def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
     if on_cpus and wanted_processes != plan.processes_per_node:
         now = placement.processes_per_node or "unset"
         yield f"set spec.placement.processesPerNode, which is {now}, to {plan.processes_per_node}"
+    yield from _contradicting_gpus(plan, placement)
+
+
+def _contradicting_gpus(plan: ExecutionPlan, placement: PlacementSpec) -> Iterator[str]:
+    gpus = placement.gpus
     per_node = placement.gpus_per_node
     if per_node and per_node < plan.gpus_per_node:
         yield (
