@@ -15,7 +15,7 @@ from grpo_operator.admission.quota_gate import needs
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.memory.disk import DATASET, SMALL, WORKING, disk_note, disk_request, scratch_bytes
 from grpo_planner.plan import plan_job
-from grpo_planner.replan.past_run import refit
+from grpo_planner.replan.refit import refit
 from tests.generated import cases
 from tests.unit.operator_world import PLAN, make_job
 from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B, nodes

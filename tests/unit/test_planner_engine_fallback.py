@@ -15,7 +15,8 @@ from grpo_api.spec.run_policy import GuardSpec
 from grpo_planner.hardware.inventory import Node
 from grpo_planner.plan import plan_job
 from grpo_planner.replan.engine_fallback import NoFallback, fallback_plan, gpu_seconds
-from grpo_planner.replan.past_run import Run, refit
+from grpo_planner.replan.past_run import Run
+from grpo_planner.replan.refit import refit
 from grpo_planner.search.engine_plan import engine_numbers, sampler_name, short_sampler_name
 from grpo_planner.search.engines import engine_of
 from tests.generated import cases

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.replan.past_run import PlanExcluded, Run, refit
+from grpo_planner.replan.past_run import Run
+from grpo_planner.replan.refit import PlanExcluded, refit
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, T4, inventory, nodes, plan, spec
 

@@ -21,7 +21,8 @@ from grpo_planner.replan.engine_fallback import (
     fallback_plan,
 )
 from grpo_planner.replan.oom_replan import mildest_fitting_split, shortage_message, split_name
-from grpo_planner.replan.past_run import PlanExcluded, Run, refit
+from grpo_planner.replan.past_run import Run
+from grpo_planner.replan.refit import PlanExcluded, refit
 from grpo_planner.result.result import PlanReason, PlanResult
 
 from ..records.records import GRPOJobRecord

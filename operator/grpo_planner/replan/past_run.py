@@ -1,48 +1,34 @@
-"""Evaluates a given plan of a job, and adapts the plan of a resumed run to a spec that has changed
-since.
+"""Evaluates a given plan of a job: memory per phase, host memory and seconds per step.
 
 The search goes from a job to plans. This module goes the other way: it takes one plan, or one that
-differs a little from it. It computes memory per phase, host memory and seconds per step.
-
-A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of
-processes, the split of the batch, the method and the ZeRO stage that it was made with. Placement,
-resource requests and the engine that samples completions follow the current spec, since they are no
-part of a checkpoint. Where the spec excludes the plan, the error names the field to change back.
+differs a little from it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import HOST, Learned
-from grpo_api.plan.mismatch_limit import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
 from grpo_api.spec.generation import EnginePlan
-from grpo_api.spec.run_policy import PlacementSpec
-from grpo_api.text.quantity import quantity_bytes
 
-from ..hardware.inventory import ENDLESS, Inventory
-from ..hardware.pools import Place, Pool, build_pools
-from ..hardware.product_names import is_of_product
+from ..hardware.inventory import Inventory
+from ..hardware.pools import Pool, build_pools
 from ..hardware.products import CPU, Product, lookup_product
 from ..memory.device import whole_mib
-from ..memory.disk import disk_request
 from ..memory.host import host_bytes
 from ..memory.phases import Prediction, predict
 from ..memory.setup import Engine, Precision, Setup, Strategy
 from ..model.architecture import resolve_model
-from ..result.formatting import gib, plural
 from ..search import batch
-from ..search.cpu_plan import cpu_engine, cpu_pod_bytes, cpu_process_bytes
+from ..search.cpu_plan import cpu_pod_bytes, cpu_process_bytes
 from ..search.demand import Demand, build_demand, step_fields
 from ..search.engine_plan import cpu_engine_plan, engine_plan
-from ..search.engines import Engines, engine_of, server_pools
+from ..search.engines import engine_of, server_pools
 from ..search.footprints import generate_calls, sizes_at_a_time
 from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.step_range import step_message
-from ..time.step_time import StepTime, assumed_link, step_time, with_measured_links
-from .engine_pins import is_as_pinned
+from ..time.step_time import StepTime, step_time, with_measured_links
 
 
 @dataclass(frozen=True)
@@ -315,187 +301,3 @@ class Run:
         """Return the same job with these fields of the plan changed."""
         plan = self.plan.model_copy(update=changes)
         return replace(self, plan=plan)
-
-
-class PlanExcluded(ValueError):
-    """The spec excludes the plan that the run's checkpoints need; the message says what to change
-    back."""
-
-
-def refit(
-    plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None
-) -> ExecutionPlan:
-    """The plan, where and with what the spec says now; the same object where nothing concerns it.
-
-    `learned` is what attempts found: engines that failed count for an engine that the spec now asks
-    for.
-
-    Raises:
-        PlanExcluded: the spec's placement leaves no room for it.
-    """
-    if contradictions := list(_contradictions(plan, spec)):
-        nodes = plural(plan.nodes, "node")
-        processes = plural(plan.processes_per_node, "process")
-        changes = "; ".join(contradictions)
-        raise PlanExcluded(
-            f"the run goes on from checkpoints of {nodes} with {processes} each, and resumes only "
-            f"so: {changes}"
-        )
-    on_product = _on_product(plan, spec, inventory)
-    run = Run(on_product, spec, learned or Learned(), inventory)
-    with_engine = _with_engine(run)
-    with_guard = _with_guard(with_engine, spec)
-    return _with_requests(with_guard, spec, inventory)
-
-
-def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
-    placement = spec.placement
-    on_cpus = plan.accelerator == "CPU"
-    default_nodes = 1 if on_cpus else plan.nodes
-    wanted_nodes = spec.nodes or default_nodes
-    if wanted_nodes != plan.nodes:
-        now = placement.nodes or "unset"
-        yield f"set spec.placement.nodes, which is {now}, to {plan.nodes}"
-    wanted_processes = placement.processes_per_node or 1
-    if on_cpus and wanted_processes != plan.processes_per_node:
-        now = placement.processes_per_node or "unset"
-        yield f"set spec.placement.processesPerNode, which is {now}, to {plan.processes_per_node}"
-    yield from _contradicting_gpus(plan, placement)
-
-
-def _contradicting_gpus(plan: ExecutionPlan, placement: PlacementSpec) -> Iterator[str]:
-    gpus = placement.gpus
-    per_node = placement.gpus_per_node
-    if per_node and per_node < plan.gpus_per_node:
-        yield (
-            f"set spec.placement.gpusPerNode, which is {per_node}, to {plan.gpus_per_node} at least"
-        )
-    if gpus and gpus.min > plan.gpus:
-        yield f"set spec.placement.gpus.min, which is {gpus.min}, to {plan.gpus} at most"
-    if gpus and gpus.max and gpus.max < plan.gpus:
-        yield f"set spec.placement.gpus.max, which is {gpus.max}, to {plan.gpus} at least"
-
-
-def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
-    """The plan on the first GPUs of the wanted product that can run it; it stays where the spec
-    lets it."""
-    wanted = spec.placement.gpu_product
-    if plan.accelerator == "CPU" or is_of_product(plan.gpu_product, wanted or ""):
-        return plan
-    pools, left_out = build_pools(inventory.without_usage, spec)
-    problems: set[str] = set()
-    for pool in pools:
-        problem = _lacks(plan, pool)
-        if not problem:
-            return _on_pool(plan, pool)
-        problems.add(f"{pool.gpu_name} {problem}")
-    reasons = sorted(problems) or ["no node has such GPUs"]
-    why = "; ".join([*reasons, *left_out])
-    gpus = f"{plan.gpus} x {plan.gpu_product}"
-    nodes = plural(plan.nodes, "node")
-    raise PlanExcluded(
-        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {gpus} on "
-        f"{nodes}, and {why}: change it, or set it back to {plan.gpu_product}"
-    )
-
-
-def _on_pool(plan: ExecutionPlan, pool: Pool) -> ExecutionPlan:
-    """The plan on the pool's GPUs, which have room for it."""
-    memory = plan.memory
-    if memory:
-        memory = memory.model_copy(update={"usable_bytes": pool.usable_bytes})
-    link = assumed_link(pool.hardware, plan.nodes, plan.gpus_per_node)
-    fields = {
-        "gpu_product": pool.label,
-        "gpu_hour_price": pool.price or None,
-        "gpu_resource": pool.resource,
-        "node_selector": dict(pool.selector),
-        "memory": memory,
-        "estimated_step_seconds": None,
-        "link_bytes_per_second": link,
-        "reason": f"goes on as it began, on {plan.gpus} x {pool.gpu_name}",
-    }
-    return plan.model_copy(update=fields)
-
-
-def _with_engine(run: Run) -> ExecutionPlan:
-    """The plan with an engine as the spec says now; as it is where the spec leaves it so."""
-    plan = run.plan
-    spec = run.spec
-    if is_as_pinned(plan, spec.generation):
-        return plan
-    if plan.engine is None and run.demand.has_given_up_engine:
-        return plan
-    if plan.accelerator == "CPU":
-        engine_on_cpus = cpu_engine(run.demand)
-        return run.with_engine(engine_on_cpus, None).plan
-    nodes = run.inventory.without_usage
-    all_pools, _ = build_pools(nodes, spec)
-    pool = next((pool for pool in all_pools if _has_gpus_of(pool, plan)), None)
-    if pool is None:
-        return plan
-    place = Place(pool, plan.nodes, plan.gpus_per_node, ENDLESS)
-    engines = Engines(run.demand, server_pools(nodes, spec))
-    beside = engines.server_pool(place)
-    candidates = [
-        run.with_engine(engine, beside) for engine in engines.candidates(place, run.setup.precision)
-    ]
-    fitting = [candidate for candidate in candidates if candidate.may_fit()]
-    if fitting:
-        return min(fitting, key=lambda candidate: candidate.step_seconds).plan
-    # An engine that the spec doesn't ask for must not end the run: it goes on as it has run.
-    if spec.generation.engine == "Auto":
-        return plan
-    raise PlanExcluded(
-        f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on "
-        f"with, on {plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or "
-        "to what it was"
-    )
-
-
-def _has_gpus_of(pool: Pool, plan: ExecutionPlan) -> bool:
-    return pool.label == plan.gpu_product and pool.resource == plan.gpu_resource
-
-
-def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
-    """Why the pool's GPUs can't run the plan; empty when they can."""
-    needs_bfloat16 = plan.dtype == "bfloat16" or plan.autocast
-    if needs_bfloat16 and not pool.hardware.has_bfloat16:
-        return "has no bfloat16"
-    needed_bytes = plan.memory.device_bytes if plan.memory else 0
-    if needed_bytes > pool.usable_bytes:
-        return f"has {gib(pool.usable_bytes)} per GPU, where {gib(needed_bytes)} are needed"
-    wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
-    if wide_nodes >= plan.nodes:
-        return ""
-    nodes = plural(wide_nodes, "node")
-    return f"has {nodes} with {plan.gpus_per_node} GPUs"
-
-
-def _with_guard(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
-    """The plan with the limit of spec.guard for its engine's numbers."""
-    engine = plan.engine
-    if engine is None:
-        return plan
-    limit = mismatch_limit(spec.guard, spec.generation, plan.compute_dtype)
-    if engine.max_mismatch == limit:
-        return plan
-    return plan.model_copy(update={"engine": engine.model_copy(update={"max_mismatch": limit})})
-
-
-def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
-    """The plan with the memory and the disk that a pod asks for: the spec's requests, or what was
-    predicted."""
-    wanted = {
-        "host_memory_bytes": _memory(plan, spec),
-        "ephemeral_storage_bytes": disk_request(spec, reported=inventory.reports_disk),
-    }
-    is_unchanged = all(getattr(plan, name) == amount for name, amount in wanted.items())
-    return plan if is_unchanged else plan.model_copy(update=wanted)
-
-
-def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:
-    requested = spec.resources.completed_requests.get("memory")
-    if requested is not None:
-        return quantity_bytes(requested)
-    return whole_mib(plan.memory.host_bytes_per_node) if plan.memory else plan.host_memory_bytes
