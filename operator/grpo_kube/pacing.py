@@ -10,6 +10,13 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TypeVar
 
 
+def doubled_pause(first: float, last: float, failures: int) -> float:
+    """Seconds to wait after so many failures in a row: the first pause, doubled with each further
+    one, up to the last."""
+    # Bounded: a power of two overflows after 1,024 failures, which a night may have.
+    return min(last, first * 2.0 ** min(failures - 1, 32))
+
+
 class Backoff:
     """A pause that doubles from the first to the last, in seconds, with jitter, until it is
     reset."""

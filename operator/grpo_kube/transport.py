@@ -19,6 +19,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from .objects.errors import ConfigurationError
+from .pacing import doubled_pause
 
 Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 
@@ -60,7 +61,7 @@ class WatchPace:
         path = request.url.path
         short = self._short(path)
         if short:
-            await asyncio.sleep(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** (short - 1)) * self._jitter())
+            await asyncio.sleep(doubled_pause(FIRST_PAUSE, LAST_PAUSE, short) * self._jitter())
         began = asyncio.get_running_loop().time()
         answer = await send(request)
         self._last[path] = _Watch(began, answer, short)
@@ -75,9 +76,7 @@ class WatchPace:
             or last.answer.content.total_bytes
         ):
             return 0
-        # bounded, so that the power of two stays a finite number; 2^16 is far beyond the longest
-        # pause
-        return min(last.short + 1, 16)
+        return last.short + 1
 
 
 class EmptyLists:

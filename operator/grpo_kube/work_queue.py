@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from .objects.errors import Conflict, OperatorError
 from .objects.resources import ObjectKey
+from .pacing import doubled_pause
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,7 @@ class WorkQueue:
     def retry(self, key: ObjectKey) -> float:
         """Adds the key after a pause that doubles with each failure; returns the pause."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        # Bounded, so that the power of two stays a finite number; 2^16 is far beyond LAST_RETRY.
-        doublings = min(count - 1, 16)
-        pause = min(LAST_RETRY, FIRST_RETRY * 2.0**doublings) * random.uniform(0.8, 1.2)
+        pause = doubled_pause(FIRST_RETRY, LAST_RETRY, count) * random.uniform(0.8, 1.2)
         self.retries += 1
         self.add_after(key, pause)
         return pause

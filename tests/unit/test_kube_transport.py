@@ -52,6 +52,12 @@ async def test_short_watches_wait_longer_and_longer() -> None:
     assert pauses == pytest.approx([0, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30])
 
 
+async def test_a_watch_that_ends_at_once_for_days_waits_the_longest_pause() -> None:
+    world = World()
+    pauses = [await world.ask(PODS) for _ in range(1100)]
+    assert pauses[-1] == pytest.approx(LAST_PAUSE)
+
+
 async def test_only_the_same_watch_waits() -> None:
     world = World()
     await world.ask(PODS)

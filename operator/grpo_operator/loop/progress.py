@@ -22,6 +22,7 @@ from grpo_api.text.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_api.text.messages import connection_problem
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
+from grpo_kube.pacing import doubled_pause
 
 from ..decide.observation import Pull, Silence
 from ..pods.roles import replicas
@@ -183,9 +184,9 @@ class ProgressPuller:
             self._changed(target.key)
         # Targets that can't be reached are asked less and less, so that any number of them costs
         # little.
-        # The power of two is bounded, so that it stays a finite number.
-        doubled_interval = self._interval * 2.0 ** min(state.failures, 16)
-        pause = min(SLOWEST, doubled_interval) if state.failures else self._interval
+        pause = self._interval
+        if state.failures:
+            pause = doubled_pause(2 * self._interval, SLOWEST, state.failures)
         # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
