@@ -366,3 +366,12 @@ def test_no_gpus_at_all_is_a_plain_sentence() -> None:
         answer.message.split("; the smallest")[0]
         == "no node has GPUs that this job may use: node a: its GPUs are shared"
     )
+
+
+@pytest.mark.parametrize("gpus", [6, 7, 8, 10])
+def test_a_batch_that_whole_nodes_cannot_share_takes_most_of_each(gpus: int) -> None:
+    """64 completions over nodes of 10 GPUs: 8 of each, so that 32 are not left out."""
+    job = spec(QWEN_7B, placement={"gpus": {"min": 20, "max": 63}, "objective": "FewestGPUs"})
+    chosen = plan(job, nodes(8, gpus, H100))
+    assert chosen.gpus == 32
+    assert chosen.gpus_per_node == (4 if gpus < 8 else 8)

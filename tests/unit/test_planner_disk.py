@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.plan.learned import Learned
+from grpo_api.spec.model import Architecture
 from grpo_api.text.quantity import parameter_count
 from grpo_api.text.units import GIB, MIB
 from grpo_operator.admission.node_fit import extra_amounts, pod_amounts
@@ -225,6 +227,19 @@ def test_a_claim_for_the_cache_that_comes_while_the_job_is_stopped_lowers_the_re
     assert refit(kept, spec(model={"name": QWEN_32B}), THERE) is kept
     cached = refit(kept, spec(model={"name": QWEN_32B, "cache": CACHE}), THERE)
     assert cached == kept.model_copy(update={"ephemeral_storage_bytes": WORKING})
+
+
+def test_the_kept_plan_of_a_model_that_an_attempt_has_reported_still_asks_for_its_weights() -> None:
+    private = spec(model={"name": "mine/private"})
+    reported = Architecture(
+        model_type="llama", layers=16, hidden_size=2048, intermediate_size=8192,
+        attention_heads=32, vocab_size=128256,
+    )  # fmt: skip
+    learned = Learned(architecture=reported)
+    kept = plan_job(private, THERE, learned=learned).chosen
+    assert kept is not None
+    assert kept.ephemeral_storage_bytes > 4 * GIB
+    assert refit(kept, private, THERE, learned) is kept
 
 
 def test_the_container_requests_it_and_has_no_limit() -> None:

@@ -206,10 +206,13 @@ def test_servers_have_their_own_gpus_and_take_none_that_are_not_there() -> None:
     assert engine.host_memory_bytes > 0
     assert chosen.gpu_product == H100
     for there, count in ((EIGHT, 8), (nodes(2, 4, A100), 5)):
-        many = {"engine": "Servers", "servers": {"replicas": count}}
-        refused = result(job(generation=many, placement={"gpus": {"min": 4}}), there)
-        assert not refused.feasible
-        assert f"asks for {count} engines with 1 GPU each beside the trainer's" in refused.message
+        product = there.gpu_product
+        for own in ({}, {"gpuProduct": product}):
+            many = {"engine": "Servers", "servers": {"replicas": count} | own}
+            refused = result(job(generation=many, placement={"gpus": {"min": 4}}), there)
+            assert not refused.feasible
+            asked = f"asks for {count} engines with 1 GPU each beside the trainer's"
+            assert asked in refused.message
 
 
 def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:

@@ -94,9 +94,10 @@ def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
     half = lookup_product("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb")
     assert half.teraflops == pytest.approx(whole.teraflops * 3 / 7)
     assert half.bandwidth == pytest.approx(whole.bandwidth / 2)
-    assert lookup_product("NVIDIA-A30-MIG-1g.6gb").teraflops == pytest.approx(
-        lookup_product("NVIDIA-A30").teraflops / 4
-    )
+    pro = "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"
+    for card, profile in (("NVIDIA-A30", "1g.6gb"), (pro, "1g.24gb")):
+        quarter = lookup_product(f"{card}-MIG-{profile}")
+        assert quarter.teraflops == pytest.approx(lookup_product(card).teraflops / 4)
     slow, fast = (
         plan(spec(LLAMA_1B), node),
         plan(spec(LLAMA_1B), group(gpuProduct="NVIDIA-A100-SXM4-80GB")),

@@ -99,8 +99,8 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
     Raises:
         InventoryInvalid: the text is neither, or names no known product.
     """
-    pattern = r"(?:(?:([1-9]\d{0,4})x)?([1-9]\d?)x)?(?!\d+x)(\S+)"
-    match = re.fullmatch(pattern, text.replace(" ", ""))
+    pattern = r"(?:(?:([1-9]\d{0,4}) *x *)?([1-9]\d?) *x *)?(?!\d+ *x)(\S.*)"
+    match = re.fullmatch(pattern, text.strip())
     if not match:
         raise InventoryInvalid(
             f"{text!r} does not say which GPUs; write L4, 8xL4, or 4x8xH200 for 4 nodes of 8"

@@ -97,6 +97,11 @@ class Pool:
         """Label of the GPUs, or their resource where their nodes have no label."""
         return self.label or self.resource
 
+    def is_same(self, other: "Pool") -> bool:
+        """Return True if both have the same nodes, though each was built for another product."""
+        kind = (self.label, self.usable_bytes, self.resource, self.selector)
+        return kind == (other.label, other.usable_bytes, other.resource, other.selector)
+
     @cached_property
     def most_gpus_per_node(self) -> int:
         """Most GPUs that one node gives."""

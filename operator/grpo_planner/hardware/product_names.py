@@ -99,9 +99,10 @@ def is_of_product(label: str, wanted: str) -> bool:
     """True if a spec that asks for a product takes GPUs with this label.
 
     The label begins with what is asked for, or is what a short name means. A short name without
-    form or memory means all of them: `H100` takes `NVIDIA-H100-PCIe`, too.
+    form or memory means all of them: `H100` takes `NVIDIA-H100-PCIe`, too. A product's whole name
+    takes no other product: `NVIDIA-L4` is no `NVIDIA-L40S`.
     """
-    if label.startswith(wanted):
+    if label.startswith(wanted) and wanted not in table():
         return True
     card, short = _key(label), _key(wanted)
     usual = _key(label_of(wanted) or wanted)

@@ -81,6 +81,8 @@ MIG_PROFILE = re.compile(r"-MIG-(\d+)g\.(\d+)gb")
 """The profile in the label of a MIG instance, such as `1g.10gb`: compute slices and memory."""
 A100_MIB = 40_000
 """Memory of the smallest card with seven compute slices."""
+WORKSTATION_BLACKWELL: Capability = (12, 0)
+"""Cards of this generation have four compute slices: 1g.24gb of 96 GB."""
 MIB_PER_GB = 1024
 MIG_SHARE = 0.95
 """An instance's label has 95 % of what its profile says: 9728 MiB of 10 GB, 4864 of 5 GB (GPU
@@ -180,9 +182,10 @@ def lookup_product(label: str) -> Product:
 
 
 def _slice(card: Product, slices: int, gigabytes: int) -> Product:
-    """One MIG instance: its own of 7 compute slices (an A30's 4) and 8 of memory; it has no link
-    but the host's."""
-    all_slices = 4 if card.memory_mib < A100_MIB else 7
+    """One MIG instance: its own of 7 compute slices (4 of an A30 or RTX PRO 6000) and 8 of memory;
+    it has no link but the host's."""
+    has_four = card.memory_mib < A100_MIB or card.capability == WORKSTATION_BLACKWELL
+    all_slices = 4 if has_four else 7
     profile_mib = gigabytes * MIB_PER_GB
     share = min(1.0, profile_mib / card.memory_mib)
     memory_slices = max(1, round(8 * share))

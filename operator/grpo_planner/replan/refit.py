@@ -20,6 +20,7 @@ from ..hardware.pools import Place, Pool, build_pools
 from ..hardware.product_names import is_of_product
 from ..memory.device import whole_mib
 from ..memory.disk import disk_request
+from ..model.architecture import from_architecture
 from ..result.formatting import gib, plural
 from ..search.cpu_plan import cpu_engine
 from ..search.engines import Engines, server_pools
@@ -56,7 +57,7 @@ def refit(
     run = Run(on_product, spec, learned or Learned(), inventory)
     with_engine = _with_engine(run)
     with_guard = _with_guard(with_engine, spec)
-    return _with_requests(with_guard, spec, inventory)
+    return _with_requests(with_guard, spec, inventory, run.learned)
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
@@ -194,12 +195,16 @@ def _with_guard(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
     return plan.model_copy(update={"engine": engine.model_copy(update={"max_mismatch": limit})})
 
 
-def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+def _with_requests(
+    plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory, learned: Learned
+) -> ExecutionPlan:
     """The plan with the memory and the disk that a pod asks for: the spec's requests, or what was
     predicted."""
+    policy = from_architecture(learned.architecture) if learned.architecture else None
+    disk_bytes = disk_request(spec, reported=inventory.reports_disk, policy=policy)
     wanted = {
         "host_memory_bytes": _memory(plan, spec),
-        "ephemeral_storage_bytes": disk_request(spec, reported=inventory.reports_disk),
+        "ephemeral_storage_bytes": disk_bytes,
     }
     is_unchanged = all(getattr(plan, name) == amount for name, amount in wanted.items())
     return plan if is_unchanged else plan.model_copy(update=wanted)

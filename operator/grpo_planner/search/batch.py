@@ -59,6 +59,13 @@ def divisors(number: int) -> list[int]:
     return small + [number // factor for factor in reversed(small) if factor * factor != number]
 
 
+def whole_node_gpus(spec: GRPOJobSpec, gpus: int) -> int:
+    """GPUs that a large gang takes of each node with `gpus`: all, or the most that the batch can be
+    split over where those are more than half."""
+    most = max(size for size in divisors(step_completions(spec)) if size <= gpus)
+    return most if 2 * most > gpus else gpus
+
+
 def accumulation(spec: GRPOJobSpec, world: int, micro_batch: int) -> int:
     """Micro-batches of one optimizer step on each of `world` processes; `world * micro_batch` must
     divide the step."""

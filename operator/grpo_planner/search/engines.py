@@ -365,4 +365,5 @@ def _slots(pool: Pool, place: Place, gpus: int) -> int:
     # A gang that takes a part of a node may leave GPUs that no engine fits in. Which nodes it gets
     # is not known yet, so each counts as cut up worst.
     there = sum(room.gpus // gpus * count for room, count in pool.rooms)
-    return there - (place.nodes * -(-place.per_node // gpus) if pool is place.pool else 0)
+    is_shared = pool.is_same(place.pool)
+    return there - (place.nodes * -(-place.per_node // gpus) if is_shared else 0)

@@ -20,6 +20,7 @@ from ..hardware.pools import Place, Pool
 from ..memory.host import ENGINE_PROCESS
 from ..memory.setup import Engine, Precision
 from ..time.measured_runs import StepCorrection
+from .batch import whole_node_gpus
 from .demand import Demand
 from .engines import Engines
 from .extent import Candidate, EnginedExtent, Entry, Extent, Site, Times
@@ -39,7 +40,7 @@ from .option import (
 )
 
 WHOLE_NODES = 16
-"""GPUs past which a gang takes whole nodes only."""
+"""GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
 SPACING = 1.25
 """Least ratio of two extents past WHOLE_NODES."""
 
@@ -449,17 +450,14 @@ class Search:
         limits."""
         demand, last = self._demand, 0.0
         most = min(pool.gpus, demand.most_gpus or pool.gpus)
+        per_node = whole_node_gpus(demand.spec, pool.most_gpus_per_node)
         for world in self._footprints.worlds:
             if world > most:
                 return
             # Each place is searched with all methods. Past WHOLE_NODES neighbouring numbers differ
             # by little, and a part of a node would keep its rest from other jobs.
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
-            if (
-                world > WHOLE_NODES
-                and not pinned
-                and (world % pool.most_gpus_per_node or world < last * SPACING)
-            ):
+            if world > WHOLE_NODES and not pinned and (world % per_node or world < last * SPACING):
                 continue
             place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
             if place:
