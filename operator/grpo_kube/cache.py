@@ -62,8 +62,7 @@ class Cache(Generic[R]):
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
         self._quarantined: dict[ObjectKey, R] = {}
         self._removed: dict[str, float] = {}
-        """Up to which version a removed object is out of date, by uid: deleted objects are in every
-        version."""
+        """Up to which version a removed object is out of date, by uid."""
         self._relists: list[Relist[R]] = []
         self.ghosts = 0
         """Count of objects that a LIST found missing although no event had reported their
@@ -121,12 +120,16 @@ class Cache(Generic[R]):
             self._store(record)
         return record
 
-    def discard(self, key: ObjectKey, uid: str) -> R | None:
-        """Forgets an object, unless another one has taken its name; returns what was forgotten."""
-        self._quarantine.forget(self.resource.plural, key)
-        self._mark_removed(key, uid)
-        self._quarantined.pop(key, None)
+    def discard(self, key: ObjectKey, uid: str, version: float = inf) -> R | None:
+        """Forgets an object as of a version, unless it is newer or another one has taken its name;
+        returns what was forgotten."""
         cached_record = self._items.get(key)
+        # a label that the selection asks for was off, and is on again
+        if cached_record and cached_record.uid == uid and cached_record.version > version:
+            return None
+        self._quarantine.forget(self.resource.plural, key)
+        self._mark_removed(key, uid, version)
+        self._quarantined.pop(key, None)
         if cached_record is None or cached_record.uid != uid:
             return None
         self._remove(cached_record)
@@ -242,7 +245,7 @@ class Relist(Generic[R]):
         self._listed.add(key)
         if cached_record is None or cached_record.version < record.version:
             cache._store(record)
-            self.changed.add(cache.index(record))
+            self.changed |= {cache.index(known) for known in (cached_record, record) if known}
 
     def mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:
         """Record that the object was removed: it was deleted, or can't be read as of that
@@ -266,7 +269,7 @@ class Relist(Generic[R]):
                 and cached_record.version <= version
                 and self._namespace in (None, key.namespace)
             ):
-                cache.discard(key, cached_record.uid)
+                cache.discard(key, cached_record.uid, version)
                 cache.ghosts += 1
                 self.changed.add(cache.index(cached_record))
 

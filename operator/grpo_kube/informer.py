@@ -166,7 +166,7 @@ class Informer(Generic[R]):
 
     def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
-            deleted_record = self._cache.discard(identity(item), version_of(item)[0])
+            deleted_record = self._cache.discard(identity(item), *version_of(item))
             return (self._cache.index(deleted_record),) if deleted_record else ()
         # An event that changes no field of the record calls for no work: four pods send 14 to 17
         # events while they start, and most change nothing that is read.
@@ -174,7 +174,9 @@ class Informer(Generic[R]):
         record = self._cache.put(item)
         if record is None:
             return (self._cache.index(before),) if before else ()
-        return () if has_same_content(before, record) else (self._cache.index(record),)
+        if has_same_content(before, record):
+            return ()
+        return tuple({self._cache.index(known) for known in (before, record) if known})
 
     def _served(self) -> None:
         if self.not_served:

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kube.cache import Cache, Relist
+from grpo_kube.cache import Cache, Relist, version_of
 from grpo_kube.client import each_listed
 from grpo_kube.objects.resources import Object, ObjectKey, Selection
 from grpo_kube.pacing import LOOP_BUDGET
@@ -55,6 +55,8 @@ class World:
     """What answers to our own writes still have to show: they may come after later events."""
     caches: Caches = field(default_factory=Caches)
     listing: Relist[PodRecord] | None = None
+    unselected: dict[str, Object] = field(default_factory=dict)
+    """Objects whose label is off: neither LIST nor watch shows them."""
 
     @property
     def cache(self) -> Cache[PodRecord]:
@@ -63,16 +65,25 @@ class World:
     def change(self, name: str, readable: bool) -> None:
         """Creates or modifies an object."""
         self.version += 1
-        known = self.now.get(name)
+        known = self.now.get(name) or self.unselected.pop(name, None)
         uid = known["metadata"]["uid"] if known else f"{name}-{self.version}"
         self.now[name] = pod(name, uid, self.version, readable)
         self.events.append(("MODIFIED", self.now[name]))
 
     def delete(self, name: str) -> None:
         self.version += 1
+        self.unselected.pop(name, None)
         if name in self.now:
             meta = self.now.pop(name)["metadata"]
             self.events.append(("DELETED", pod(name, meta["uid"], self.version)))
+
+    def unlabel(self, name: str) -> None:
+        """Takes the label off, which a watch with a selector shows as a deletion; `change` puts it
+        on again."""
+        before = self.now.get(name)
+        if before:
+            self.delete(name)
+            self.unselected[name] = before
 
     def hear(self, lost: bool = False) -> None:
         """The next event arrives, or is lost."""
@@ -82,7 +93,7 @@ class World:
         if lost:
             return
         if kind == "DELETED":
-            self.cache.discard(ObjectKey("n", item["metadata"]["name"]), item["metadata"]["uid"])
+            self.cache.discard(ObjectKey("n", item["metadata"]["name"]), *version_of(item))
         else:
             self.cache.put(item)
 
@@ -147,6 +158,7 @@ NAME = st.sampled_from(NAMES)
 STEPS = st.one_of(
     st.tuples(st.just("change"), NAME, st.sampled_from([True, True, False])),
     st.tuples(st.just("delete"), NAME),
+    st.tuples(st.just("unlabel"), NAME),
     st.tuples(st.just("hear")),
     st.tuples(st.just("hear")),
     st.tuples(st.just("answered"), NAME),
@@ -203,6 +215,18 @@ def test_the_answer_to_a_write_of_a_deleted_object_does_not_bring_it_back() -> N
     world.hear()
     world.late_answer()
     assert world.kept() == {}
+
+
+def test_a_label_that_is_back_before_its_loss_is_heard_of_keeps_the_object() -> None:
+    world, deleted = World(), list[PodRecord]()
+    world.cache.on_deleted = deleted.append
+    world.change("a", True)
+    world.unlabel("a")
+    world.change("a", True)
+    world.answered("a")
+    world.hear()
+    world.hear()
+    assert (world.kept(), deleted) == ({"a": 3}, [])
 
 
 def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() -> None:

@@ -85,6 +85,19 @@ async def test_every_event_is_in_the_cache_and_wakes_its_job_before_the_next_lis
     assert script.lists == 1
 
 
+async def test_a_pod_that_changes_its_job_wakes_both() -> None:
+    relabelled = pod("a", 11)
+    relabelled["metadata"]["labels"]["grpo.dev/job-name"] = "b"
+    listed = pod("a", 5)
+    _, woken = await mirrored(Script([listed], [("MODIFIED", relabelled)]), seconds=1.0)
+    assert sorted(key.name for key in woken) == ["a", "a", "b"]  # the LIST, and the event
+    caches = Caches()
+    caches.pods.put(listed)
+    with caches.pods.relist() as relist:
+        relist.add(relabelled)
+    assert {key.name for key in relist.changed} == {"a", "b"}
+
+
 async def test_a_watch_that_breaks_goes_on_after_the_last_event_or_bookmark() -> None:
     bookmark = {"metadata": {"resourceVersion": "40"}}
     script = Script(
