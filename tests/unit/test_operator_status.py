@@ -15,6 +15,7 @@ from grpo_operator.report.pod_reports import duration
 from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
     GPU_PLAN,
+    LIMITS,
     PLAN,
     active_status,
     after,
@@ -332,9 +333,28 @@ def test_whether_a_run_can_be_recovered(
 def test_a_transition_time_moves_only_with_the_status() -> None:
     first = going_on(running(running=False))
     job = stored(make_job(), first)
-    later = make_seen(job, make_child(), make_pod(0), make_pod(1), now=1e9)
+    later = make_seen(job, make_child(), make_pod(0), make_pod(1), now=2e9)
     times = {found.type: found.last_transition_time for found in going_on(later).conditions}
     assert times["Running"] == at(0)
+
+
+def test_a_clock_that_was_set_back_makes_deadlines_count_anew() -> None:
+    year = 365 * 86400.0
+    status = active_status(running=False, attemptStartTime=at(year))
+    pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
+    unbound = make_seen(make_job(status=status), make_child(), *pods)
+    assert judged(unbound).look_again == pytest.approx(LIMITS.scheduling_timeout_seconds)
+    assert going_on(unbound).attempt_start_time == at(0)
+    finished = active_status(attemptStartTime=None) | {
+        "completionTime": at(year),
+        "conditions": [condition("Succeeded", since=year)],
+    }
+    done = make_seen(make_job({"ttlSecondsAfterFinished": 130}, finished), make_pod(0))
+    assert judged(done).look_again == pytest.approx(LIMITS.survivor_grace_seconds)
+    healed = going_on(done)
+    assert healed.completion_time == at(0)
+    assert all(found.last_transition_time <= at(0) for found in healed.conditions)
+    assert to_json(going_on(make_seen(stored(done.job, healed), make_pod(0)))) == to_json(healed)
 
 
 def test_the_same_world_gives_the_same_status() -> None:

@@ -86,7 +86,7 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
     due = []
     if (ttl := observation.job.time_to_live) is not None:
         completed_at = seconds(observation.job.status.completion_time) or observation.now
-        seconds_since_end = observation.now - completed_at
+        seconds_since_end = max(0.0, observation.now - completed_at)
         seconds_left = ttl - seconds_since_end
         if seconds_left <= 0:
             return Decision(Action.DELETE)

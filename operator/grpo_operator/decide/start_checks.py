@@ -273,9 +273,10 @@ def init_container_of(pod: PodRecord) -> str:
 
 
 def admitted_for(job: GRPOJobRecord, now: float) -> float:
-    """Return the seconds since the attempt was admitted; 0 if that is unknown."""
+    """Return the seconds since the attempt was admitted; 0 if that is unknown, or in the future by
+    a clock that was set back."""
     begun = seconds(job.status.attempt_start_time)
-    return 0.0 if begun is None else now - begun
+    return 0.0 if begun is None else max(0.0, now - begun)
 
 
 MOST_ENDS = 3

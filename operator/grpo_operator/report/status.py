@@ -24,7 +24,7 @@ from grpo_api.status.status import (
     Phase,
 )
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed, timestamp
+from grpo_kube.objects.times import Observed, seconds, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
@@ -85,7 +85,11 @@ def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
     """The status after the decision has been carried out."""
     old = observation.job.status
     action = decision.action
-    fields: dict[str, Any] = {"observed_generation": observation.job.generation}
+    fields: dict[str, Any] = {
+        "observed_generation": observation.job.generation,
+        "attempt_start_time": _not_future(old.attempt_start_time, observation.now),
+        "completion_time": _not_future(old.completion_time, observation.now),
+    }
     fields |= _attempt(observation, decision)
     fields |= _end(observation, decision)
     if action in (Action.SUCCEED, Action.FAIL):
@@ -263,12 +267,21 @@ def _published_outcome(outcome: Outcome, observation: Observation) -> Outcome:
     return outcome.model_copy(update=fields)
 
 
+def _not_future(stored: str | None, now: float) -> str | None:
+    """A stored time. Now instead of one that a clock left in the future before it was set back, so
+    that a deadline counts from here and not from when the clock has caught up."""
+    return timestamp(now) if (seconds(stored) or 0.0) > now else stored
+
+
 def _with_transition_times(
     old: list[Condition], new: list[Condition], now: float
 ) -> list[Condition]:
     """lastTransitionTime moves only with the status; conditions that nobody states any more stay as
     they were."""
-    by_type = {condition.type: condition for condition in old}
+    by_type: dict[str, Condition] = {}
+    for condition in old:
+        update = {"last_transition_time": _not_future(condition.last_transition_time, now)}
+        by_type[condition.type] = condition.model_copy(update=update)
     for condition in new:
         before = by_type.get(condition.type)
         changed_at = timestamp(now)
