@@ -337,6 +337,19 @@ class GRPOJobSpec(Model):
             raise PydanticCustomError("rule", "{refusal}", {"refusal": refusal})
         return self
 
+    @model_validator(mode="after")
+    def _check_adapter_rate(self) -> Self:
+        """Reject a schedule that an adapter's rate would rise by. Not a rule of the CRD, which has
+        no room for one more."""
+        rate = self.adapter.learning_rate
+        if rate is not None and not self.training.has_polynomial_end_below(rate):
+            message = (
+                "adapter.learningRate must be above training.lrSchedulerKwargs.lr_end, which is "
+                "1e-7 unless set: lower lr_end"
+            )
+            raise PydanticCustomError("rule", "{message}", {"message": message})
+        return self
+
     _platform: PlatformSpec = PrivateAttr(default_factory=PlatformSpec)
 
     @property

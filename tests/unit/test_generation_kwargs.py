@@ -166,3 +166,33 @@ def test_fewest_tokens_above_the_longest_completion_are_refused() -> None:
     with pytest.raises(SpecInvalid, match=r"generation\.kwargs\.min_tokens 513: .* is 512"):
         parsed(generation=generation)
     assert parsed(generation=generation, training__maxCompletionLength=513).generation.kwargs
+
+
+RATES = st.sampled_from([1e-9, 1e-7, 1e-6, 1e-5, 1.0])
+
+
+@settings(max_examples=cases(60, gate=20))
+@given(
+    rate=RATES,
+    end=st.none() | st.just(0.0) | RATES,
+    kind=st.sampled_from(["polynomial", "linear"]),
+    use=st.sampled_from(["IfNeeded", "Always"]),
+)
+def test_an_adapters_rate_is_above_the_end_of_a_polynomial_schedule(
+    rate: float, end: float | None, kind: str, use: str
+) -> None:
+    has_end = kind == "polynomial" and end is not None
+    made, problems = judged(
+        training__learningRate=1,
+        training__lrSchedulerType=kind,
+        training__lrSchedulerKwargs={"lr_end": end} if has_end else {},
+        adapter={"use": use, "learningRate": rate},
+    )
+    falls = rate > (end if has_end and end is not None else 1e-7)
+    rule = "adapter.learningRate must be above training.lrSchedulerKwargs.lr_end"
+    if kind == "linear" or falls:
+        assert made, problems
+    elif end == 1.0:
+        assert problems  # training.learningRate has the same end
+    else:
+        assert [rule in problem for problem in problems] == [True]
