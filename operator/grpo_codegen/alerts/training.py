@@ -6,7 +6,7 @@ one in several.
 """
 
 from grpo_api.findings.diagnosis import TIME_FINDINGS
-from grpo_api.report.metrics import JOB_CONDITION, JOB_PHASE
+from grpo_api.report.metrics import JOB_CONDITION, JOB_PHASE, JOB_STEP
 from grpo_api.report.report import Result
 from grpo_api.report.training_metrics import (
     FINDING,
@@ -39,8 +39,9 @@ ALERTS = (
     Alert(
         name="GRPOTrainingUnseen",
         expression=(
-            f'{PER_JOB} ({JOB_PHASE.name}{{phase="{Phase.RUNNING}"}}) unless '
-            f"{PER_JOB} ({STEP.name})"
+            # The operator has read a step of rank 0: a job's own program may serve none.
+            f'{PER_JOB} ({JOB_PHASE.name}{{phase="{Phase.RUNNING}"}}) and '
+            f"{PER_JOB} ({JOB_STEP.name}) unless {PER_JOB} ({STEP.name})"
         ),
         for_="10m",
         severity="warning",

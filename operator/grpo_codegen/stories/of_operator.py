@@ -32,7 +32,7 @@ from .cluster_series import (
     lag_histogram,
     reconcile_histograms,
 )
-from .job_series import JOB
+from .job_series import GOT_ON, JOB, PATIENCE, RANK0
 from .story import Story
 from .world import absent_during, constant_during, of_job
 
@@ -217,5 +217,14 @@ STORIES = (
         changes={SPANS_DROPPED: counter(30, 31, 32, 33, 34)},
         alerts=("GRPOReportsLost",),
         board="operator",
+    ),
+    Story(
+        name="own program",
+        summary="The job's own `command` serves neither progress nor metrics.",
+        minutes=90,
+        at=55,
+        changes=absent_during(
+            dict.fromkeys((*RANK0, GOT_ON, PATIENCE, of_job(operator.JOB_STEP)), clock), 0
+        ),
     ),
 )

@@ -313,8 +313,11 @@ _REFUSED = (
 
 def dataset_repository(dataset: DatasetSpec) -> Repository:
     """The repository that `dataset.name` names."""
-    token = os.environ.get(DATASET_TOKEN_ENV, "").strip() or None
-    return Repository("dataset", dataset.name or "", dataset.revision, "dataset", token)
+    return Repository("dataset", dataset.name or "", dataset.revision, "dataset", _token())
+
+
+def _token() -> str | None:
+    return os.environ.get(DATASET_TOKEN_ENV, "").strip() or None
 
 
 def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> datasets.Dataset:
@@ -394,7 +397,7 @@ def _loaded(
             dataset.config,
             split=dataset.split,
             revision=revision,
-            token=dataset_repository(dataset).token,
+            token=_token(),
             cache_dir=cache_folder,
         )
 
@@ -408,7 +411,7 @@ def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> d
             dataset.config,
             split=whole_split,
             revision=revision,
-            token=dataset_repository(dataset).token,
+            token=_token(),
             streaming=True,
         )
         # What a CSV holds is known once it is read; it has no images to leave undecoded.
