@@ -157,11 +157,17 @@ def open_session(
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(
-        cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data
-    )
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    field = "certificate-authority"
+    try:
+        context = ssl.create_default_context(
+            cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data
+        )
+        field = "client-certificate"
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    # ssl.SSLError is an OSError; text that is no ASCII is a ValueError
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{field} or {field}-data: {error}") from error
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -186,6 +192,7 @@ async def load(kubeconfig: str | None = None) -> Configuration:
             await load_kube_config(config_file=path, client_configuration=configuration)
         else:
             load_incluster_config(client_configuration=configuration)
+        _tls(configuration)
     # A file may hold anything, and the kubernetes package raises whatever it stumbles over.
     except Exception as error:
         where = path or str(Path("~/.kube/config"))

@@ -1,6 +1,8 @@
 """Watches that end at once wait for each other, as client-go's do; all else passes untouched."""
 
 import asyncio
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,4 +157,27 @@ async def test_a_file_that_is_no_kubeconfig_is_named_in_a_sentence(
     file = tmp_path / "kubeconfig"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=f"no usable {file}"):
+        await load(str(file))
+
+
+@pytest.mark.parametrize("data", ["-", "no certificate", "\u00e9\xff"])
+@pytest.mark.parametrize("field", ["certificate-authority", "client-certificate"])
+async def test_a_certificate_that_is_none_is_named_by_file_and_field(
+    field: str, data: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+    encoded = base64.b64encode(data.encode()).decode()
+    cluster, user = {"server": "https://127.0.0.1:1"}, dict[str, str]()
+    if field == "client-certificate":
+        user = {f"{field}-data": encoded, "client-key-data": encoded}
+    else:
+        cluster[f"{field}-data"] = encoded
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file.write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=f"no usable {file}: {field}"):
         await load(str(file))
