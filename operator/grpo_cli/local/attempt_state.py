@@ -89,7 +89,8 @@ def _progress(folder: Path) -> Progress | None:
         url = f"http://{LOCAL_ADDRESS}:{port}/progress"
         with urllib.request.urlopen(url, timeout=PROGRESS_SECONDS) as answer:
             return Progress.model_validate_json(answer.read())
-    except (OSError, ValidationError):
+    # The file is being written, or the report is another version's.
+    except (OSError, ValueError):
         return None
 
 

@@ -10,6 +10,7 @@ A run outlives the process that started it. The lock tells any other process whe
 process id alone may have become another program's.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -272,15 +273,18 @@ class LocalRuns:
         """
         self._written(name)
         home = self.folder / name
-        if not is_running_in(home):
-            return
-        process_id = read_process(self.attempt_folder(name))["pid"]
-        os.kill(process_id, signal.SIGTERM)
+        process_id = 0
         deadline = SYSTEM_CLOCK.now() + KILL_SECONDS
         while is_running_in(home) and SYSTEM_CLOCK.now() < deadline:
+            # It is being started and has no file yet, or has ended since.
+            with contextlib.suppress(OSError, ValueError):
+                if not process_id:
+                    process_id = read_process(self.attempt_folder(name))["pid"]
+                    os.kill(process_id, signal.SIGTERM)
             SYSTEM_CLOCK.sleep(POLL_SECONDS)
-        if is_running_in(home):
-            os.killpg(process_id, signal.SIGKILL)
+        if process_id and is_running_in(home):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process_id, signal.SIGKILL)
         self._reap(name)
 
     def delete(self, name: str) -> None:
