@@ -1,7 +1,9 @@
 """The Python client on a backend that pretends: waiting, watching, names and refusals."""
 
+import fcntl
 import inspect
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,44 @@ def test_a_run_that_was_cut_off_or_that_another_version_wrote_is_a_sentence(tmp_
         file.write_text(json.dumps({"metadata": metadata, "spec": spec}))
         with pytest.raises(GRPOError, match=message):
             client.get_job("run")
+        with pytest.warns(UserWarning, match=message):
+            assert client.list_jobs() == []
+
+
+def test_a_job_of_a_newer_operator_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metadata = {"namespace": "n", "uid": "1"}
+    items = [
+        {"metadata": metadata | {"name": name}, "spec": SPEC, "status": {"phase": phase}}
+        for name, phase in (("newer", "Hibernated"), ("known", "Running"))
+    ]
+    monkeypatch.setattr("grpo_cli.cluster.kubectl.get_json", lambda *_: {"items": items})
+    with pytest.warns(UserWarning, match="newer.*status.phase"):
+        assert [job.name for job in GRPOClient().list_jobs()] == ["known"]
+
+
+def test_a_trainer_that_is_being_started_is_ended_as_soon_as_its_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "run"
+    (home / "attempt-1").mkdir(parents=True)
+    (home / "job.json").write_text("{}")
+    signals = list[tuple[int, int]]()
+    texts = iter(["", '{"pid": 4', '{"pid": 41, "port": 1}', ""])
+
+    def starter_goes_on() -> None:
+        (home / "attempt-1" / "process.json").write_text(next(texts))
+
+    def kill(process_id: int, number: int) -> None:
+        signals.append((process_id, number))
+        lock.close()
+        raise ProcessLookupError
+
+    clock = SteppedClock(starter_goes_on)
+    monkeypatch.setattr("grpo_cli.local.local_runs.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr("os.kill", kill)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        LocalProcess(tmp_path).suspend("run")
+    assert signals == [(41, signal.SIGTERM)]

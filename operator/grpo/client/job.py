@@ -1,11 +1,16 @@
 """Defines what the client returns: a job with its status, and an event."""
 
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.job_object import GRPOJob
 from grpo_api.status.status import GRPOJobStatus, Phase
+from grpo_cli.show.errors import CliError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,17 @@ def job_of(metadata: dict[str, Any], job: GRPOJob) -> Job:
         spec=job.spec,
         status=job.status,
     )
+
+
+def readable_jobs(
+    items: Iterable[T], read: Callable[[T], tuple[dict[str, Any], GRPOJob]]
+) -> list[Job]:
+    """The jobs that can be read; a warning says why another can't, such as that of a newer
+    operator."""
+    jobs: list[Job] = []
+    for item in items:
+        try:
+            jobs.append(job_of(*read(item)))
+        except CliError as error:
+            warnings.warn(str(error), stacklevel=4)
+    return jobs

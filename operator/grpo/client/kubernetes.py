@@ -16,7 +16,7 @@ from grpo_cli.inputs import job_classes, manifest, sources
 from grpo_cli.inputs.run_history import load_history
 from grpo_planner.result.result import PlanResult
 
-from .job import Event, Job, job_of
+from .job import Event, Job, job_of, readable_jobs
 
 POD_SECONDS = 600
 """Longest wait for a pod that reads a volume."""
@@ -41,9 +41,9 @@ class Kubernetes:
         return kubectl.create_object(self._options, manifest.document_of(job))
 
     def jobs(self) -> list[Job]:
-        """All GRPOJobs of the namespace."""
+        """All GRPOJobs of the namespace that can be read."""
         items = kubectl.get_json(self._options, kubectl.RESOURCE)["items"]
-        return [job_of(*kubectl.read_job(item)) for item in items]
+        return readable_jobs(items, kubectl.read_job)
 
     def job(self, name: str) -> Job:
         """The GRPOJob."""

@@ -11,7 +11,7 @@ from grpo_cli.local.local_runs import LocalRuns
 from grpo_cli.show.errors import OptionError
 from grpo_kube.objects.times import timestamp
 
-from .job import Event, Job, job_of
+from .job import Event, Job, job_of, readable_jobs
 
 POLL_SECONDS = 0.2
 
@@ -48,8 +48,8 @@ class LocalProcess(LocalRuns):
         )
 
     def jobs(self) -> list[Job]:
-        """All jobs of the folder."""
-        return [self.job(name) for name in self.names()]
+        """All jobs of the folder that can be read."""
+        return readable_jobs(self.names(), self.read)
 
     def job(self, name: str) -> Job:
         """The job, by its trainer's report or outcome."""
