@@ -71,6 +71,14 @@ def test_time_that_passes_is_no_news_and_a_finished_step_brings_it_up_to_date() 
     )
 
 
+def test_a_clock_that_was_ahead_once_adds_no_gpu_time() -> None:
+    before = to_json(running())
+    before["usage"]["asOf"] = at(365 * 86400.0)
+    ended = [make_pod(index, state=terminated(1, clock=400.0), arrived=0.0) for index in (0, 1)]
+    usage = told(after(seen(before, make_child(), *ended, later=400.0), WAIT))
+    assert (usage.as_of, usage.held_gpu_seconds) == (at(400), 8 * 400.0)
+
+
 @pytest.mark.parametrize(
     ("jump", "seconds"), [(0.0, 700.0), (-500.0, 400.0), (3600.0, 1060.0), (-3600.0, 1000.0)]
 )

@@ -48,7 +48,12 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     still_holds = old is not None and any(map(has_gpus, old.attempts))
     if job.is_finished and not starts_again and not still_holds:
         return old
-    before = old or Usage(as_of=timestamp(observation.now))
+    now = timestamp(observation.now)
+    before = old or Usage(as_of=now)
+    # A time in the future was written by a clock that has been set back, or by another's: pods that
+    # hold GPUs would be counted until then.
+    if (seconds(before.as_of) or 0.0) > observation.now:
+        before = before.model_copy(update={"as_of": now})
     records = looked_at(observation, before.attempts, before.as_of)
     records = _with_end_of_attempt(records, observation, decision)
     fields: dict[str, Any] = {"as_of": _as_of(observation, before)}
