@@ -184,7 +184,7 @@ class Planner:
         search = Search(footprints, pools, engine_pools)
         if not search.is_feasible or search.choice is None:
             return None
-        notes = [*inventory.warnings, *left_out]
+        notes = [*inventory.assumptions, *inventory.warnings, *left_out]
         return self._answer(search, notes, fits_now=True)
 
     def _on_emptied(self, emptied: Inventory) -> PlanResult:
@@ -197,11 +197,12 @@ class Planner:
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
         pools, left_out = build_pools(emptied, self._spec)
         engine_pools = server_pools(emptied, self._spec)
-        notes = [*emptied.warnings, *left_out]
+        reasons = [*emptied.warnings, *left_out]
         search = Search(self._footprints, pools, engine_pools)
         if search.is_feasible:
             if search.choice is None:
                 return _too_slow(search)
+            notes = [*emptied.assumptions, *reasons]
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
             larger = emptied.with_larger_disks
@@ -210,7 +211,7 @@ class Planner:
             on_larger_disks = Search(self._footprints, pools, engine_pools)
             if on_larger_disks.is_feasible:
                 return disk_shortage_result(self._demand, emptied.warnings)
-        refusal = _nowhere(self._footprints, search, emptied, notes)
+        refusal = _nowhere(self._footprints, search, emptied, reasons)
         result = _with_hardware(refusal, self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 

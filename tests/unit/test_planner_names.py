@@ -114,7 +114,7 @@ def test_host_memory_is_given_or_said_to_be_assumed() -> None:
     assumed, given_ = parse_gpus("2x4xL4"), parse_gpus("2x4xL4", 100 * GIB)
     assert assumed.nodes[0].host_memory_total == allocatable_memory(512 * GIB)
     assert given_.nodes[0].host_memory_total == allocatable_memory(100 * GIB)
-    assert given_.warnings == ()
+    assert given_.assumptions == ()
     chosen = plan_job(spec(LLAMA_1B), assumed).chosen
     assert chosen is not None
     assert (
@@ -124,9 +124,15 @@ def test_host_memory_is_given_or_said_to_be_assumed() -> None:
 
 
 def test_more_gpus_than_a_machine_has_are_said_to_be_of_one_node() -> None:
-    (note,) = parse_gpus("64xH100", 8192 * GIB).warnings
+    (note,) = parse_gpus("64xH100", 8192 * GIB).assumptions
     assert note == "64xH100 is one node of 64 GPUs: for nodes of 8 write 8x8xH100"
-    assert parse_gpus("2x16xA100", 2048 * GIB).warnings == ()
+    assert parse_gpus("2x16xA100", 2048 * GIB).assumptions == ()
+
+
+def test_what_is_assumed_of_a_node_is_no_reason_of_a_refusal() -> None:
+    message = plan_job(spec(LLAMA_1B), parse_gpus("T4")).message
+    assert message.startswith("no node has GPUs that this job may use: Tesla-T4 has compute")
+    assert "are assumed" not in message
 
 
 def test_a_refusal_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:

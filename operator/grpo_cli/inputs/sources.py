@@ -96,7 +96,7 @@ def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = N
     facts = read_facts(options, spec)
     result = plan_job(spec, there, facts=facts, learned=learned, measured=measured)
     if result.chosen is None:
-        for warning in there.warnings:
+        for warning in there.assumptions + there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
     return result
 

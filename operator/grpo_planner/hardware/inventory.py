@@ -95,6 +95,8 @@ class Inventory:
     """Whether nodes say how much ephemeral storage they have, so that pods may request it."""
     short_of_disk: tuple[Node, ...] = ()
     """Nodes that would do, but for the room on their disks; `warnings` has a sentence of each."""
+    assumptions: tuple[str, ...] = ()
+    """Sentences about how the inventory was read; warnings that never explain a refusal."""
 
     @cached_property
     def without_usage(self) -> "Inventory":

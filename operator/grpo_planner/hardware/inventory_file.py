@@ -113,16 +113,16 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         problem = unknown_product(name)
         raise InventoryInvalid(f"{text!r}: {problem}")
     host_gib: float
-    warnings: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     if match[1] is None and gpus > USUAL_GPUS:
         nodes = math.ceil(gpus / USUAL_GPUS)
-        warnings += (
+        assumptions += (
             f"{text} is one node of {gpus} GPUs: for nodes of {USUAL_GPUS} write "
             f"{nodes}x{USUAL_GPUS}x{name}",
         )
     if host_memory is None:
         host_gib = DEFAULT_HOST_GIB * gpus
-        warnings += (
+        assumptions += (
             f"{host_gib} GiB of host memory per node are assumed: say how much there is by "
             "--host-memory",
         )
@@ -138,7 +138,7 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         })  # fmt: skip
     except ValidationError as error:
         raise InventoryInvalid(f"{text!r}: {_problems_of(error)}") from error
-    return Inventory((_node(group),), warnings, reports_disk=True)
+    return Inventory((_node(group),), assumptions=assumptions, reports_disk=True)
 
 
 def _problems_of(error: ValidationError) -> str:
