@@ -50,7 +50,8 @@ Once a job has run some steps, its next plans use the seconds and lengths of the
   time and never memory.
 - **Updates.** Matrix products, what lies between them, and what an update takes beside both. TRL pads
   the completions of a process to the longest of its generation, and trains on the padding. Published
-  runs are packed and counted without it.
+  runs are packed and counted without it. The reference and, off policy or beside an engine that is
+  compared with, the policy itself score each completion once without gradients.
 - **Links.** Ring collectives over the slowest link; of ZeRO-3's, the part that computing does not
   hide. The weights to an engine by bytes and by tensors.
 

@@ -274,5 +274,7 @@ def _setups(
             checkpointing=recomputes,
             gather=gather,
             reference=way.strategy,
+            # TRL compares an engine's log-probabilities with the policy's own.
+            scores_old_policy=engine is not None and training.has_engine_comparison,
             engine=engine,
         )

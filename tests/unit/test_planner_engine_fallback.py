@@ -110,7 +110,7 @@ def test_the_fastest_sharing_of_gpus_is_taken() -> None:
 
 
 def test_the_limit_of_cost_is_twice_the_plan_that_failed_first() -> None:
-    run = begun(LLAMA_1B, nodes(1, 1, H100), training__maxCompletionLength=64)
+    run = begun(LLAMA_1B, nodes(1, 1, H100), training__maxCompletionLength=128)
     plain = gpu_seconds(run.with_engine(None, None))
     assert plain is not None
     assert fallback_plan(failed(run, "Transformers", plain / 1.99)).engine is None

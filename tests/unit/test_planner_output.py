@@ -258,7 +258,10 @@ def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -
         )
         == 0
     )
-    assert "my/model  planned" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "my/model planned" in out
+    assert "times count prompts of 64 tokens, the limit, and completions of" in out
+    assert "(spec.training.expectedCompletionLength)" in out
     assert main([*asked, "--completion-length", "0"]) == 2
     assert "spec.training.maxCompletionLength" in capsys.readouterr().err
 

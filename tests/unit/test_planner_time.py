@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_api.plan.learned import Learned, MeasuredLinks
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Node
 from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Setup
@@ -149,3 +150,31 @@ def test_what_an_attempt_measured_is_as_good_as_declared_and_what_is_declared_st
     assert plan_job(job, inventory(twice), learned=known).chosen == plan(job, twice)
     others = known.model_copy(update={"links": links.model_copy(update={"gpu_product": L4})})
     assert plan_job(job, inventory(group), learned=others).chosen == plan(job, group)
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_completions_are_scored_once_however_often_they_are_trained_on(zero: Any) -> None:
+    def scoring(iterations: int) -> float:
+        setup = replace(SETUP, zero=zero, iterations=iterations)
+        scored = replace(setup, reference="Sharded", scores_old_policy=True)
+        times = time(scored), time(setup)
+        ours, without = (one.compute + one.communication for one in times)
+        return ours - without
+
+    assert scoring(4) == pytest.approx(scoring(1) / 4)
+
+
+@pytest.mark.parametrize("product", [L4, H100])
+def test_an_engine_that_is_compared_with_costs_the_policy_a_pass(product: str) -> None:
+    """TRL computes the policy's log-probabilities of all that an engine has sampled."""
+
+    def chosen(mode: str) -> ExecutionPlan:
+        sampling = {"training__importanceSampling": {"mode": mode}}
+        job = spec(LLAMA_1B, generation__engine="Colocated", training__beta=0, **sampling)
+        return plan(job, nodes(1, 1, product))
+
+    compared, alone = chosen("truncate"), chosen("none")
+    assert compared.memory is not None
+    assert alone.memory is not None
+    assert compared.memory.phases.reference > 0
+    assert (compared.estimated_step_seconds or 0) > 1.05 * (alone.estimated_step_seconds or 0)

@@ -217,6 +217,8 @@ def _one(options: Namespace, request: JobRequest) -> int:
         plan_table.show_plan(console(), name, result, everything=options.all)
         if job_class:
             console().print(job_classes.class_message(spec, job_class))
+        if result.chosen:
+            plan_table.show_lengths(console(), spec, result.chosen, learned)
         if result.chosen and not options.model:
             plan_table.show_export(console(), name, spec, result.chosen)
             plan_table.show_staged(console(), spec)

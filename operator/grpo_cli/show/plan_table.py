@@ -211,6 +211,22 @@ def _disk(plan: ExecutionPlan) -> str:
     return f"ephemeral storage per pod {gib(plan.ephemeral_storage_bytes):.1f} GiB"
 
 
+def show_lengths(
+    out: Console, spec: GRPOJobSpec, plan: ExecutionPlan, learned: Learned | None
+) -> None:
+    """Prints the lengths that the plan's times count, and what sets them where they are assumed."""
+    mean = plan.expected_completion_length
+    if mean is None:
+        return
+    prompts = learned.prompts if learned else None
+    prompt = f"{spec.training.max_prompt_length} tokens, the limit"
+    if prompts:
+        prompt = f"{prompts.mean} tokens"
+    is_given = spec.training.expected_completion_length is not None
+    way = "" if is_given else " (spec.training.expectedCompletionLength)"
+    out.print(f"times count prompts of {prompt}, and completions of {mean} in the mean{way}")
+
+
 def show_staged(out: Console, spec: GRPOJobSpec) -> None:
     """Prints what a pod has on its node's disk of checkpoints and exports that go elsewhere, if
     there is any."""

@@ -98,7 +98,10 @@ class Setup:
     reference: Strategy = "None"
     """Reference strategy."""
     scores_old_policy: bool = False
-    """The policy's own log-probabilities are computed before the update (off-policy steps)."""
+    """The policy's own log-probabilities are computed before the update (steps off policy, or an
+    engine to compare with)."""
+    iterations: int = 1
+    """Times that completions are trained on; their log-probabilities are computed once."""
     engine: Engine | None = None
     """What samples in the policy's place; None where it generates by itself. A colocated one
     samples `generation_batch` completions of each of its processes at a time."""

@@ -57,7 +57,7 @@ class Run:
         adapter = self.spec.adapter
         lora_rank = adapter.rank if plan.method == "LoRA" else 0
         lora_targets = tuple(adapter.target_modules)
-        updates = batch.updates_per_generation(self.spec)
+        has_engine = plan.engine is not None
         return Setup(
             precision=self._precision,
             prompt=training.max_prompt_length,
@@ -77,7 +77,8 @@ class Run:
             sorts_words=training.top_p < 1,
             gather=plan.gather_for_generation,
             reference=reference,
-            scores_old_policy=updates > 1,
+            iterations=training.num_iterations,
+            scores_old_policy=batch.should_score_old_policy(self.spec, has_engine=has_engine),
             engine=self._engine,
         )
 

@@ -52,6 +52,13 @@ def updates_per_generation(spec: GRPOJobSpec) -> int:
     return generations_ahead(spec) * spec.training.num_iterations
 
 
+def should_score_old_policy(spec: GRPOJobSpec, *, has_engine: bool) -> bool:
+    """True if the policy's own log-probabilities are computed before the update: for steps off
+    policy, and to compare an engine's with (TRL's _generate_and_score_completions)."""
+    is_compared = has_engine and spec.training.has_engine_comparison
+    return is_compared or updates_per_generation(spec) > 1
+
+
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending."""
     # Each divisor up to the root has its partner above it, so the root bounds the work.

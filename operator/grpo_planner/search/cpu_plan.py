@@ -26,6 +26,7 @@ from .batch import (
     generation_sizes,
     indivisible,
     micro_batches,
+    should_score_old_policy,
 )
 from .demand import Demand, step_fields
 from .engine_plan import cpu_engine_plan, engine_warnings
@@ -51,7 +52,10 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         raise indivisible(
             spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each"
         )
-    setup = replace(cpu_setup(spec, method, world, sizes[-1]), engine=cpu_engine(demand))
+    cpu = cpu_engine(demand)
+    scores = should_score_old_policy(spec, has_engine=cpu is not None)
+    setup = cpu_setup(spec, method, world, sizes[-1])
+    setup = replace(setup, engine=cpu, scores_old_policy=scores)
     memory = whole_mib(demand.pod_memory or cpu_pod_bytes(demand, setup, processes))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
     whole = generation_share(spec, world)
@@ -141,6 +145,7 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
         eight_bit=method.eight_bit,
         checkpointing=spec.training.gradient_checkpointing == "Enabled",
         sorts_words=spec.training.top_p < 1,
+        iterations=spec.training.num_iterations,
         reference=method.reference,
     )
 

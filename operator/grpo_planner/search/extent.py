@@ -2,7 +2,7 @@
 step times. The search skips what cannot win."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -35,13 +35,16 @@ class Extent:
     footprints: Footprints = field(repr=False)
     engines: Engines = field(repr=False)
     """Of the search."""
-    training: dict[tuple[int, bool], TrainingTime] = field(default_factory=dict, repr=False)
-    """By micro-batch and checkpointing."""
+    training: dict[tuple[int, bool, bool], TrainingTime] = field(default_factory=dict, repr=False)
+    """By micro-batch, checkpointing and whether the old policy scores."""
     options: dict[Variants, list[Option]] = field(default_factory=dict, repr=False)
     """What fits with an engine, as far as it may be chosen."""
     least_step: float | None = None
-    fitting_training: list[tuple[float, float]] = field(default_factory=list, repr=False)
-    """Times.least_step and fitting_training, once they have been asked for."""
+    fitting_training: dict[bool, list[tuple[float, float]]] = field(
+        default_factory=dict, repr=False
+    )
+    """Times.least_step and fitting_training, once they have been asked for; the latter by whether
+    the old policy scores."""
 
     @cached_property
     def candidates(self) -> tuple[Engine | None, ...]:
@@ -141,8 +144,9 @@ class Times:
     # those of sampling. Places and engines live as long as the search, so their ids stay theirs.
 
     def training(self, extent: Extent, setup: Setup) -> TrainingTime:
-        """Seconds of a step that don't depend on the engine."""
-        key = (setup.micro_batch, setup.checkpointing)
+        """Seconds of a step that depend on the engine only by whether its log-probabilities are
+        compared."""
+        key = (setup.micro_batch, setup.checkpointing, setup.scores_old_policy)
         corrected_time = extent.training.get(key)
         if corrected_time is None:
             place = extent.place
@@ -194,16 +198,27 @@ class Times:
         return site.least_step
 
     def _least_sampling_of(self, extent: Extent) -> float:
-        """The sampling of the same. An offloaded base makes none faster."""
+        """The sampling of the same, with the passes that an engine is compared by. An offloaded
+        base makes none faster."""
         key = (id(extent.place), extent.precision, extent.method.zero == 3)
         if key not in self._least_sampling:
             stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
             by_gpus = {_sort_of(variants.engine): variants for variants in stand_in.variants}
-            seconds = (self.least_sampling(stand_in, variants) for variants in by_gpus.values())
+            seconds = (
+                self.least_sampling(stand_in, variants) + self._comparison(stand_in, variants)
+                for variants in by_gpus.values()
+            )
             # There may be no room for the only engine that is allowed.
             self._least_sampling[key] = min(seconds, default=inf)
         return self._least_sampling[key]
+
+    def _comparison(self, extent: Extent, variants: Variants) -> float:
+        """Least seconds of the policy's passes that an engine is compared by."""
+        alone, _ = extent.without_engine.quickest
+        with_engine, _ = variants.quickest
+        scored = replace(alone, scores_old_policy=with_engine.scores_old_policy)
+        return sum(self.training(extent, scored)) - sum(self.training(extent, alone))
 
     def least_sampling(self, extent: Extent, variants: Variants) -> float:
         """Seconds of sampling with an engine at the fastest settings, whether or not they fit."""
@@ -237,22 +252,25 @@ class Times:
                     break
         return faster
 
-    def fitting_training(self, extent: Extent) -> list[tuple[float, float]]:
-        """For each share of a GPU that is weighed: the least seconds of training alone, and the
-        factor by which its risk makes them count longer."""
-        if not extent.fitting_training:
+    def fitting_training(self, extent: Extent, variants: Variants) -> list[tuple[float, float]]:
+        """For each share of a GPU that is weighed: the least seconds of training beside an engine
+        that takes nothing, and the factor by which its risk makes them count longer."""
+        scores = variants.quickest[0].scores_old_policy
+        if scores not in extent.fitting_training:
+            fitting = extent.fitting_training[scores] = []
             alone = extent.without_engine
             quickest, _ = alone.quickest
             for share, crowded in zip(SHARES, CROWDED, strict=True):
                 limit = int(share * extent.place.pool.usable_bytes)
                 setups = list(alone.training_setups(limit))
-                times = [sum(self.training(extent, setup)) for setup in setups]
+                scored = (replace(setup, scores_old_policy=scores) for setup in setups)
+                times = [sum(self.training(extent, setup)) for setup in scored]
                 if times:
-                    extent.fitting_training.append((min(times), crowded))
+                    fitting.append((min(times), crowded))
                 if quickest in setups:
                     # More room makes nothing faster.
                     break
-        return extent.fitting_training
+        return extent.fitting_training[scores]
 
     def sampling(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
         """Seconds of a step that depend on the engine."""

@@ -82,6 +82,10 @@ class Variants:
         """Works nothing out yet."""
         self._demand, self._predictor = of.demand, of.predictor
         self._whole = batch.generation_share(of.demand.spec, world)
+        has_engine = engine is not None
+        self._scores_old_policy = batch.should_score_old_policy(
+            of.demand.spec, has_engine=has_engine
+        )
         self._alone = self
         if engine:
             self._alone = of.variants(world, method, precision, None)
@@ -342,7 +346,8 @@ class Variants:
             sorts_words=spec.training.top_p < 1,
             gather=gather,
             reference=method.reference,
-            scores_old_policy=self._demand.updates_per_generation > 1,
+            iterations=spec.training.num_iterations,
+            scores_old_policy=self._scores_old_policy,
             engine=engine,
         )
 

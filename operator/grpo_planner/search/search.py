@@ -334,7 +334,7 @@ class Search:
         risk = place_risk(place, method, variants.engine)
         return min(
             score(aim, place, training + sampling, risk * crowded, beside=gpus_beside)
-            for training, crowded in self._times.fitting_training(extent)
+            for training, crowded in self._times.fitting_training(extent, variants)
         )
 
     def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:

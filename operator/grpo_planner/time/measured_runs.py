@@ -97,9 +97,14 @@ MOST_ROWS, MOST_PER_SETTING = 400, 3
 """Rows of a file or ConfigMap, about 250 KB, and those of one setting: the newest stay."""
 
 
+FORMULA = 2
+"""Version of the time model's terms: 2 counts the passes that an engine is compared by."""
+
+
 def fit_id() -> str:
-    """The constants that predictions were made with, in eight letters."""
-    text = ",".join(f"{name}={value:.6g}" for name, value in asdict(FITTED).items())
+    """The terms and constants that predictions were made with, in eight letters."""
+    constants = ",".join(f"{name}={value:.6g}" for name, value in asdict(FITTED).items())
+    text = f"{FORMULA}:{constants}"
     return sha256(text.encode()).hexdigest()[:8]
 
 

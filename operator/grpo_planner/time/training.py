@@ -83,8 +83,8 @@ def pass_seconds(
 
 
 def scoring_passes(setup: Setup) -> int:
-    """Passes without gradients over the step's completions: the reference's, and the old policy's
-    off policy."""
+    """Passes without gradients over a generation's completions: the reference's, and the old
+    policy's."""
     return (setup.reference != "None") + setup.scores_old_policy
 
 
@@ -115,7 +115,7 @@ def compute_seconds(
 ) -> float:
     """Training and log-probabilities of one step whose sequences have `length` tokens, and what an
     update takes beside its products."""
-    passes = training_passes(setup, constants) + scoring_passes(setup)
+    passes = training_passes(setup, constants) + scoring_passes(setup) / setup.iterations
     seconds_per_pass = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
     return passes * setup.accumulation * seconds_per_pass + constants.step_seconds
 
@@ -137,7 +137,8 @@ def communication_seconds(
     if setup.zero == 2:
         return (setup.accumulation + 1) * gradients
     model = setup.weight_bytes * shape.parameters * share / link + shape.layers * latency
-    return exposed * setup.accumulation * (gradients + (2 + scoring_passes(setup)) * model)
+    passes = 2 + scoring_passes(setup) / setup.iterations
+    return exposed * setup.accumulation * (gradients + passes * model)
 
 
 def offload_seconds(shape: Shape, setup: Setup) -> float:
