@@ -49,7 +49,7 @@ from tests.unit.operator_world import (
 from tests.unit.planning import A10G, H100, LLAMA_1B, QWEN_7B, inventory, nodes
 
 THERE = inventory(nodes(1, 8, H100))
-LENGTHS = {"cheap": 64, "dear": 1024}
+LENGTHS = {"cheap": 128, "dear": 1024}
 """Completion lengths with which Transformers costs less and more than MOST_COSTLY times an
 engine."""
 PERMANENT_CAUSES = ("Missing", "Unprovable")
