@@ -1,8 +1,9 @@
 """Learning where an engine keeps weights, on models that load as vLLM's do: fused, split over GPUs,
 padded, derived."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints, tensor_hash
 from grpo_trainer.engine_pod.layout import Layout, learn_layout, live_part
+from grpo_trainer.engine_pod.weight_receiver import WeightsWorker
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -183,3 +185,151 @@ def test_writes_of_one_name_keep_their_order() -> None:
     writes = learn_layout(engine, engine.load_weights, engine.shapes, torch.float32).writes
     offsets = [writes[str(part)][0].target[0] for part in range(3)]
     assert all(first < second for first, second in pairwise(offsets))
+
+
+class Network(nn.Module):
+    """What an engine may hold: a head of its own or the embedding, norms, biases, a rotary table,
+    and the cache's scale, which vLLM keeps as a buffer and as a number."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.square, self.norm = nn.Linear(4, 4), nn.LayerNorm(4, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.register_buffer("table", torch.arange(16.0).view(4, 4), persistent=False)
+        self.register_buffer("_k_scale", torch.tensor(1.0))
+        self._k_scale_float = 1.0
+
+    def load_weights(self, weights: Weights) -> None:
+        """Each to the parameter of its name."""
+        for name, tensor in weights:
+            self.get_parameter(name).data.copy_(tensor)
+
+
+def permuted(values: torch.Tensor) -> torch.Tensor:
+    """The rows, or elements, in another order."""
+    return values.roll(1, 0)
+
+
+def with_infinity(values: torch.Tensor, value: float) -> torch.Tensor:
+    """The last element replaced."""
+    changed = values.clone()
+    changed.view(-1)[-1] = value
+    return changed
+
+
+def last_bit_flipped(values: torch.Tensor) -> torch.Tensor:
+    """The lowest bit of the last element."""
+    changed = values.clone()
+    changed.view(-1).view(torch.int32)[-1] ^= 1
+    return changed
+
+
+def cancelling(values: torch.Tensor) -> torch.Tensor:
+    """As much more in the first element's bits as less in the last's."""
+    changed = values.clone()
+    changed.view(-1).view(torch.int32)[0] += 8
+    changed.view(-1).view(torch.int32)[-1] -= 8
+    return changed
+
+
+def other_payload(values: torch.Tensor) -> torch.Tensor:
+    """Bits of a NaN."""
+    changed = values.clone()
+    changed.view(-1).view(torch.int32)[-1] = 0x7FC00001
+    return changed
+
+
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "permuted": permuted,
+    "last bit": last_bit_flipped,
+    "cancelling": cancelling,
+    "NaN": other_payload,
+    "infinite": lambda values: with_infinity(values, float("inf")),
+    "negative zero": lambda values: with_infinity(values, -0.0),
+    "reversed": lambda values: values.flip(0),
+    "rounded": lambda values: values.bfloat16().float(),
+    "doubled": lambda values: values * 2,
+    "dtype of the same values": lambda values: values.double(),
+}
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dtype of the same bits": lambda values: values.view(torch.int32),
+    "transposed": lambda values: values.t(),
+    "one row for all": lambda values: values[:1].expand_as(values),
+    "a part": lambda values: values[:-1],
+}
+PARAMETERS = ("embedding.weight", "head.weight", "square.weight", "square.bias", "norm.weight")
+BUFFERS = ("table", "_k_scale")
+
+
+def set_tensor(network: nn.Module, name: str, values: torch.Tensor, *, in_place: bool) -> None:
+    """New values of a parameter or buffer: into its memory, or in memory of their own."""
+    owner_name, _, attribute = name.rpartition(".")
+    owner = network.get_submodule(owner_name)
+    if in_place and values.dtype == getattr(owner, attribute).dtype:
+        getattr(owner, attribute).data.copy_(values.clone())
+    elif name in BUFFERS:
+        owner._buffers[attribute] = values
+    else:
+        owner._parameters[attribute] = nn.Parameter(values, requires_grad=False)
+
+
+def synced_worker(tied: bool) -> tuple[Network, Callable[[], list[str]]]:
+    """A network that was synced, and what a proof of it finds to differ."""
+    network, worker = Network(tied), WeightsWorker()
+    worker.model_runner = SimpleNamespace(model=network)
+    worker.vllm_config = SimpleNamespace(additional_config={})
+    shapes = {name: tuple(values.shape) for name, values in network.named_parameters()}
+    layout, problems = worker.weights_learn(
+        {name: list(shape) for name, shape in shapes.items()}, "float32"
+    )
+    assert problems == []
+    tensors = sent(shapes, 3)
+    # A zero, whose sign is one of the poisons.
+    for tensor in tensors.values():
+        tensor.view(-1)[-1] = 0.0
+    for name, tensor in tensors.items():
+        worker.weights_load(name, tensor)
+
+    def differing() -> list[str]:
+        wanted = {
+            name: expected_prints(values, layout[name], 5) for name, values in tensors.items()
+        }
+        return differing_names(wanted, worker.weights_prints(5))
+
+    return network, differing
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("poison", [*COPIES, *VIEWS])
+@pytest.mark.parametrize("name", [*PARAMETERS, *BUFFERS])
+def test_every_poison_of_every_tensor_is_named(name: str, poison: str, tied: bool) -> None:
+    for in_place in (True, False) if poison in COPIES else (False,):
+        network, differing = synced_worker(tied)
+        assert differing() == []
+        before = network.get_parameter(name) if name in PARAMETERS else network.get_buffer(name)
+        try:
+            values = {**COPIES, **VIEWS}[poison](before.detach())
+        except IndexError:  # a number has no part
+            return
+        is_same = values.dtype == before.dtype and values.shape == before.shape
+        is_same = is_same and torch.equal(
+            values.contiguous().view(torch.int32), before.detach().contiguous().view(torch.int32)
+        )
+        if not is_same:
+            set_tensor(network, name, values, in_place=in_place)
+            assert differing() != [], in_place
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_an_engine_gets_beside_its_tensors_is_named(tied: bool) -> None:
+    poisons: list[Callable[[Network], object]] = [
+        lambda network: network.norm.register_parameter("bias", nn.Parameter(torch.zeros(4))),
+        lambda network: network.register_buffer("other", torch.ones(1)),
+        lambda network: setattr(network, "_k_scale_float", 2.0),
+    ]
+    for poison in poisons:
+        network, differing = synced_worker(tied)
+        poison(network)
+        assert differing() != []

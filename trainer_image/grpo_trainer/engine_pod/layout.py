@@ -123,6 +123,17 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def parameter_views(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    """By each of a parameter's names: its dtype, the elements of its storage that it is, and the
+    first name of that storage. A proof hashes storages, in which another view of the same bits and
+    an untied copy don't show."""
+    owners = _owners(model)
+    return {
+        name: (parameter.dtype, *_strided(parameter), owners.get(_address(parameter), name))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
 class _Watch(TorchDispatchMode):
     """Sees every operation that writes into the storage of a parameter."""
 

@@ -8,7 +8,8 @@ goes from rank 0 straight into the process that holds the live model.
 
 Nothing is sent for buffers, such as rotary tables and scales, and the engine computes with them all
 the same. The worker hashes them when it learns the layout, and every later proof names those that
-have changed since. It does so after vLLM's sleep, too, which saves and restores them.
+have changed since. It does so after vLLM's sleep, too, which saves and restores them. The views by
+which parameters read their storages, and the cache's scales as numbers, may not change either.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from .hash_check import new_seed, tensor_hash
-from .layout import Layout, Strided, learn_layout, live_part
+from .layout import Layout, Strided, learn_layout, live_part, parameter_views
 from .transfer import Meeting, WeightGroup, join_group
 from .vllm_arguments import LOGITS_TEMPERATURE
 
@@ -30,8 +31,8 @@ class WeightsWorker:
     vllm_config: Any
     _compute_logits: Callable[..., torch.Tensor | None] | None = None
     _weights_layout: Layout
-    _buffers_seed: int
-    _buffers_prints: dict[str, int]
+    _fixed_seed: int
+    _fixed_parts: dict[str, object]
 
     def weights_learn(
         self, shapes: dict[str, list[int]], dtype: str
@@ -51,8 +52,8 @@ class WeightsWorker:
         self._weights_layout = layout = learn_layout(
             model, model.load_weights, sizes, getattr(torch, dtype)
         )
-        self._buffers_seed = new_seed()
-        self._buffers_prints = self._hash_buffers()
+        self._fixed_seed = new_seed()
+        self._fixed_parts = self._describe_fixed()
         sources: dict[str, list[Strided | None]] = {}
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
@@ -95,24 +96,37 @@ class WeightsWorker:
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
         """Hashes of what each name has written, as it lies in the live model now, in the order of
-        `weights_learn`; and of every buffer that has changed since, under a name that nobody has
-        sent, so that the comparison fails with it."""
+        `weights_learn`; and whatever else has changed since, under a name that nobody has sent, so
+        that the comparison fails with it."""
         model = self.model_runner.model
         prints: dict[str, list[int]] = {}
         for name, group in self._weights_layout.writes.items():
             prints[name] = [tensor_hash(live_part(model, write), seed) for write in group]
-        buffers = self._hash_buffers()
-        for name in buffers.keys() | self._buffers_prints.keys():
-            if buffers.get(name) != self._buffers_prints.get(name):
-                prints[f"{name} (buffer)"] = [buffers.get(name, 0)]
+        fixed = self._describe_fixed()
+        for name in fixed.keys() | self._fixed_parts.keys():
+            if fixed.get(name) != self._fixed_parts.get(name):
+                prints[name] = [0]
         return prints
 
-    def _hash_buffers(self) -> dict[str, int]:
-        """Hashes of the live model's buffers, by name."""
-        return {
-            name: tensor_hash(buffer, self._buffers_seed)
-            for name, buffer in self.model_runner.model.named_buffers()
+    def _describe_fixed(self) -> dict[str, object]:
+        """What no sync changes, by name: buffers with their hashes, parameters with their views,
+        and the cache's scales, which vLLM also keeps as numbers."""
+        model = self.model_runner.model
+        fixed: dict[str, object] = {
+            f"{name} (buffer)": (
+                buffer.dtype,
+                buffer.shape,
+                tensor_hash(buffer, self._fixed_seed),
+            )
+            for name, buffer in model.named_buffers()
         }
+        for name, view in parameter_views(model).items():
+            fixed[f"{name} (view)"] = view
+        for name, module in model.named_modules():
+            for attribute, value in vars(module).items():
+                if attribute.endswith("_scale_float"):
+                    fixed[f"{name}.{attribute}"] = repr(value)
+        return fixed
 
 
 class ReceivingWorker(WeightsWorker):
