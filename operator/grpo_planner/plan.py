@@ -24,6 +24,7 @@ from .explain.no_capacity import (
     is_without_engine_for_experts,
     place_rejection,
     smallest_hardware,
+    without_engine,
     without_size,
 )
 from .hardware.inventory import Inventory, declared_inventory
@@ -129,7 +130,7 @@ class Planner:
         if self._spec.placement.provisioning == "CreatePods":
             inventory = declared_inventory(self._spec.placement)
         if is_without_engine_for_experts(self._demand):
-            return self._refuse_experts
+            return self._refuse_experts_on(self._as_measured(inventory))
         inventory = self._as_measured(inventory)
         result = self._on_free(inventory)
         return result or self._on_emptied(_empty(inventory))
@@ -137,6 +138,13 @@ class Planner:
     @cached_property
     def _refuse_experts(self) -> PlanResult:
         return experts_result(self._demand, _planner_elsewhere(self._footprints))
+
+    def _refuse_experts_on(self, inventory: Inventory) -> PlanResult:
+        """The refusal, with its fix where that has a plan on these nodes."""
+        planner = _planner_elsewhere(self._footprints)(without_engine(self._spec))
+        if planner(_empty(inventory)):
+            return self._refuse_experts
+        return self._refuse_experts.model_copy(update={"fixes": []})
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; []

@@ -322,6 +322,10 @@ def test_experts_that_no_engine_can_serve_are_refused_with_the_hardware_that_bea
     for change in fix.changes:
         pinned = with_value(pinned, change.path, yaml.safe_load(change.value))
     assert result(pinned, nodes(8, 8, H100)).feasible, fix
+    small = nodes(1, 1, H100, 16)
+    one_gpu = result(job(model, generation__engine="Auto"), small)
+    assert not result(overruled, small).feasible
+    assert (one_gpu.message, one_gpu.fixes) == (answer.message, [])
     hardware = answer.hardware
     if hardware is None:
         assert "no hardware of up to 64 GPUs has steps below 10 minutes" in answer.message

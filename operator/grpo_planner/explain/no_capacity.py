@@ -67,6 +67,11 @@ def is_without_engine_for_experts(demand: Demand) -> bool:
     return bool(demand.shape.experts) and engine == "Auto" and not demand.has_given_up_engine
 
 
+def without_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
+    """The spec with Transformers in place of an engine, and without an engine's settings."""
+    return spec.model_copy(update={"generation": GenerationSpec(engine="Transformers")})
+
+
 def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     """The refusal of a mixture of experts, which the user may overrule: without an engine such a
     model takes many times as long as with one.
@@ -74,8 +79,7 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     It names the smallest hardware on which that is bearable: what was asked for is trained, its
     optimizer on the GPUs, in steps of minutes.
     """
-    without_engine = GenerationSpec(engine="Transformers")
-    spec = demand.spec.model_copy(update={"generation": without_engine})
+    spec = without_engine(demand.spec)
 
     def bearable_planner(spec: GRPOJobSpec) -> Callable[[Inventory], Option | None]:
         plan = planner(spec)
