@@ -29,6 +29,7 @@ from grpo_codegen.stories.logged_runs import (
     SICK,
     STEPS,
     WELL,
+    Line,
     Noisy,
     always,
     logged_steps,
@@ -272,6 +273,65 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
     assert [one.finding for one in diagnose(rows(steps))] == ["RewardHacking"]
     well = [row for row in steps if "eval_reward" not in row or row["step"] <= CHANGE]
     assert diagnose(rows(well)) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_evaluation_of_256_prompts_that_stands_still_is_no_hacking(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = [
+        row | ({"eval_reward": chance.gauss(0.5, 0.03)} if row["step"] % 25 == 0 else {})
+        for row in logged_steps(seed=seed)
+    ]
+    assert first_found(steps) == {}
+
+
+def few_prompts(seed: int, right: Line, prompts: int) -> list[dict[str, Any]]:
+    """Steps with so few prompts, of very different difficulty; binary rewards of groups of 8."""
+    chance = random.Random(seed)
+    steps = logged_steps({"rewards/accuracy/mean": None, "rewards/format/mean": None}, seed)
+    for row in steps:
+        odds = right(row["step"])
+        chances = [chance.betavariate(1.5 * odds, 1.5 * (1 - odds)) for _ in range(prompts)]
+        counts = [sum(chance.random() < each for _ in range(8)) for each in chances]
+        row["reward"] = sum(counts) / 8 / prompts
+        row["frac_reward_zero_std"] = sum(count in (0, 8) for count in counts) / prompts
+    return steps
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reward_of_few_prompts_that_stands_still_is_not_falling(seed: int, prompts: int) -> None:
+    assert "RewardFalling" not in first_found(few_prompts(seed, always(0.5), prompts))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_falling_reward_of_few_prompts_is_named(seed: int) -> None:
+    assert "RewardFalling" in first_found(few_prompts(seed, ramp(0.7, 0.1), 2))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reward_that_is_traded_off_mildly_is_not_hacked(seed: int) -> None:
+    lines = {
+        "rewards/format/mean": Noisy(ramp(0.5, 0.43, STEPS), 0.08),
+        "rewards/accuracy/mean": Noisy(ramp(0.3, 1.1, STEPS), 0.08),
+    }
+    assert first_found(logged_steps(lines, seed)) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_completions_that_are_all_cut_and_get_no_better_are_named(seed: int) -> None:
+    cut = {f"completions/{key}_length": Noisy(always(512), 0) for key in ("mean", "min", "max")}
+    cut |= {"completions/clipped_ratio": Noisy(always(1.0), 0), "reward": Noisy(always(0.3), 0.1)}
+    assert first_found(logged_steps(cut, seed))["Truncating"] < STEPS / 4
+
+
+def test_gradients_that_are_no_numbers_every_other_step_are_named() -> None:
+    def gradient(step: int) -> float:
+        return math.nan if step > CHANGE and step % 2 else 0.6
+
+    assert CHANGE < first_found(logged_steps({"grad_norm": Noisy(gradient)}))["StepsTooLarge"] < 80
+    once = logged_steps({"grad_norm": Noisy(lambda step: math.nan if step == CHANGE else 0.6)})
+    assert first_found(once) == {}
 
 
 def test_completions_without_any_token_are_a_length_to_compare_with() -> None:

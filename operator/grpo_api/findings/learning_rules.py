@@ -5,7 +5,7 @@ Where too little is known, it returns None.
 """
 
 import math
-from itertools import pairwise
+from statistics import median
 
 from . import thresholds as limits
 from .run_numbers import (
@@ -18,6 +18,7 @@ from .run_numbers import (
     RunLimits,
     RunNumbers,
     Verdict,
+    error_of_level,
 )
 
 GROUPS_WINDOW = 20
@@ -25,15 +26,22 @@ GROUPS_WINDOW = 20
 DEAD_WINDOW = 8
 """Generations without any live group that need no longer look."""
 NEARLY_ALL = 0.99
+TRUNCATED_STEPS = 3 * SMOOTH
+"""Steps within which a reward must gain for completions that were always cut: a level, and one that
+is clearly later."""
 LONG = 50
 """Steps over which a reward must gain for cut completions to count as paid for."""
 PATIENCE = 20
 """Steps without a better reward after which a greater KL or length is held against it."""
-NO_GRADIENT = 2.0
-"""Score of a step whose gradient is infinite or NaN. One alone does not matter: a gradient scaler
-leaves it out."""
+NO_GRADIENT = 0.5
+"""Share of steps whose gradient is infinite or NaN. Few do not matter: a gradient scaler leaves
+them out."""
+LEAST_GAIN = 0.5
+"""Share of its best value that counts as the gain of a reward which began near it."""
 EVALUATIONS = 4
 """Evaluations that a trend needs."""
+_MEAN_BEND = 1.9544
+"""Mean of |x - 2y + z| for independent normal x, y, z of standard deviation 1: sqrt(12 / pi)."""
 
 
 def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -90,23 +98,25 @@ def _is_solved(run: RunNumbers) -> bool:
 def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """Completions are cut before they end."""
     key = "completion_clipped_ratio"
-    if not run.has_values(key, 2 * SMOOTH) or _has_fixed_length(run):
+    if not run.has_values(key, TRUNCATED_STEPS) or _is_cut_on_purpose(run):
         return None
     series = run.series[key]
     now, before = series.level(), series.level(ago=SMOOTH)
     has_risen = now >= series.first + limits.TRUNCATED_RISE.value
     is_falling = now < before - max(0.05, limits.NOTICEABLE.value * series.error)
-    is_harmless = is_falling or not (has_risen or not run.has_learned(LONG))
+    is_harmless = is_falling or not (has_risen or not run.has_learned(since=LONG))
     evidence = {"truncated": now, "firstTruncated": series.first}
     return Verdict(0.0 if is_harmless else now / limits.TRUNCATED.value, evidence)
 
 
-def _has_fixed_length(run: RunNumbers) -> bool:
-    """Whether all completions have always had one length, as where none is meant to end."""
+def _is_cut_on_purpose(run: RunNumbers) -> bool:
+    """Whether all completions have always had one length and get better all the same, as where none
+    is meant to end."""
     shortest, longest = (run.series.get(f"completion_length_{end}") for end in ("min", "max"))
     if shortest is None or longest is None or not shortest.count or not longest.count:
         return False
-    return shortest.first == longest.first and shortest.level() == longest.level()
+    has_one_length = shortest.first == longest.first and shortest.level() == longest.level()
+    return has_one_length and run.has_learned(since=None)
 
 
 def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -143,12 +153,15 @@ def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """The reward has been higher."""
     if not run.has_values(REWARD, 2 * SMOOTH) or not run.reward_peak.count:
         return None
-    reward, peak = run.series[REWARD], run.reward_peak
-    spread = run.level("reward_std")
-    gain = max(peak.height, 0.0 if math.isnan(spread) else spread)
-    limit = max(limits.REWARD_LOSS.value * gain, limits.SIGNIFICANT.value * reward.error)
-    evidence = {"reward": reward.level(), "bestReward": peak.value}
-    return Verdict(_ratio(peak.value - reward.level(), limit), evidence)
+    reward, spread = run.series[REWARD], run.level("reward_std")
+    scores = []
+    for peak in (run.reward_peak, run.long_reward_peak):
+        if peak.count:
+            gain = max(peak.height, 0.0 if math.isnan(spread) else spread)
+            limit = peak.least_loss(limits.REWARD_LOSS.value * gain, reward)
+            scores.append(_ratio(peak.loss(reward), limit))
+    evidence = {"reward": reward.level(), "bestReward": run.reward_peak.value}
+    return Verdict(max(scores), evidence)
 
 
 def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -164,25 +177,22 @@ def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:
     fallen, peak = run.rewards[name], run.peaks.get(name)
     if peak is None or not peak.count or fallen.count < 2 * SMOOTH:
         return None
-    loss = peak.value - fallen.level()
-    limit = max(
-        limits.HACKED_LOSS.value * max(peak.height, 0.25 * abs(peak.value)),
-        limits.SIGNIFICANT.value * fallen.error,
-    )
+    size = limits.HACKED_LOSS.value * max(peak.height, LEAST_GAIN * abs(peak.value))
     rival = _gained_most(run, name, peak)
     if rival is None:
         return Verdict(0.0, {})
     other, before = rival
     if peak.value <= 0:
         # A penalty that grows less than another reward gains is its price, as that of long answers.
-        limit = max(limit, limits.HACKED_LOSS.value * (run.rewards[other].level() - before))
+        size = max(size, limits.HACKED_LOSS.value * (run.rewards[other].level() - before))
     evidence = {
         name: fallen.level(),
         f"{name} at its best": peak.value,
         other: run.rewards[other].level(),
         f"{other} then": before,
     }
-    score = _ratio(loss, limit) * (1.0 if _has_side_effect(run, peak) else 0.6)
+    score = _ratio(peak.loss(fallen), peak.least_loss(size, fallen))
+    score *= 1.0 if _has_side_effect(run, peak) else 0.6
     return Verdict(score, evidence)
 
 
@@ -215,20 +225,23 @@ def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
     if len(run.evaluations) < EVALUATIONS or not run.has_values(REWARD):
         return None
     scores = [score for score, _ in run.evaluations]
-    best = max(range(len(scores)), key=lambda at: scores[at])
-    later = scores[best + 1 :]
+    neighbours = list(zip(scores, scores[1:], scores[2:], strict=False))
+    levels = [median(three) for three in neighbours]
+    best = max(range(len(levels)), key=lambda at: levels[at])
     reward = run.series[REWARD]
-    reward_then = run.evaluations[best][1]
+    reward_then = run.evaluations[best + 1][1]
     has_gained = reward.level() > reward_then + limits.NOTICEABLE.value * reward.error
-    if len(later) < 2 or not has_gained:
+    if not has_gained:
         return Verdict(0.0, {})
-    loss = scores[best] - max(later[-2:])
-    noise = sum(abs(after - before) for before, after in pairwise(scores)) / (len(scores) - 1)
-    gain = max(scores[best] - min(scores[: best + 1]), abs(scores[best]) / 4)
-    limit = max(limits.HACKED_LOSS.value * gain, noise)
+    # A trend of few evaluations would count as noise by their jumps, not by how they bend.
+    bends = [abs(before - 2 * between + after) for before, between, after in neighbours]
+    error = error_of_level(sum(bends) / len(bends) / _MEAN_BEND, 3)
+    gain = max(levels[best] - min(levels[: best + 1]), LEAST_GAIN * abs(levels[best]))
+    limit = max(limits.HACKED_LOSS.value * gain, limits.SIGNIFICANT.value * error)
+    loss = levels[best] - levels[-1]
     evidence = {
         "evaluation": scores[-1],
-        "bestEvaluation": scores[best],
+        "bestEvaluation": levels[best],
         "reward": reward.level(),
         "rewardThen": reward_then,
     }
@@ -258,9 +271,10 @@ def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """Gradients grow or are no numbers, or most of a step is clipped."""
     scores: list[float] = []
     evidence: dict[str, float] = {}
-    if run.steps_without_gradient:
-        scores.append(NO_GRADIENT)
-        evidence["stepsWithoutGradient"] = float(run.steps_without_gradient)
+    missing = sum(run.missing_gradients)
+    if missing:
+        scores.append(missing / SMOOTH / NO_GRADIENT)
+        evidence["stepsWithoutGradient"] = float(missing)
     if run.has_values(GRADIENT, 2 * SMOOTH):
         series = run.series[GRADIENT]
         limit = max(limits.GRADIENT_GROWTH.value * series.first, limits.GRADIENT_LEAST.value)

@@ -7,14 +7,14 @@ any length of a run: the trainer judges every step.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
 from .step_row import StepRow
-from .thresholds import BEST_OF_NOISE, NOTICEABLE
+from .thresholds import BEST_OF_NOISE, NOTICEABLE, SIGNIFICANT
 
 
 class Verdict(NamedTuple):
@@ -41,16 +41,26 @@ KEPT = 64
 """Newest values that are kept."""
 KEPT_JUMPS = 256
 """Jumps between neighbours that the noise is taken from: fewer would make it noisy itself."""
-_MAD_OF_DIFFERENCES = 0.9539
-"""Median of |x - y| for independent normal x and y of standard deviation 1: 0.6745 * sqrt(2)."""
+_QUARTILE_OF_DIFFERENCES = 1.6268
+"""Upper quartile of |x - y| for independent normal x and y of standard deviation 1:
+1.1503 * sqrt(2)."""
 _MEDIAN_ERROR = 1.2533
 """Standard error of a median of n normal values, times sqrt(n): sqrt(pi / 2)."""
 
 
-def error_of_level(usual_jump: float, count: int) -> float:
-    """Standard error of a median of `count` values, by the median jump between neighbours."""
-    noise = usual_jump / _MAD_OF_DIFFERENCES
+def error_of_level(noise: float, count: int) -> float:
+    """Standard error of a median of `count` values with this standard deviation."""
     return _MEDIAN_ERROR * noise / math.sqrt(count)
+
+
+def noise_of_jumps(jumps: Iterable[float]) -> float:
+    """Standard deviation of a series by the jumps between its neighbours.
+
+    Their upper quartile and not their median: where a step has one prompt, or one data set of
+    several, up to half of the neighbours are alike by chance.
+    """
+    in_order = sorted(jumps)
+    return in_order[3 * len(in_order) // 4] / _QUARTILE_OF_DIFFERENCES
 
 
 class Series:
@@ -98,6 +108,16 @@ class Series:
         """Median of the `size` newest values before the last `ago`."""
         return median(self.newest(size, ago))
 
+    def bounds(self, size: int = SMOOTH) -> tuple[float, float]:
+        """Median and mean of the `size` newest values, the lower one first.
+
+        Values that are all either high or low, as of one prompt a step, make the median jump; one
+        odd value moves the mean.
+        """
+        window = self.newest(size)
+        middle, average = median(window), sum(window) / len(window)
+        return min(middle, average), max(middle, average)
+
     def newest(self, size: int, ago: int = 0) -> list[float]:
         """The `size` newest values before the last `ago`, oldest first; fewer where there are no
         more."""
@@ -111,18 +131,22 @@ class Series:
         if not self._jumps:
             return 0.0
         if self._error is None:
-            self._error = error_of_level(median(self._jumps), SMOOTH)
+            self._error = error_of_level(noise_of_jumps(self._jumps), SMOOTH)
         return self._error
 
 
 class Peak:
     """The best level of a series so far, and what other series were at when it was reached."""
 
-    __slots__ = ("beside", "count", "lowest", "value")
+    __slots__ = ("beside", "count", "least", "lowest", "size", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SMOOTH) -> None:
+        self.size = size
+        """Values in a level."""
         self.value = -math.inf
         """The level."""
+        self.least = -math.inf
+        """The level, by its lower bound."""
         self.lowest = math.inf
         """The lowest level before it."""
         self.count = 0
@@ -133,18 +157,32 @@ class Peak:
     def is_reached(self, series: Series) -> bool:
         """Return True if the series stands above its best level by more than a level's standard
         error."""
-        least_gain = series.error if math.isfinite(self.value) else 0.0
-        return series.count >= SMOOTH and series.level() > self.value + least_gain
+        least_gain = self.error(series) if math.isfinite(self.value) else 0.0
+        return series.count >= self.size and series.level(self.size) > self.value + least_gain
 
     def move(self, series: Series, beside: dict[str, float]) -> None:
         """Take the series' level as the best one."""
-        self.value, self.count, self.beside = series.level(), series.count, beside
+        self.value, self.count, self.beside = series.level(self.size), series.count, beside
+        self.least = max(self.least, series.bounds(self.size)[0])
         self.lowest = min(self.lowest, self.value)
 
     @property
     def height(self) -> float:
         """How far the series has risen up to its best level."""
         return self.value - self.lowest
+
+    def loss(self, series: Series) -> float:
+        """How far the series has fallen since, from lower bound to upper bound."""
+        return self.least - series.bounds(self.size)[1]
+
+    def least_loss(self, size: float, series: Series) -> float:
+        """Loss that counts as one of this size: the best of many levels was so high by chance."""
+        error = self.error(series)
+        return max(size + BEST_OF_NOISE.value * error, SIGNIFICANT.value * error)
+
+    def error(self, series: Series) -> float:
+        """Standard error of a level."""
+        return series.error * math.sqrt(SMOOTH / self.size)
 
 
 REWARD = "reward"
@@ -202,6 +240,8 @@ class RunNumbers:
         self.series: dict[str, Series] = {}
         self.rewards: dict[str, Series] = {}
         self.reward_peak = Peak()
+        self.long_reward_peak = Peak(4 * SMOOTH)
+        """Shows what falls below the noise of a few steps, as those of one prompt each."""
         self._best_rewards: deque[BestReward] = deque()
         """The best levels so far that noise may explain the newest by, oldest first."""
         self._longest: deque[Longest] = deque(maxlen=KEPT_LENGTHS)
@@ -211,8 +251,8 @@ class RunNumbers:
         """Each with the level of the training reward then."""
         self.steps_without_reward = 0
         """Generations in a row of which no completion had a reward."""
-        self.steps_without_gradient = 0
-        """Steps in a row whose gradient norm is infinite or NaN."""
+        self.missing_gradients: deque[bool] = deque(maxlen=SMOOTH)
+        """Of the newest steps: whether the gradient norm is infinite or NaN."""
         self.saves: deque[float] = deque(maxlen=SAVES)
         """Seconds of the newest checkpoints."""
         self.seconds_since_saves: deque[float] = deque(maxlen=SAVES)
@@ -240,8 +280,7 @@ class RunNumbers:
             self.rank_seconds.append(row.rank_seconds)
         self._count_missing_rewards(row)
         if GRADIENT in values:
-            is_finite = math.isfinite(values[GRADIENT])
-            self.steps_without_gradient = 0 if is_finite else self.steps_without_gradient + 1
+            self.missing_gradients.append(not math.isfinite(values[GRADIENT]))
         self._count_saves(values)
         self._move_peaks(row)
         if row.evaluation is not None and math.isfinite(row.evaluation):
@@ -278,13 +317,14 @@ class RunNumbers:
         """What was when completions became longer than this on average; None if they never did."""
         return next((entry for entry in self._longest if entry.length > length), None)
 
-    def has_learned(self, count: int) -> bool:
-        """Return True if the reward stands noticeably above its level of `count` steps ago."""
+    def has_learned(self, since: int | None) -> bool:
+        """Return True if the reward stands noticeably above its level of so many steps ago, or of
+        the run's beginning."""
         series = self.series.get(REWARD)
         if series is None or series.count < 2 * SMOOTH:
             return False
-        has_earlier = len(series.newest(SMOOTH, count)) == SMOOTH
-        before = series.level(ago=count) if has_earlier else series.first
+        has_earlier = since is not None and len(series.newest(SMOOTH, since)) == SMOOTH
+        before = series.level(ago=since or 0) if has_earlier else series.first
         return series.level() > before + NOTICEABLE.value * series.error
 
     def _count_missing_rewards(self, row: StepRow) -> None:
@@ -318,7 +358,9 @@ class RunNumbers:
                 peak.move(series, self._levels())
 
     def _move_reward_peak(self, reward: Series) -> None:
-        peak = self.reward_peak
+        peak, long_peak = self.reward_peak, self.long_reward_peak
+        if long_peak.is_reached(reward):
+            long_peak.move(reward, {})
         if not peak.is_reached(reward):
             return
         peak.move(reward, self._levels())

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median, median_low
 
 from . import thresholds as limits
-from .run_numbers import RunLimits, RunNumbers, Verdict, error_of_level
+from .run_numbers import RunLimits, RunNumbers, Verdict, error_of_level, noise_of_jumps
 
 REWARD_SECONDS = "seconds/reward"
 
@@ -82,7 +82,7 @@ def _log_ratio_error(ratios_by_step: Sequence[Sequence[float]]) -> float:
         max(abs(after - before) for before, after in zip(*steps, strict=True))
         for steps in pairwise(logs_by_step)
     ]
-    return error_of_level(median(largest_jumps), int(limits.MEASURED_STEPS.value))
+    return error_of_level(noise_of_jumps(largest_jumps), int(limits.MEASURED_STEPS.value))
 
 
 def _bounded_log(ratio: float) -> float:
