@@ -211,6 +211,7 @@ BAD: tuple[Bad, ...] = (
     Bad("wrong-loss", {"training.lossType": "ppo"}, "spec.training.lossType", "dapo"),
     Bad("wrong-accelerator", {"placement.accelerator": "TPU"}, "spec.placement.accelerator", "CPU"),
     Bad("empty-model-name", {"model.name": ""}, "spec.model.name", "at least 1"),
+    Bad("model-by-url", {"model.name": "https://hub/a/b"}, "spec", "write a hub id such as"),
     Bad("model-name-with-space", {"model.name": "my model"}, "spec.model.name", "match"),
     Bad("zero-parameters", {"model.parameters": "0B"}, "spec.model.parameters", "write it as 7B"),
     Bad("small-letter-parameters", {"model.parameters": "7b"}, "spec.model.parameters", "as 7B"),

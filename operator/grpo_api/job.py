@@ -4,6 +4,7 @@ Each field, default, limit and description is written once, in these models. The
 from them, objects are parsed with them, and the trainer reads the same sections inside the plan.
 """
 
+import re
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +33,7 @@ from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
-from .text.names import Image, Name, PullPolicy
+from .text.names import HUB_ID_OR_PATH, Image, Name, PullPolicy
 from .text.problems import problem_message
 from .text.quantity import ByteQuantity
 from .text.schema import Schema, structural_schema
@@ -112,6 +113,13 @@ def _event_files_have_a_folder(spec: "GRPOJobSpec") -> bool:
 
 def _mounts_have_volumes(spec: "GRPOJobSpec") -> bool:
     return all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts)
+
+
+def _names_are_of_the_hub_or_paths(spec: "GRPOJobSpec") -> bool:
+    return all(
+        name is None or re.match(HUB_ID_OR_PATH, name)
+        for name in (spec.model.name, spec.dataset.name)
+    )
 
 
 def _rewards_have_different_names(spec: "GRPOJobSpec") -> bool:
@@ -233,6 +241,14 @@ class GRPOJobSpec(Model):
             ),
             "rewards must have different names",
             _rewards_have_different_names,
+        ),
+        Rule(
+            f"self.model.name.matches('{HUB_ID_OR_PATH}') && "
+            f"(!has(self.dataset.name) || self.dataset.name.matches('{HUB_ID_OR_PATH}'))",
+            "model.name and dataset.name: write a hub id such as openai/gsm8k, without https:// "
+            "and revision, or an absolute path in the pods",
+            _names_are_of_the_hub_or_paths,
+            at_creation=True,
         ),
     )
 

@@ -229,6 +229,64 @@ def test_text_for_a_chat_model_is_warned_of(
     assert all("set spec.dataset.systemPrompt" in text for text in warned)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"lrSchedulerType": "constant", "warmupRatio": 0.1}, "constant_with_warmup"),
+        ({"lrSchedulerType": "constant_with_warmup", "warmupRatio": 0.1}, ""),
+        *(
+            ({"lrSchedulerType": kind, "lrSchedulerKwargs": least}, says)
+            for kind in ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
+            for least, says in (
+                ({"min_lr": 1e-3}, "rises above learningRate 1e-06"),
+                ({"min_lr": 1e-7}, ""),
+                ({"min_lr_rate": 0.1}, ""),
+            )
+        ),
+        *(
+            (
+                {
+                    "lrSchedulerType": "warmup_stable_decay", "maxSteps": 10,
+                    "warmupRatio": warmup, "lrSchedulerKwargs": parts,
+                },
+                says,
+            )
+            for warmup, parts, says in (
+                (0.9, {"num_decay_steps": 5}, "take 14 steps and the run has 10"),
+                (0, {"num_decay_steps": 50}, "take 50 steps and the run has 10"),
+                (0.1, {"num_decay_steps": 2, "num_stable_steps": 3}, "take 6 steps and the run"),
+                (0.1, {"num_decay_steps": 2, "num_stable_steps": 7}, ""),
+                (0.5, {"num_decay_steps": 5}, ""),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_is_not_what_its_settings_say_is_warned_of(
+    changes: dict[str, Any], says: str
+) -> None:
+    job = spec(LLAMA_70B, **{f"training__{name}": value for name, value in changes.items()})
+    warned = [text for text in spec_notes(job) if "lrSchedulerType" in text]
+    assert len(warned) == bool(says)
+    assert all(says in text and len(text) <= 300 for text in warned)
+
+
+@pytest.mark.parametrize(
+    "path", ["placement.gpuMemory", "sharedMemory", "checkpoint.volumeClaimTemplate.size"]
+)
+@pytest.mark.parametrize(("size", "lacks_unit"), [(80, True), ("80", True), ("80Gi", False)])
+def test_a_size_without_its_unit_is_warned_of(path: str, size: int | str, lacks_unit: bool) -> None:
+    warned = [text for text in spec_notes(spec(**{path: size})) if "counts bytes" in text]
+    assert (
+        warned == [f"spec.{path} 80 counts bytes: write 80Gi if gibibytes are meant"] * lacks_unit
+    )
+
+
+def test_rewards_that_all_weigh_nothing_are_warned_of() -> None:
+    weights = {"rewards": [{"accuracy": {}, "weight": 0}]}
+    assert any("weight is 0" in text for text in spec_notes(spec(**weights)))
+    assert not any("weight is 0" in text for text in spec_notes(spec()))
+
+
 def test_a_plan_of_more_than_six_hours_a_step_is_refused_unless_it_is_allowed() -> None:
     job: dict[str, Any] = {
         "training__maxCompletionLength": 30_000,

@@ -3,15 +3,17 @@ misspelt names."""
 
 import copy
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.spec.other_names import OTHER_NAMES
+from grpo_api.spec.other_names import OTHER_NAMES, other_name_hint
+from grpo_api.spec.trl_places import PLACES
 from grpo_api.text.contract import RESERVED_MOUNTS
 from grpo_api.text.schema import schema_fields, structural_schema
 from tests.container_samples import NORMALISED
@@ -211,6 +213,60 @@ def test_an_unknown_field_is_answered_with_the_right_name(
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(changed(changes))
     assert says in caught.value.problems
+
+
+@pytest.mark.parametrize("spelling", [str, to_camel])
+@pytest.mark.parametrize("name", PLACES)
+def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
+    name: str, spelling: Callable[[str], str]
+) -> None:
+    place = PLACES[name]
+    answer = other_name_hint(("training", spelling(name)))
+    assert (place.reason if place.kind == "Refused" else f"spec.{place.path}") in answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.revision": "main "}, 'model.revision: must be a commit, tag or branch, without '
+         'blanks (got "main ")'),
+        ({"generation.stop": "a"}, 'generation.stop: must be a list: write ["a"] (got "a")'),
+        ({"training.dtype": "bf16"}, "training.dtype: must be one of Auto, bfloat16, float32; did "
+         'you mean bfloat16? (got "bf16")'),
+        ({"training.gradientCheckpointing": True}, "training.gradientCheckpointing: must be one of "
+         "Auto, Enabled, Disabled; did you mean Enabled? (got true)"),
+        ({"checkpoint.volumeClaimTemplate": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}},
+         "checkpoint.volumeClaimTemplate.accessModes: unknown field; did you mean accessMode?"),
+        ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
+         "grpojob.spec.rewards` lists what there is"),
+    ],
+)  # fmt: skip
+def test_a_slip_of_a_user_is_answered_with_what_to_write(
+    changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(changed(changes))
+    assert f"spec.{says}" in caught.value.problems
+
+
+@pytest.mark.parametrize("place", ["model", "dataset"])
+@pytest.mark.parametrize("name", [
+    "Qwen/Qwen2.5-0.5B-Instruct/", "https://huggingface.co/a/b", "s3://bucket/a", "./a", "~/a",
+    "a/b/c", "a/b@main", "hf://datasets/a/b", "a\u2011b", "a/.", "a//b", "-a",
+])  # fmt: skip
+def test_a_new_job_names_a_hub_id_or_an_absolute_path(place: str, name: str) -> None:
+    job = changed({f"{place}.name": name, "export": {"to": "None"}})
+    with pytest.raises(SpecInvalid, match="write a hub id such as openai/gsm8k"):
+        parse_spec(job, creating=True)
+    parse_spec(job)
+
+
+@pytest.mark.parametrize("place", ["model", "dataset"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "a", "a/b", "Qwen/Qwen2.5-0.5B", "/models/a", "/a/\u00e9/", "a_b/c-d.e"]
+)
+def test_hub_ids_and_absolute_paths_are_names(place: str, name: str) -> None:
+    parse_spec(changed({f"{place}.name": name, "export": {"to": "None"}}), creating=True)
 
 
 def test_every_other_name_leads_to_a_field() -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import Model, Rule
-from ..text.names import LocalObjectReference, Name, SecretKeySelector, VolumeClaim
+from ..text.names import Endpoint, LocalObjectReference, Name, SecretKeySelector, VolumeClaim
 from ..text.quantity import PATTERN_HINT, ByteQuantity
 
 StoreURL = Annotated[
@@ -29,14 +29,6 @@ StoreURL = Annotated[
     ),
 ]
 """A bucket and a folder in it. No part begins with a dot, so none leads upwards."""
-
-Endpoint = Annotated[
-    str,
-    Field(
-        max_length=512,
-        pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9][-._a-zA-Z0-9]*)(:[0-9]{1,5})?(/[-._/a-zA-Z0-9]*)?$",
-    ),
-]
 
 
 def _s3_settings_have_an_s3_url(store: "ObjectStoreSpec") -> bool:

@@ -135,7 +135,7 @@ class GenerationSpec(Model):
 
     engine: Literal["Auto", "Transformers", "Colocated", "Servers"] = "Auto"
     """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine beside every
-    training process, on the same GPU. Servers: vLLM engines in pods of their own. Auto: the plan
+    training process. Servers: vLLM engines in pods of their own. Auto: the plan
     chooses and says why; Transformers on CPUs and for models whose weights in an engine can't be
     proven. Unset: Auto."""
     memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None

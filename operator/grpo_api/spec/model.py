@@ -90,8 +90,8 @@ class ModelSpec(Model):
     RULES = (ONE_VOLUME,)
 
     name: Repository
-    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder
-    in the pods, such as one of `volume` or `image` (mounted at /models)."""
+    """A hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods,
+    such as one of `volume` or `image`."""
     revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None

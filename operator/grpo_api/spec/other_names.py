@@ -49,6 +49,14 @@ OTHER_NAMES = {
 """Names of verl, OpenRLHF, vLLM, PEFT and of Kubernetes' Job, in snake case."""
 
 
+def _letters(name: str) -> str:
+    """A name in any case, without underscores: `bf_16` is how to_snake spells `bf16`."""
+    return name.replace("_", "").lower()
+
+
+_SPELLINGS = {_letters(name): name for name in (*OTHER_NAMES, *CLI_PLACES, *PLACES)}
+
+
 def other_name_hint(location: Sequence[int | str]) -> str:
     """Say what to write instead of an unknown field of the spec or of one of its sections.
 
@@ -61,7 +69,7 @@ def other_name_hint(location: Sequence[int | str]) -> str:
     *parents, field = location
     if len(parents) > 1:
         return ""
-    name = to_snake(str(field))
+    name = _SPELLINGS.get(_letters(str(field)), to_snake(str(field)))
     if name in _CLAIMS and parents in (["checkpoint"], ["model"]):
         return f"did you mean spec.{parents[0]}.volume?"
     place = PLACES.get(name) or CLI_PLACES.get(name)

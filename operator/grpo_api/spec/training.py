@@ -106,10 +106,9 @@ class ImportanceSamplingSpec(Model):
     """What becomes of a ratio beyond the bounds: mask drops what it weights, truncate takes the
     bound, none corrects nothing. Unset: mask (TRL 1.16's default, sequence_mask)."""
     level: Literal["sequence", "token"] = "sequence"
-    """Ratio of a whole completion, or of each token. A completion's ratio grows with its length:
-    differences of 0.02 nats a token come to a factor of e^0.6 after 800 tokens and of e^1.3 after
-    4,000, so that long completions are better corrected by token with mode truncate. Unset:
-    sequence (TRL 1.16's default, sequence_mask)."""
+    """Ratio of a whole completion, or of each token. A completion's ratio grows with its length,
+    so that long completions are better corrected by token with mode truncate. Unset: sequence (TRL
+    1.16's default, sequence_mask)."""
     clip: ImportanceSamplingClip = Field(default_factory=ImportanceSamplingClip)
     """Bounds of the ratio. Unset: at most 3."""
 
@@ -185,29 +184,27 @@ class TrainingSpec(Model):
     )
 
     beta: Annotated[float, Field(ge=0, le=100)] = 0.04
-    """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which
-    leaves nothing that keeps the policy near its start; 0.04 is the value of the GRPO paper)."""
+    """Weight of the KL term. 0 trains without a reference. Unset: 0.04, as in the GRPO paper
+    (TRL's default is 0)."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Peak learning rate. Unset: 1e-6."""
     num_generations: Annotated[int, Field(ge=2, le=1024)] = 8
     """Completions per prompt (the group). Unset: 8."""
     prompts_per_step: Annotated[int, Field(ge=1, le=65536)] = 8
     """Prompts per optimizer step over all GPUs: the global batch is promptsPerStep * numGenerations
-    completions; the plan splits it into per-device batches and accumulation. Unset: 8."""
+    completions, which the plan splits. Unset: 8."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Completions per GPU and micro-batch. Unset: the plan chooses."""
     generation_batch_size: Annotated[int, Field(ge=2, le=16777216)] | None = None
     """Completions generated at a time over all GPUs; more than one step's worth makes later steps
     off-policy. Unset: one step's worth."""
     max_prompt_length: Annotated[int, Field(ge=1, le=1048576)] = 512
-    """Longest prompt in tokens (TRL 1.16 has no such setting any more; see dataset.onLongPrompt).
-    Unset: 512."""
+    """Longest prompt in tokens (see dataset.onLongPrompt). Unset: 512."""
     max_completion_length: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Longest completion in tokens. Unset: 512."""
     expected_completion_length: Annotated[int, Field(ge=1, le=1048576)] | None = None
     """Mean tokens of a completion: times and an engine's cache are planned for it, memory for
-    maxCompletionLength. Unset: what attempts measured, else a share of the limit
-    (docs/internals/step-times.md)."""
+    maxCompletionLength. Unset: what attempts measured, else a share of the limit."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature. Unset: 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -42,12 +42,25 @@ Annotations = Annotated[
 
 Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x20\x7f]+$")]
 """A Hugging Face hub id such as `openai/gsm8k`, or an absolute path in the pods."""
+HUB_ID_OR_PATH = (
+    "^(/|[a-zA-Z0-9_]([-._a-zA-Z0-9]*/[a-zA-Z0-9_])?([-._a-zA-Z0-9]*[a-zA-Z0-9_])?$)"
+)
+"""What a Repository of a new job must match: no URL, no relative path, no slash at the end."""
 
 Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")]
 """A commit, tag or branch on the hub."""
 
 Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
 """A container image by its name, with a tag or a digest."""
+
+Endpoint = Annotated[
+    str,
+    Field(
+        max_length=512,
+        pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9][-._a-zA-Z0-9]*)(:[0-9]{1,5})?(/[-._/a-zA-Z0-9]*)?$",
+    ),
+]
+"""The URL of a service."""
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 

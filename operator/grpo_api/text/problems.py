@@ -17,12 +17,15 @@ from .base import dotted_path
 from .contract import KIND
 from .names import (
     DNSLabel,
+    Endpoint,
     Image,
     LabelKey,
     LabelValue,
     Name,
     Path,
     Repository,
+    Revision,
+    SubPath,
 )
 from .quantity import Quantity
 from .schema import Schema, schema_fields
@@ -49,13 +52,26 @@ _PATTERNS = {
     _pattern(LabelKey): "must be the key of a label, such as example.com/pool",
     _pattern(LabelValue): "must be the value of a label: letters, digits, `-`, `_` and `.`",
     _pattern(Repository): _NO_BLANKS,
+    _pattern(Revision): "must be a commit, tag or branch, without blanks",
+    _pattern(SubPath): "must be a path inside the volume: remove `/` from its beginning",
     _pattern(Image): _NO_BLANKS,
     _pattern(Path): "must be an absolute path without `:`",
     _pattern(Quantity): "write it as 500m, 4 or 16Gi",
+    _pattern(Endpoint): "write it as http://HOST:PORT or https://HOST",
 }
 """What a text must be that breaks one of the patterns which many fields have."""
 
-_OTHER_VALUES = {"vllm": "Colocated", "hf": "Transformers"}
+_OTHER_VALUES = {
+    "vllm": "Colocated",
+    "hf": "Transformers",
+    "true": "Enabled",
+    "false": "Disabled",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "adamw_torch": "AdamW",
+    "rwo": "ReadWriteOnce",
+    "rwx": "ReadWriteMany",
+}
 """Values by other names, in small letters."""
 
 Limits = dict[str, Any]
@@ -148,6 +164,9 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     if kind == "model_type":
         return f"must be an object{_example(place, 'fields such as `')}"
     if kind == "list_type":
+        text = problem["input"]
+        if isinstance(text, str) and place.get("items", {}).get("type") == "string":
+            return f"must be a list: write [{json.dumps(text, ensure_ascii=False)}]"
         return f"must be a list{_example(place.get('items', {}), 'items such as `- ')}"
     if kind in _REQUIREMENTS:
         return _REQUIREMENTS[kind](limits)
@@ -193,9 +212,12 @@ def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> 
     if wanted not in spelled:
         if other_name:
             return f"unknown field; {other_name}"
-        places = [path for path, _ in schema_fields(schema, "spec") if _last(path) == wanted]
+        places = [
+            path
+            for path, _ in schema_fields(schema, "spec")
+            if _last(path) == wanted and not _is_of_containers_or_volumes(path)
+        ]
         if 0 < len(places) <= _MAX_PLACES:
-            # Deeper ones belong to containers and volumes: a setting of the job is meant.
             nearest = min(places, key=lambda path: path.count("."))
             return f"unknown field; did you mean {nearest}?"
     close = get_close_matches(wanted, spelled, n=1, cutoff=_LIKENESS)
@@ -203,6 +225,11 @@ def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> 
         return f"unknown field; did you mean {spelled[close[0]]}?"
     section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
     return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+
+
+def _is_of_containers_or_volumes(path: str) -> bool:
+    """True for a field of an item of a pod's list, where no setting of a job belongs."""
+    return path.startswith("spec.podTemplate.") and "[]" in path
 
 
 def _last(path: str) -> str:

@@ -1,11 +1,14 @@
 """Warnings that follow from the spec alone: settings that do half of what is meant."""
 
+import math
 import re
 from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
+from grpo_api.text.quantity import quantity_bytes
+from grpo_api.text.units import MIB
 
 LORA_RATE_FACTOR = 10
 """LoRA learns best at about ten times the rate of full training, in supervised training and in
@@ -23,6 +26,10 @@ def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
     training = spec.training
     yield from _level_notes(training)
     yield from _unused_notes(training)
+    yield from _schedule_notes(training)
+    yield from _size_notes(spec)
+    if not any(reward.weight for reward in spec.rewards):
+        yield "every spec.rewards[].weight is 0, so nothing is learned: give one reward a weight"
     # A user who sets both the rate and the adapter has chosen them together.
     has_own_rate = spec.adapter.learning_rate is not None
     is_default = training.learning_rate == FULL_TRAINING_RATE
@@ -83,6 +90,47 @@ def _unused_notes(training: TrainingSpec) -> Iterator[str]:
         yield (
             f"training.delta {training.delta:g} cuts ratios off before 1 + epsilonHigh "
             f"({highest_clip:g}) does; TRL recommends a larger one"
+        )
+
+
+def _size_notes(spec: GRPOJobSpec) -> Iterator[str]:
+    """Yield a sentence for each size that lacks its unit."""
+    claim = spec.checkpoint.volume_claim_template
+    sizes = {
+        "placement.gpuMemory": spec.placement.gpu_memory,
+        "sharedMemory": spec.shared_memory,
+        "checkpoint.volumeClaimTemplate.size": claim.size if claim else None,
+    }
+    for path, size in sizes.items():
+        if size is not None and quantity_bytes(size) < MIB:
+            yield f"spec.{path} {size} counts bytes: write {size}Gi if gibibytes are meant"
+
+
+def _schedule_notes(training: TrainingSpec) -> Iterator[str]:
+    """Yield a sentence for each schedule whose rate is not what its settings seem to say."""
+    kind, arguments = training.lr_scheduler_type, training.lr_scheduler_kwargs
+    if kind == "constant" and training.warmup_ratio:
+        yield (
+            f"lrSchedulerType constant ignores warmupRatio {training.warmup_ratio:g}: set "
+            "lrSchedulerType to constant_with_warmup"
+        )
+    rate = training.learning_rate
+    least_share = arguments.min_lr_rate or (arguments.min_lr or 0) / rate
+    if max(least_share, arguments.min_lr_ratio or 0) > 1:
+        yield (
+            f"lrSchedulerType {kind} rises above learningRate {rate:g}: lower min_lr, min_lr_rate "
+            "or min_lr_ratio of lrSchedulerKwargs"
+        )
+    if kind != "warmup_stable_decay" or training.max_steps is None:
+        return
+    steps = training.max_steps
+    parts = math.ceil(training.warmup_ratio * steps) + (arguments.num_decay_steps or 0)
+    parts += arguments.num_stable_steps or 0
+    # Without num_stable_steps the rest of the run is stable.
+    if parts > steps or (arguments.num_stable_steps is not None and parts < steps):
+        yield (
+            f"the parts of lrSchedulerType warmup_stable_decay take {parts} steps and the run has "
+            f"{steps}: change warmupRatio, num_decay_steps or num_stable_steps"
         )
 
 
