@@ -275,15 +275,15 @@ def test_a_schedule_that_is_not_what_its_settings_say_is_warned_of(
 )
 @pytest.mark.parametrize(("size", "lacks_unit"), [(80, True), ("80", True), ("80Gi", False)])
 def test_a_size_without_its_unit_is_warned_of(path: str, size: int | str, lacks_unit: bool) -> None:
-    warned = [text for text in spec_notes(spec(**{path: size})) if "counts bytes" in text]
+    warned = [text for text in spec_notes(spec(QWEN_7B, **{path: size})) if "counts bytes" in text]
     assert (
         warned == [f"spec.{path} 80 counts bytes: write 80Gi if gibibytes are meant"] * lacks_unit
     )
 
 
 def test_rewards_that_all_weigh_nothing_are_warned_of() -> None:
-    weights = {"rewards": [{"accuracy": {}, "weight": 0}]}
-    assert any("weight is 0" in text for text in spec_notes(spec(**weights)))
+    weights: dict[str, Any] = {"rewards": [{"accuracy": {}, "weight": 0}]}
+    assert any("weight is 0" in text for text in spec_notes(spec(QWEN_7B, **weights)))
     assert not any("weight is 0" in text for text in spec_notes(spec()))
 
 

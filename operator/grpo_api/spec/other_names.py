@@ -50,7 +50,7 @@ OTHER_NAMES = {
 
 
 def _letters(name: str) -> str:
-    """A name in any case, without underscores: `bf_16` is how to_snake spells `bf16`."""
+    """A name in any case, without underscores: to_snake parts `bf16` before its digits."""
     return name.replace("_", "").lower()
 
 

@@ -308,7 +308,8 @@ class GuardSpec(Model):
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The attempt ends with EngineMismatch when the engine's and the trainer's log-probabilities of
     the newest tokens differ by more than this, in nats, in the mean over 100 tokens or more.
-    Unset: 0.01 where the policy computes in float32, 0.1 in bfloat16; with a kvCacheDtype of 8 bits a larger difference is only printed."""
+    Unset: 0.01 where the policy computes in float32, 0.1 in bfloat16; with a kvCacheDtype of 8
+    bits a larger difference is only printed."""
     weight_sync_timeout_seconds: Annotated[int, Field(ge=5, le=86400)] = 600
     """Longest time in which an engine takes new weights, or answers that it has them; then it is
     given up, and without any other the attempt ends with WeightSyncTimeout. Unset: 600 s."""

@@ -42,9 +42,7 @@ Annotations = Annotated[
 
 Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x20\x7f]+$")]
 """A Hugging Face hub id such as `openai/gsm8k`, or an absolute path in the pods."""
-HUB_ID_OR_PATH = (
-    "^(/|[a-zA-Z0-9_]([-._a-zA-Z0-9]*/[a-zA-Z0-9_])?([-._a-zA-Z0-9]*[a-zA-Z0-9_])?$)"
-)
+HUB_ID_OR_PATH = "^(/|[a-zA-Z0-9_]([-._a-zA-Z0-9]*/[a-zA-Z0-9_])?([-._a-zA-Z0-9]*[a-zA-Z0-9_])?$)"
 """What a Repository of a new job must match: no URL, no relative path, no slash at the end."""
 
 Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")]
