@@ -224,3 +224,31 @@ def test_a_trainer_that_is_being_started_is_ended_as_soon_as_its_file_is_there(
         fcntl.flock(lock, fcntl.LOCK_EX)
         LocalProcess(tmp_path).suspend("run")
     assert signals == [(41, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("seconds_to_die", [0.5, 60.0])
+def test_a_run_is_deleted_only_after_the_end_of_its_trainer(
+    seconds_to_die: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "run"
+    (home / "attempt-1").mkdir(parents=True)
+    (home / "job.json").write_text("{}")
+    (home / "attempt-1" / "process.json").write_text('{"pid": 41, "port": 1}')
+    kills = list[float]()
+
+    def trainer_goes_on() -> None:
+        if kills and clock.now() >= kills[0] + seconds_to_die:
+            lock.close()
+
+    clock = SteppedClock(trainer_goes_on)
+    monkeypatch.setattr("grpo_cli.local.local_runs.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    monkeypatch.setattr("os.killpg", lambda *_: kills.append(clock.now()))
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if seconds_to_die > 30:
+            with pytest.raises(GRPOError, match="the trainer of run does not end"):
+                LocalProcess(tmp_path).delete("run")
+        else:
+            LocalProcess(tmp_path).delete("run")
+        assert home.exists() is not lock.closed

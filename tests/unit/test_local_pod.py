@@ -1,8 +1,10 @@
 """A pod as processes of this machine: what they see of it, and what is refused because only a
 cluster has it."""
 
+import json
 import sys
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,10 @@ from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.commands.run import step_line
-from grpo_cli.inputs.manifest import load_specs
+from grpo_cli.inputs.manifest import Job, document_of, load_specs
 from grpo_cli.local import local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
-from grpo_cli.show.errors import OptionError
+from grpo_cli.show.errors import NotYet, OptionError
 from grpo_operator.pods.cpu_job import CPU_PLAN
 from grpo_operator.pods.manifests import Attempt, training_plan
 from tests.class_samples import job_class
@@ -196,6 +198,38 @@ def test_a_model_beyond_this_machines_memory_is_refused(
     assert main(["run", "-f", str(file), "--local", "--folder", str(folder)]) == 2
     assert "spec.model.name is /srv/huge, whose training" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_an_attempt_that_another_process_starts_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, first = local_runs.LocalRuns(tmp_path), attempt({})
+    document = document_of(Job({"name": "tiny", "namespace": "local", "uid": "1"}, first.spec))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "job.json").write_text(json.dumps(document))
+
+    def start_again() -> int:
+        with pytest.raises(NotYet, match="tiny is being started by another process"):
+            runs._start(first, pod({}))
+        with pytest.raises(NotYet, match="tiny has no attempt yet: it is being started"):
+            runs.resume("tiny")
+        return 1
+
+    monkeypatch.setattr(local_runs, "_free_port", start_again)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: SimpleNamespace(pid=1))
+    runs._start(first, pod({}))
+
+
+def test_of_two_runs_of_a_name_that_start_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
+    # Another process starts the run while this one plans it.
+    other = tmp_path / "tiny" / "mounts"
+    monkeypatch.setattr(local_runs, "_require_memory", lambda *_: other.mkdir(parents=True))
+    monkeypatch.setattr(local_runs.LocalRuns, "_start", lambda *_: None)
+    with pytest.raises(OptionError, match="tiny is there already; choose another name"):
+        local_runs.LocalRuns(tmp_path).create(Job({"name": "tiny"}, parse_spec(changed({}))))
 
 
 def test_a_step_is_a_line_of_the_numbers_that_it_has() -> None:

@@ -153,11 +153,6 @@ class LocalRuns:
         require_trainer()
         name: str = job.metadata["name"]
         home = self.folder / name
-        if home.exists():
-            raise OptionError(
-                f"metadata.name is {name}, and {home} is there already; choose another name or "
-                "folder, delete that run, or remove what is left of a start that failed"
-            )
         spec = self._spec_of(job)
         metadata = {**job.metadata, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
         result = self._plan(spec)
@@ -166,6 +161,13 @@ class LocalRuns:
         _require_memory(spec.model.name, result.chosen.host_memory_bytes)
         attempt = build_attempt(metadata, spec, result.chosen, 1, self._resume_source(spec))
         pod = local_pod(attempt, self._config_maps, os.environ)
+        try:
+            home.mkdir(parents=True)
+        except FileExistsError as error:
+            raise OptionError(
+                f"metadata.name is {name}, and {home} is there already; choose another name or "
+                "folder, delete that run, or remove what is left of a start that failed"
+            ) from error
         self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)
@@ -285,15 +287,20 @@ class LocalRuns:
         if process_id and is_running_in(home):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process_id, signal.SIGKILL)
+            deadline = SYSTEM_CLOCK.now() + KILL_SECONDS
+            while is_running_in(home) and SYSTEM_CLOCK.now() < deadline:
+                SYSTEM_CLOCK.sleep(POLL_SECONDS)
         self._reap(name)
 
     def delete(self, name: str) -> None:
         """End the run and remove its folder; the volumes, with checkpoints and model, stay.
 
         Raises:
-            NotYet: no run has that name.
+            NotYet: no run has that name, or its trainer does not end.
         """
         self.suspend(name)
+        if is_running_in(self.folder / name):
+            raise NotYet(f"the trainer of {name} does not end; end it, then delete the run")
         shutil.rmtree(self.folder / name)
 
     def _spec_of(self, job: Job) -> GRPOJobSpec:
@@ -388,17 +395,23 @@ class LocalRuns:
             )
 
     def _start(self, attempt: Attempt, pod: LocalPod) -> None:
-        """Start the trainer of an attempt."""
+        """Start the trainer of an attempt.
+
+        Raises:
+            NotYet: another process does so.
+        """
         home = self.folder / attempt.key.name
         folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as error:
+            raise NotYet(f"{attempt.key.name} is being started by another process") from error
         root = home / "mounts"
         plan = local_plan(training_plan(attempt), pod.trainer.mounts, root, _free_port())
         if plan.checkpoint_directory:
             # On the volume, which stays when the run's own folder is deleted.
             lasting = str(Path(plan.checkpoint_directory).resolve())
             plan = plan.model_copy(update={"checkpoint_directory": lasting})
-        (folder / PLAN_FILE).write_text(plan_json(plan), encoding="utf-8")
         port = _free_port()
         places = {
             PLAN_ENV: str(folder / PLAN_FILE),
@@ -411,6 +424,8 @@ class LocalRuns:
         with (home / LOCK_FILE).open("w") as lock, (folder / LOG_FILE).open("wb") as log:
             # Waits for nothing but another process's look at the lock.
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # With a plan and no lock, a run would look ended while it is being started.
+            (folder / PLAN_FILE).write_text(plan_json(plan), encoding="utf-8")
             process = subprocess.Popen(
                 pod.trainer.command,
                 env=_environment(pod.trainer.environment | places),
