@@ -43,7 +43,7 @@ def resolve(spec: GRPOJobSpec, job_class: AppliedJobClass, labels: Mapping[str, 
     """The effective spec of a job with these labels, and why its class refuses it."""
     text = json.dumps(_set_fields(spec))
     class_text = json.dumps(job_class.spec, sort_keys=True)
-    merged = _merged(text, class_text, job_class.name)
+    merged = _resolve_spec(text, class_text, job_class.name)
     if merged.spec is None:
         return merged
     limits = class_spec(class_text).limits
@@ -84,7 +84,7 @@ def gpus_problem(job_class: AppliedJobClass, plan: ExecutionPlan) -> str:
 
 
 @lru_cache(RESOLVED)
-def _merged(text: str, class_text: str, name: str) -> Resolution:
+def _resolve_spec(text: str, class_text: str, name: str) -> Resolution:
     """The effective spec, and what of the job contradicts what its class fixes."""
     job_fields: Fields = json.loads(text)
     try:
@@ -126,7 +126,7 @@ def _overlay(below: Any, above: Any, path: str = "") -> Any:
     if isinstance(below, dict) and isinstance(above, dict):
         joined = below | above
         for name in below.keys() & above.keys():
-            joined[name] = _overlay(below[name], above[name], _below(path, name))
+            joined[name] = _overlay(below[name], above[name], _field_path(path, name))
         return joined
     if isinstance(below, list) and isinstance(above, list):
         key = _KEYS.get(path)
@@ -140,7 +140,7 @@ def _conflicts(job_value: Any, fixed: Any, path: str = "") -> Iterator[str]:
     """A sentence for each field that the job sets and its class fixes to something else."""
     if isinstance(job_value, dict) and isinstance(fixed, dict):
         for name in sorted(job_value.keys() & fixed.keys()):
-            yield from _conflicts(job_value[name], fixed[name], _below(path, name))
+            yield from _conflicts(job_value[name], fixed[name], _field_path(path, name))
         return
     if isinstance(job_value, list) and isinstance(fixed, list):
         key = _KEYS.get(path)
@@ -155,7 +155,7 @@ def _conflicts(job_value: Any, fixed: Any, path: str = "") -> Iterator[str]:
         yield f"spec.{path} is {job_value!r:.60}, and the class fixes {fixed!r:.60}: remove it"
 
 
-def _below(path: str, name: str) -> str:
+def _field_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 

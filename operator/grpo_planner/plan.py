@@ -133,7 +133,7 @@ class Planner:
             return self._refuse_experts_on(self._as_measured(inventory))
         inventory = self._as_measured(inventory)
         result = self._on_free(inventory)
-        return result or self._on_emptied(_empty(inventory))
+        return result or self._on_emptied(_emptied_nodes(inventory))
 
     @cached_property
     def _refuse_experts(self) -> PlanResult:
@@ -142,7 +142,7 @@ class Planner:
     def _refuse_experts_on(self, inventory: Inventory) -> PlanResult:
         """The refusal, with its fix where that has a plan on these nodes."""
         planner = _planner_elsewhere(self._footprints)(without_engine(self._spec))
-        if planner(_empty(inventory)):
+        if planner(_emptied_nodes(inventory)):
             return self._refuse_experts
         return self._refuse_experts.model_copy(update={"fixes": []})
 
@@ -153,7 +153,7 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        emptied = _empty(self._as_measured(inventory))
+        emptied = _emptied_nodes(self._as_measured(inventory))
         pools, _ = build_pools(emptied, self._spec)
         engine_pools = server_pools(emptied, self._spec)
         search = Search(self._footprints, pools, engine_pools)
@@ -219,16 +219,16 @@ class Planner:
             on_larger_disks = Search(self._footprints, pools, engine_pools)
             if on_larger_disks.is_feasible:
                 return disk_shortage_result(self._demand, emptied.warnings)
-        refusal = _nowhere(self._footprints, search, emptied, reasons)
+        refusal = _no_capacity_result(self._footprints, search, emptied, reasons)
         result = _with_hardware(refusal, self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
     def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-        answer = _chosen if self._brief else _planned
+        answer = _brief_result if self._brief else _full_result
         return answer(search, notes, fits_now)
 
 
-def _empty(inventory: Inventory) -> Inventory:
+def _emptied_nodes(inventory: Inventory) -> Inventory:
     """The nodes with nothing running on them. Nodes that differ in their usage alone are merged,
     too."""
     return inventory.with_merged_nodes.without_usage.with_merged_nodes
@@ -250,7 +250,7 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     )
 
 
-def _nowhere(
+def _no_capacity_result(
     footprints: Footprints, search: Search, emptied: Inventory, notes: list[str]
 ) -> PlanResult:
     """The explanation where nothing would fit even if nothing else ran."""
@@ -321,7 +321,7 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     return result.model_copy(update={"message": message})
 
 
-def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+def _full_result(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
     demand = search.demand
     winner = _best_fitting(search)
@@ -336,7 +336,7 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     return result.model_copy(update={"candidates": candidates, "rule": rule})
 
 
-def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+def _brief_result(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The same without candidates and rule."""
     return _result(search, _best_fitting(search), notes, fits_now)
 

@@ -62,9 +62,10 @@ def entropy_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
         return None
     series = run.series["entropy"]
     limit = max(
-        limits.ENTROPY_GROWTH.value * series.first, series.first + limits.ENTROPY_RISE.value
+        limits.ENTROPY_GROWTH.value * series.first_level,
+        series.first_level + limits.ENTROPY_RISE.value,
     )
-    evidence = {"entropy": series.level(), "firstEntropy": series.first}
+    evidence = {"entropy": series.level(), "firstEntropy": series.first_level}
     return Verdict(_ratio(series.level(), limit), evidence)
 
 
@@ -102,10 +103,10 @@ def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
         return None
     series = run.series[key]
     now, before = series.level(), series.level(ago=SMOOTH)
-    has_risen = now >= series.first + limits.TRUNCATED_RISE.value
+    has_risen = now >= series.first_level + limits.TRUNCATED_RISE.value
     is_falling = now < before - max(0.05, limits.NOTICEABLE.value * series.error)
     is_harmless = is_falling or not (has_risen or not run.has_learned(since=LONG))
-    evidence = {"truncated": now, "firstTruncated": series.first}
+    evidence = {"truncated": now, "firstTruncated": series.first_level}
     return Verdict(0.0 if is_harmless else now / limits.TRUNCATED.value, evidence)
 
 
@@ -115,7 +116,9 @@ def _is_cut_on_purpose(run: RunNumbers) -> bool:
     shortest, longest = (run.series.get(f"completion_length_{end}") for end in ("min", "max"))
     if shortest is None or longest is None or not shortest.count or not longest.count:
         return False
-    has_one_length = shortest.first == longest.first and shortest.level() == longest.level()
+    has_one_length = (
+        shortest.first_level == longest.first_level and shortest.level() == longest.level()
+    )
     return has_one_length and run.has_learned(since=None)
 
 
@@ -125,10 +128,10 @@ def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
         return None
     series = run.series[LENGTH]
     now = series.level()
-    has_grown = now - series.first >= limits.LENGTH_RISE.value
-    evidence = {"meanLength": now, "firstMeanLength": series.first} | _reward_evidence(run)
+    has_grown = now - series.first_level >= limits.LENGTH_RISE.value
+    evidence = {"meanLength": now, "firstMeanLength": series.first_level} | _reward_evidence(run)
     is_harmless = not has_grown or _has_paid_for_length(run)
-    score = _ratio(now, limits.LENGTH_GROWTH.value * series.first)
+    score = _ratio(now, limits.LENGTH_GROWTH.value * series.first_level)
     return Verdict(0.0 if is_harmless else score, evidence)
 
 
@@ -277,9 +280,9 @@ def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
         evidence["stepsWithoutGradient"] = float(missing)
     if run.has_values(GRADIENT, 2 * SMOOTH):
         series = run.series[GRADIENT]
-        limit = max(limits.GRADIENT_GROWTH.value * series.first, limits.GRADIENT_LEAST.value)
+        limit = max(limits.GRADIENT_GROWTH.value * series.first_level, limits.GRADIENT_LEAST.value)
         scores.append(_ratio(series.level(), limit))
-        evidence |= {"gradNorm": series.level(), "firstGradNorm": series.first}
+        evidence |= {"gradNorm": series.level(), "firstGradNorm": series.first_level}
     clipped = _clipped_share(run)
     if clipped is not None:
         scores.append(clipped / limits.CLIPPED.value)

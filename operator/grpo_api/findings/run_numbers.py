@@ -95,14 +95,9 @@ class Series:
             )
 
     @property
-    def first(self) -> float:
+    def first_level(self) -> float:
         """Level of the first steps."""
         return median(self._first)
-
-    @property
-    def last(self) -> float:
-        """The newest value."""
-        return self._recent[-1]
 
     def level(self, size: int = SMOOTH, ago: int = 0) -> float:
         """Median of the `size` newest values before the last `ago`."""
@@ -297,7 +292,7 @@ class RunNumbers:
         series = self.series.get(key)
         if series is None or not series.count:
             return math.nan
-        return series.first if first else series.level()
+        return series.first_level if first else series.level()
 
     def long_level(self, key: str) -> float:
         """Level of a number now, of twice as many values; NaN where it was never logged."""
@@ -324,7 +319,7 @@ class RunNumbers:
         if series is None or series.count < 2 * SMOOTH:
             return False
         has_earlier = since is not None and len(series.newest(SMOOTH, since)) == SMOOTH
-        before = series.level(ago=since or 0) if has_earlier else series.first
+        before = series.level(ago=since or 0) if has_earlier else series.first_level
         return series.level() > before + NOTICEABLE.value * series.error
 
     def _count_missing_rewards(self, row: StepRow) -> None:

@@ -37,9 +37,9 @@ def engine_drift(run: RunNumbers, _: RunLimits) -> Verdict | None:
     if run.has_values("engine_mismatch"):
         series = run.series["engine_mismatch"]
         now = series.level()
-        grown = now / max(limits.DRIFT_GROWTH.value * series.first, limits.DRIFT_LEAST.value)
+        grown = now / max(limits.DRIFT_GROWTH.value * series.first_level, limits.DRIFT_LEAST.value)
         scores += [now / limits.DRIFT.value, grown]
-        evidence |= {"mismatch": now, "firstMismatch": series.first}
+        evidence |= {"mismatch": now, "firstMismatch": series.first_level}
     if run.has_values("importance_ratio"):
         weight = run.level("importance_ratio")
         scores.append(abs(weight - 1) / limits.DRIFT_WEIGHT.value)

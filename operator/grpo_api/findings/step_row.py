@@ -142,11 +142,11 @@ def rows_in_order(rows: Iterable[StepRow]) -> list[StepRow]:
     by_step: dict[int, StepRow] = {}
     for row in rows:
         before = by_step.get(row.step)
-        by_step[row.step] = row if before is None else _merged(before, row)
+        by_step[row.step] = row if before is None else _merge_rows(before, row)
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _merged(before: StepRow, after: StepRow) -> StepRow:
+def _merge_rows(before: StepRow, after: StepRow) -> StepRow:
     return StepRow(
         after.step,
         {**before.values, **after.values},

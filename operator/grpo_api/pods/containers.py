@@ -34,13 +34,13 @@ _SLASH = r"/(\.?/)*"
 """One slash, however it is spelt: `//` and `/./` lead to the same folder."""
 
 
-def _spelt(path: PurePosixPath) -> str:
+def _path_pattern(path: PurePosixPath) -> str:
     """A regular expression for all spellings of an absolute path, without what may follow it; the
     root is empty."""
     return "".join(_SLASH + re.escape(part) for part in path.parts[1:])
 
 
-def _shadowing(reserved: tuple[str, ...]) -> str:
+def _shadowing_pattern(reserved: tuple[str, ...]) -> str:
     """A regular expression for the paths in, on and above the reserved folders.
 
     An expression and not a function, because CEL can neither normalise a path nor compare lists
@@ -48,11 +48,11 @@ def _shadowing(reserved: tuple[str, ...]) -> str:
     """
     folders = [PurePosixPath(path) for path in reserved]
     above = sorted({parent for folder in folders for parent in folder.parents})
-    inside = "|".join(map(_spelt, folders))
-    return f"^(({inside})(/.*)?|({'|'.join(map(_spelt, above))})({_SLASH}\\.?)?)$"
+    inside = "|".join(map(_path_pattern, folders))
+    return f"^(({inside})(/.*)?|({'|'.join(map(_path_pattern, above))})({_SLASH}\\.?)?)$"
 
 
-SHADOWING = _shadowing(RESERVED_MOUNTS)
+SHADOWING = _shadowing_pattern(RESERVED_MOUNTS)
 
 
 class VolumeMount(Model):

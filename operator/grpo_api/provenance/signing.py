@@ -117,10 +117,10 @@ def is_signed_by(envelope: Envelope, key: PublicKey) -> bool:
         ]
     except ValueError:
         return False
-    return any(_valid(signature, data, key) for signature in signatures)
+    return any(_is_valid_signature(signature, data, key) for signature in signatures)
 
 
-def _valid(signature: bytes, data: bytes, key: PublicKey) -> bool:
+def _is_valid_signature(signature: bytes, data: bytes, key: PublicKey) -> bool:
     try:
         if isinstance(key, ed25519.Ed25519PublicKey):
             key.verify(signature, data)

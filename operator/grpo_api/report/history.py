@@ -31,11 +31,11 @@ Row = dict[str, Any]
 def parse_lines(text: str) -> list[Row]:
     """The JSON objects among lines. The start of a line that a kill has cut off is no JSON."""
     # str.splitlines() would also break lines at characters that stand inside of texts.
-    objects = (_parsed(line) for line in text.split("\n") if line.lstrip().startswith("{"))
+    objects = (_parse_json(line) for line in text.split("\n") if line.lstrip().startswith("{"))
     return [each for each in objects if isinstance(each, dict)]
 
 
-def _parsed(line: str) -> Any:
+def _parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -49,18 +49,18 @@ def json_line(row: Mapping[str, Any]) -> str:
     into a checkpoint and read it back.
     """
     # What is no value of JSON, such as an image in a prompt, is text, too.
-    line = json.dumps(_plain(dict(row)), ensure_ascii=False, default=str, sort_keys=True)
+    line = json.dumps(_finite_values(dict(row)), ensure_ascii=False, default=str, sort_keys=True)
     # Half of a surrogate pair has no UTF-8.
     return line.encode(errors="replace").decode()
 
 
-def _plain(value: Any) -> Any:
+def _finite_values(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _finite_values(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_finite_values(each) for each in value]
     return value
 
 

@@ -30,7 +30,7 @@ def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
         errors="replace"
     ).decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
     whole = outcome.model_copy(update={"message": text})
-    if _fits(whole):
+    if _fits_termination_message(whole):
         return whole
     bare = outcome.model_copy(update={"message": ""})
     room = min(MESSAGE_BYTES, _size(whole) - _size(bare))
@@ -42,10 +42,14 @@ def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
         )
 
     whole = bare.model_copy(update={"message": text})
-    if _fits(whole):
+    if _fits_termination_message(whole):
         return whole
     return cut(
-        bisect_left(range(1, len(text) // 2 + 1), True, key=lambda length: not _fits(cut(length)))
+        bisect_left(
+            range(1, len(text) // 2 + 1),
+            True,
+            key=lambda length: not _fits_termination_message(cut(length)),
+        )
     )
 
 
@@ -55,7 +59,7 @@ def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
     frames = [frame.encode(errors="replace").decode() for frame in standstill.frames]
     bare = outcome.model_copy(update={"message": ""})
 
-    def shown(count: int) -> Outcome:
+    def with_frames(count: int) -> Outcome:
         return bare.model_copy(
             update={"standstill": standstill.model_copy(update={"frames": frames[:count]})}
         )
@@ -63,9 +67,9 @@ def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
     most = bisect_left(
         range(1, len(frames) + 1),
         True,
-        key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2,
+        key=lambda count: _size(with_frames(count)) > TERMINATION_BYTES // 2,
     )
-    return truncate_to_fit(shown(most), outcome.message)
+    return truncate_to_fit(with_frames(most), outcome.message)
 
 
 def _ever_less(outcome: Outcome) -> Iterator[Outcome]:
@@ -86,7 +90,7 @@ def _ever_less(outcome: Outcome) -> Iterator[Outcome]:
         yield outcome
 
 
-def _fits(outcome: Outcome) -> bool:
+def _fits_termination_message(outcome: Outcome) -> bool:
     return len(outcome.message) <= MESSAGE_CHARACTERS and _size(outcome) <= TERMINATION_BYTES
 
 

@@ -32,7 +32,7 @@ def _by_engine(key: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
     return Metric(f"grpo_training_{key}{total}", kind, unit, text, ("engine",), key=key)
 
 
-def _plain(name: str, unit: str, text: str) -> Metric:
+def _gauge(name: str, unit: str, text: str) -> Metric:
     return Metric(f"grpo_training_{name}", "gauge", unit, text)
 
 
@@ -238,8 +238,8 @@ MUST_BE_FINITE = ("loss", "grad_norm", "kl", "reward", "entropy")
 """Keys whose value makes a step count as NONFINITE_STEPS; others, as a reward with nothing to say,
 may be no number."""
 
-STEP = _plain("step", "steps", "Finished optimizer steps.")
-TOTAL_STEPS = _plain("total_steps", "steps", "Optimizer steps of the whole run.")
+STEP = _gauge("step", "steps", "Finished optimizer steps.")
+TOTAL_STEPS = _gauge("total_steps", "steps", "Optimizer steps of the whole run.")
 STAGE = Metric(
     "grpo_training_stage_seconds",
     "gauge",
@@ -247,7 +247,7 @@ STAGE = Metric(
     "For how long rank 0 has been in its stage.",
     ("stage",),
 )
-ETA = _plain(
+ETA = _gauge(
     "eta_seconds",
     "seconds",
     "Time to the last step, if steps go on taking what the recent ones took.",
@@ -260,37 +260,37 @@ MEMORY = Metric(
     (STEP_PHASE,),
 )
 MEMORY_BESIDE = {
-    "reserved": _plain(
+    "reserved": _gauge(
         "memory_reserved_bytes", "bytes", "Most GPU memory that any rank's allocator has held."
     ),
-    "device": _plain(
+    "device": _gauge(
         "device_memory_bytes", "bytes", "Used memory of the fullest GPU after the last step."
     ),
-    "host": _plain(
+    "host": _gauge(
         "host_memory_bytes",
         "bytes",
         "Anonymous resident memory of the largest rank after the last step.",
     ),
 }
 """What Progress.memory has beside the phases, by its key."""
-MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
-ALLREDUCE_ASSUMED = _plain(
+MAX_KL = _gauge("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
+ALLREDUCE_ASSUMED = _gauge(
     "allreduce_assumed_bytes_per_second",
     "bytes per second",
     "Bus bandwidth that the plan's times assume; absent for one process and on CPUs.",
 )
-MAX_COMPLETION = _plain("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
-SAVE_EVERY = _plain(
+MAX_COMPLETION = _gauge("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
+SAVE_EVERY = _gauge(
     "checkpoint_every_steps",
     "steps",
     "Steps between checkpoints; absent without a volume for them.",
 )
-REFERENCE_EVERY = _plain(
+REFERENCE_EVERY = _gauge(
     "reference_sync_every_steps",
     "steps",
     "Steps between two moves of the reference; absent when it stays.",
 )
-USABLE_MEMORY = _plain(
+USABLE_MEMORY = _gauge(
     "memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs."
 )
 PREDICTED_MEMORY = Metric(
@@ -300,7 +300,7 @@ PREDICTED_MEMORY = Metric(
     "Peak of allocated memory of one GPU by phase, as planned; absent on CPUs.",
     (STEP_PHASE,),
 )
-MAX_ENGINE_MISMATCH = _plain(
+MAX_ENGINE_MISMATCH = _gauge(
     "guard_max_engine_mismatch",
     "nats",
     "Largest mean difference that the attempt goes on with (guard.maxEngineMismatch or its "

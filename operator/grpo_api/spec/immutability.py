@@ -73,35 +73,39 @@ _STOPPED = (
 
 def immutability(spec: type[Model]) -> tuple[Rule, ...]:
     """The rules, for the fields of that spec."""
-    same = {name: _same(f"spec.{name}", optional) for name, optional in _optional(spec).items()}
+    same = {
+        name: _unchanged_rule(f"spec.{name}", optional)
+        for name, optional in _optional(spec).items()
+    }
     frozen = {
         name: cel for name, cel in same.items() if name not in (*ALWAYS, *NEVER, *WHILE_STOPPED)
     }
     frozen |= {
-        "placement.accelerator": _same("spec.placement.accelerator"),
+        "placement.accelerator": _unchanged_rule("spec.placement.accelerator"),
         "rewards": _same_meaning(),
     }
     frozen |= {
-        f"generation.{name}": _same(f"spec.generation.{name}", optional=True) for name in SAMPLED
+        f"generation.{name}": _unchanged_rule(f"spec.generation.{name}", optional=True)
+        for name in SAMPLED
     }
     frozen |= {"model": _same_fields(ModelSpec, "spec.model", ("cache",))}
     stopped = {name: same[name] for name in WHILE_STOPPED} | {
-        "model.cache": _same("spec.model.cache", optional=True)
+        "model.cache": _unchanged_rule("spec.model.cache", optional=True)
     }
     recreate = "can't change: delete the job and create a new one"
     return (
         *(Rule(same[name], recreate, field_path=f".spec.{name}") for name in NEVER),
         Rule(
             f"!({STARTED}) || {_WRITES_STATUS} || self.spec == oldSelf.spec || "
-            f"({_all(frozen)} && ({_STOPPED} || ({_all(stopped)})))",
+            f"({_conjunction(frozen)} && ({_STOPPED} || ({_conjunction(stopped)})))",
             "what is trained can't change once the job has started, and how it runs only while it "
             "is suspended or has failed",
             field_path=".spec",
-            message_cel=f"{_all(frozen)} ? 'can change only while the job is suspended or has "
-            "failed:' + "
-            f"{_changed(stopped)} + '; set spec.suspend to true first' : "
+            message_cel=f"{_conjunction(frozen)} ? "
+            "'can change only while the job is suspended or has failed:' + "
+            f"{_changed_paths(stopped)} + '; set spec.suspend to true first' : "
             "'can\\'t change once the job has started, since it is what is trained:' + "
-            f"{_changed(frozen)} + "
+            f"{_changed_paths(frozen)} + "
             "'; delete the job and create a new one'",
         ),
     )
@@ -115,11 +119,11 @@ def _optional(model: type[Model]) -> dict[str, bool]:
     return optional
 
 
-def _grouped(cel: str) -> str:
+def _in_parentheses(cel: str) -> str:
     return f"({cel})"
 
 
-def _same(path: str, optional: bool = False) -> str:
+def _unchanged_rule(path: str, optional: bool = False) -> str:
     """CEL: the field is as it was."""
     new, old = f"self.{path}", f"oldSelf.{path}"
     if optional:
@@ -131,7 +135,8 @@ def _same_fields(model: type[Model], path: str, left_out: Iterable[str]) -> str:
     """CEL: the fields below the path are as they were, but for some."""
     fields = {name: optional for name, optional in _optional(model).items() if name not in left_out}
     return " && ".join(
-        _grouped(_same(f"{path}.{name}", optional)) for name, optional in fields.items()
+        _in_parentheses(_unchanged_rule(f"{path}.{name}", optional))
+        for name, optional in fields.items()
     )
 
 
@@ -150,11 +155,11 @@ def _same_meaning() -> str:
     )
 
 
-def _all(parts: Mapping[str, str]) -> str:
+def _conjunction(parts: Mapping[str, str]) -> str:
     """CEL: they all hold."""
-    return " && ".join(map(_grouped, parts.values()))
+    return " && ".join(map(_in_parentheses, parts.values()))
 
 
-def _changed(parts: Mapping[str, str]) -> str:
+def _changed_paths(parts: Mapping[str, str]) -> str:
     """CEL: the paths of those that are not as they were."""
     return " + ".join(f"(({same}) ? '' : ' spec.{path}')" for path, same in parts.items())

@@ -178,7 +178,7 @@ def _of_arguments(conditions: Iterable[str]) -> str:
     return f"[self.lrSchedulerKwargs].all(k, {' && '.join(conditions)})"
 
 
-def _belong() -> Iterator[str]:
+def _argument_schedule_rules() -> Iterator[str]:
     """CEL: arguments are unset, or the schedule is one of those that take them."""
     names_by_kinds: dict[tuple[str, ...], list[str]] = {}
     for name in ScheduleArguments.model_fields:
@@ -191,16 +191,16 @@ def _belong() -> Iterator[str]:
         yield f"(!({presence_test}) || self.lrSchedulerType in {list(kinds)})"
 
 
-def _suffice() -> Iterator[str]:
+def _needed_argument_rules() -> Iterator[str]:
     """CEL: the schedule is one that needs nothing, or what it needs is there."""
     for kind, needed in NEEDED_ARGUMENTS.items():
         presence_test = " || ".join(f"has(k.{name})" for name in needed)
         yield f"(self.lrSchedulerType != '{kind}' || {presence_test})"
 
 
-ARGUMENTS_BELONG = _of_arguments(_belong())
+ARGUMENTS_BELONG = _of_arguments(_argument_schedule_rules())
 """The schedule takes all of its arguments."""
-ARGUMENTS_SUFFICE = _of_arguments(_suffice())
+ARGUMENTS_SUFFICE = _of_arguments(_needed_argument_rules())
 """The schedule has what it needs."""
 
 

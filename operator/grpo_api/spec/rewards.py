@@ -29,7 +29,7 @@ MAX_QUOTED = 24
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
-def _compiled(pattern: str) -> str:
+def _require_regular_expression(pattern: str) -> str:
     """Reject what is not a regular expression before anything is started; the API server can't, it
     knows only RE2."""
     try:
@@ -57,7 +57,9 @@ def _part_not_understood(pattern: str, error: Exception) -> str:
 class FormatReward(Model):
     """Scores completions whose whole text matches a regular expression."""
 
-    pattern: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_compiled)]
+    pattern: Annotated[
+        str, Field(min_length=1, max_length=4096), AfterValidator(_require_regular_expression)
+    ]
     """Python regular expression; it must match the whole completion, surrounding white space
     ignored. `.` does not match a line break: write `[\\s\\S]`."""
     score: Score = 1.0

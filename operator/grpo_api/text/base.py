@@ -56,7 +56,7 @@ class Rule(NamedTuple):
         return rule
 
 
-def _complete(schema: dict[str, Any], model: type["Model"]) -> None:
+def _add_rules(schema: dict[str, Any], model: type["Model"]) -> None:
     """Put a model's sentences and rules into its JSON schema, where they become the CRD's."""
     describe(schema, model)
     if model.RULES:
@@ -78,7 +78,7 @@ class Model(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        json_schema_extra=_complete,
+        json_schema_extra=_add_rules,
     )
 
     _names: ClassVar[frozenset[str]] = frozenset()
@@ -159,13 +159,13 @@ def exactly_one(*fields: str, message: str = "") -> Rule:
     """The rule that one of these optional fields, named as users write them, is set and no other of
     them."""
 
-    def satisfied(model: Model) -> bool:
+    def has_exactly_one(model: Model) -> bool:
         names = [name for name, field in type(model).model_fields.items() if field.alias in fields]
         return sum(getattr(model, name) is not None for name in names) == 1
 
     cel = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size() == 1"
     listed = f"{', '.join(fields[:-1])} and {fields[-1]}"
-    return Rule(cel, message or f"set exactly one of {listed}", satisfied)
+    return Rule(cel, message or f"set exactly one of {listed}", has_exactly_one)
 
 
 def map_list(*keys: str) -> dict[str, Any]:

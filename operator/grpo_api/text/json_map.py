@@ -27,7 +27,7 @@ class HashableMap(dict[str, Any]):
         return hash(json.dumps(self, sort_keys=True))
 
 
-def _bounded(values: dict[str, Any]) -> HashableMap:
+def _validate_map(values: dict[str, Any]) -> HashableMap:
     """Reject keys that no Python argument has, and what is too deep or too large."""
     for name in values:
         if not _NAME.fullmatch(name):
@@ -75,6 +75,6 @@ def _children(value: Any) -> Iterable[Any]:
 JSONMap = Annotated[
     dict[str, Any],
     Field(max_length=MAX_KEYS, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
-    AfterValidator(_bounded),
+    AfterValidator(_validate_map),
 ]
 """Arguments of a library by their names there."""

@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
         }
         for key, value in vars(record).items():
             if key not in _OF_EVERY_RECORD:
-                line[key] = _plain(value)
+                line[key] = _finite_value(value)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
@@ -87,7 +87,7 @@ def as_text(line: str) -> str:
     time, level, message = (str(fields[key]) for key in ("time", "level", "message"))
     rank = f" rank {fields['rank']}" if fields.get("rank") else ""
     traceback = fields.pop("traceback", "")
-    others = [f"{key}={_short(value)}" for key, value in fields.items() if key not in _CONTEXT]
+    others = [f"{key}={_short_text(value)}" for key, value in fields.items() if key not in _CONTEXT]
     first_line = " ".join([f"{time[11:19]} {level:<7}{rank} {message}".rstrip(), *others])
     return printable_text(f"{first_line}\n{traceback}" if traceback else first_line)
 
@@ -103,13 +103,13 @@ def _fields(line: str) -> dict[str, Any] | None:
     return fields if is_ours else None
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _finite_value(value: Any) -> Any:
     # JSON has no NaN and no infinity.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

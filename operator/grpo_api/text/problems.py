@@ -136,13 +136,12 @@ def problem_message(
     """
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return (
-            f"{dotted_path(path)}: {_unknown(problem['loc'], schema, other_name(problem['loc']))}"
-        )
-    return f"{dotted_path(path)}: {requirement(problem, schema)}{_given(problem)}"
+        message = _unknown_field_message(problem["loc"], schema, other_name(problem["loc"]))
+        return f"{dotted_path(path)}: {message}"
+    return f"{dotted_path(path)}: {requirement(problem, schema)}{_value_message(problem)}"
 
 
-def _given(problem: ErrorDetails) -> str:
+def _value_message(problem: ErrorDetails) -> str:
     """Return the value as YAML's flow style has it. A broken rule over several fields has no single
     value, what is missing has none, and a list that is too long says so by its length."""
     if problem["type"] in ("rule", "missing", "too_long"):
@@ -156,7 +155,7 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     """Return what is allowed at the place of an error; `schema` is the structural schema of the
     object, or empty if it has no schema."""
     kind, limits = problem["type"], problem.get("ctx", {})
-    place = _below(schema, problem["loc"])
+    place = _schema_at(schema, problem["loc"])
     if kind == "string_pattern_mismatch":
         return _text_requirement(limits["pattern"], place)
     if kind == "literal_error":
@@ -203,10 +202,10 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     return f"{allowed}{suggestion}"
 
 
-def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
+def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
     """What to write instead of a field that is not there."""
     *parents, name = location
-    known_fields = _below(schema, parents).get("properties", {})
+    known_fields = _schema_at(schema, parents).get("properties", {})
     spelled = {field.lower(): field for field in known_fields}
     wanted = to_camel(str(name)).lower()
     if wanted not in spelled:
@@ -215,7 +214,7 @@ def _unknown(location: Sequence[int | str], schema: Schema, other_name: str) -> 
         places = [
             path
             for path, _ in schema_fields(schema, "spec")
-            if _last(path) == wanted and not _is_of_containers_or_volumes(path)
+            if _last_part(path) == wanted and not _is_of_containers_or_volumes(path)
         ]
         if 0 < len(places) <= _MAX_PLACES:
             nearest = min(places, key=lambda path: path.count("."))
@@ -232,12 +231,12 @@ def _is_of_containers_or_volumes(path: str) -> bool:
     return path.startswith("spec.podTemplate.") and "[]" in path
 
 
-def _last(path: str) -> str:
+def _last_part(path: str) -> str:
     """The name of a field, in small letters, of its path."""
     return path.rpartition(".")[2].lower()
 
 
-def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
+def _schema_at(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
     """The schema of the object at a location."""
     for part in parents:
         inside = (

@@ -77,7 +77,7 @@ class _Converter:
                 f"{path}: deeper than {_MAX_DEPTH} levels; a recursive model has no structural "
                 "schema"
             )
-        result = self._keywords(self._flat(schema, path))
+        result = self._keywords(self._without_references(schema, path))
         if "properties" in result:
             result["properties"] = self._properties(result, path)
             result.pop("additionalProperties", None)
@@ -90,7 +90,7 @@ class _Converter:
         _require_bound(result, path)
         return result
 
-    def _flat(self, schema: Schema, path: str) -> Schema:
+    def _without_references(self, schema: Schema, path: str) -> Schema:
         """The schema without `$ref` and without the null of an optional field; its own keywords
         win."""
         schema = dict(schema)
@@ -99,7 +99,7 @@ class _Converter:
             return schema
         if "$ref" in schema:
             name = schema.pop("$ref").rsplit("/", 1)[1]
-            return self._flat(self._definition(name) | schema, path)
+            return self._without_references(self._definition(name) | schema, path)
         if "anyOf" not in schema:
             return schema
         options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
@@ -107,7 +107,7 @@ class _Converter:
             raise NotStructural(
                 f"{path}: a union; write it as optional fields and a rule that exactly one is set"
             )
-        return self._flat(options[0] | schema, path)
+        return self._without_references(options[0] | schema, path)
 
     def _definition(self, name: str) -> Schema:
         """A copy of a definition, since shared parts would become anchors in YAML.

@@ -13,21 +13,21 @@ def sampling_message(search: Search, chosen: Option) -> str:
     if search.engines.why_none:
         return f"Transformers, since {search.engines.why_none}"
     if wanted != "Auto":
-        return f"{_named(engine)}, as asked for; {_ASSUMED}"
+        return f"{_sampler_name(engine)}, as asked for; {_ASSUMED}"
     # An engine for which the base must go is worth the reason why it must.
     others = [
         other
         for other in search.rivals(chosen)
         if _kind(other.footprint.setup.engine) != _kind(engine) or _is_kept_base(engine, other)
     ]
-    comparisons = "; ".join(_against(chosen, other) for other in others)
-    return f"{_named(engine)}: {comparisons or 'nothing else was possible'}; {_ASSUMED}"
+    comparisons = "; ".join(_comparison_message(chosen, other) for other in others)
+    return f"{_sampler_name(engine)}: {comparisons or 'nothing else was possible'}; {_ASSUMED}"
 
 
 _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
 
 
-def _named(engine: Engine | None) -> str:
+def _sampler_name(engine: Engine | None) -> str:
     return (
         engine_name(
             engine.kind,
@@ -48,9 +48,9 @@ def _is_kept_base(engine: Engine | None, other: Option) -> bool:
     return rival.sleeps and not rival.offloads_base
 
 
-def _against(chosen: Option, other: Option) -> str:
+def _comparison_message(chosen: Option, other: Option) -> str:
     """How another engine on the same split compares."""
-    name = _named(other.footprint.setup.engine)
+    name = _sampler_name(other.footprint.setup.engine)
     if other.shortage == "HostMemory":
         return (
             f"{name} needs {gib(other.host)} of host memory per node, of "

@@ -369,18 +369,20 @@ def decision_message(result: PlanResult) -> str:
         return ""
     others = result.candidates[1:]
     # Of those that don't fit, the first lacks least.
-    full = next((other for other in others if other.method == "Full" and _misses(other)), None)
+    full = next(
+        (other for other in others if other.method == "Full" and _lacks_memory(other)), None
+    )
     if plan.method == "LoRA" and full:
-        shortage = _lacks(full, "training all parameters")
+        shortage = _shortage_message(full, "training all parameters")
         return f"an adapter, because {shortage}"
     # Some differ from the plan by what a name leaves out, such as the size of micro-batches.
     own_name = plan_name(plan)
     fitting = [other for other in others if _is_outdone(other) and plan_name(other) != own_name]
     if not fitting:
-        nearest = next((other for other in others if _misses(other)), None)
+        nearest = next((other for other in others if _lacks_memory(other)), None)
         if nearest is None:
             return ""
-        shortage = _lacks(nearest, f"the nearest, {plan_name(nearest)},")
+        shortage = _shortage_message(nearest, f"the nearest, {plan_name(nearest)},")
         return f"nothing else fits: {shortage}"
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
@@ -400,12 +402,12 @@ def _is_outdone(candidate: Candidate) -> bool:
     return reason in ("Slower", "NoBetter")
 
 
-def _misses(candidate: Candidate) -> bool:
+def _lacks_memory(candidate: Candidate) -> bool:
     reason = candidate.rejected.reason if candidate.rejected else ""
     return reason in ("DeviceMemory", "HostMemory")
 
 
-def _lacks(candidate: Candidate, what: str) -> str:
+def _shortage_message(candidate: Candidate, what: str) -> str:
     """`training all parameters needs 94.4 GiB at forward, has 78.9 GiB`."""
     assert candidate.rejected is not None, "it doesn't fit"
     return f"{what} {candidate.rejected.message}"

@@ -59,15 +59,15 @@ def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Pla
     turns = [turn for turn in _turns(spec, shape, pools) if turn.values]
     fixes: list[Fix] = []
     for turn in turns:
-        fix = _mildest(spec, (), turn, plan)
+        fix = _mildest_fix(spec, (), turn, plan)
         if fix:
             fixes.append(fix)
         if len(fixes) == MOST:
             break
-    return fixes or _pair(spec, turns, plan)
+    return fixes or _cheapest_pair(spec, turns, plan)
 
 
-def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list[Fix]:
+def _cheapest_pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list[Fix]:
     """The cheapest two changes that help together, each no stronger than it must be; empty where
     none do."""
     pairs = combinations(turns, 2)
@@ -80,13 +80,13 @@ def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list
             continue
         for value in first.values:
             milder = first._replace(values=[value])
-            fix = _mildest(spec, (milder,), second, plan)
+            fix = _mildest_fix(spec, (milder,), second, plan)
             if fix:
                 return [fix]
     return []
 
 
-def _mildest(
+def _mildest_fix(
     spec: GRPOJobSpec, before: tuple[Adjustment, ...], turn: Adjustment, plan: Planner
 ) -> Fix | None:
     """A turn by the first of its values that leads to a plan, after others; None when even the last
@@ -326,7 +326,7 @@ SPENT = {
 def advice(search: Search, winner: Option) -> list[str]:
     """Sentences about a chosen plan."""
     demand = search.demand
-    return [*_too_slow(search, winner), *_idle(demand, winner), *_too_long(demand)]
+    return [*_too_slow(search, winner), *_idle_gpus_message(demand, winner), *_too_long(demand)]
 
 
 def _too_slow(search: Search, winner: Option) -> Iterator[str]:
@@ -341,7 +341,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     faster = search.sooner(winner)
     if faster:
         option = f"{faster.footprint.method.name} on {faster.place.name}"
-        way = _way(winner, faster)
+        way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
     elif is_long:
         yield (
@@ -350,7 +350,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         )
 
 
-def _way(winner: Option, faster: Option) -> str:
+def _change_message(winner: Option, faster: Option) -> str:
     """The change of the spec that leads to a faster option."""
     place = faster.place
     method = faster.footprint.method
@@ -364,7 +364,7 @@ def _way(winner: Option, faster: Option) -> str:
     return " and ".join(steps) or f"pin {method.name}"
 
 
-def _idle(demand: Demand, winner: Option) -> Iterator[str]:
+def _idle_gpus_message(demand: Demand, winner: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over
     them."""
     place = winner.place

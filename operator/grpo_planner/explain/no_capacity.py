@@ -187,7 +187,7 @@ MOST_RENTED = max(nodes * per_node for nodes, per_node in EXTENTS)
 """GPUs of the largest of EXTENTS."""
 
 
-class _Rented(NamedTuple):
+class _RentedGpus(NamedTuple):
     """Nodes with the same GPUs."""
 
     memory: int
@@ -226,7 +226,7 @@ def smallest_hardware(
     """
     loose_placement = _lower_bounds(spec.placement, objective)
     plan = planner(spec.model_copy(update={"placement": loose_placement}))
-    smallest_first = sorted(_rented())
+    smallest_first = sorted(_rented_gpus())
     # The largest has a place for all that the others have one for, and more memory: one plan
     # instead of all of them.
     if plan(smallest_first[-1].inventory) is None:
@@ -245,11 +245,11 @@ def without_size(spec: GRPOJobSpec) -> GRPOJobSpec:
     )
 
 
-def _rented() -> Iterator[_Rented]:
+def _rented_gpus() -> Iterator[_RentedGpus]:
     for product in RENTED:
         memory_mib = lookup_product(product).memory_mib
         for nodes, per_node in EXTENTS:
-            yield _Rented(memory_mib * nodes * per_node, nodes, per_node, product)
+            yield _RentedGpus(memory_mib * nodes * per_node, nodes, per_node, product)
 
 
 def _lower_bounds(placement: PlacementSpec, objective: Objective) -> PlacementSpec:

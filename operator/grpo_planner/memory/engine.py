@@ -170,12 +170,12 @@ def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
     score_bytes = shape.vocab * SCORE_BYTES
     room = share - weights(shape, setup) - graphs(shape, setup) - work(shape, setup)
 
-    def needed(completions: int) -> int:
+    def needed_bytes(completions: int) -> int:
         return cached_blocks(setup, completions) * one_block + completions * score_bytes
 
     most = max(0, int(room // (one_block + score_bytes)))
     # Bisection: what is needed grows with the completions.
-    return bisect_right(range(1, most + 1), room, key=needed)
+    return bisect_right(range(1, most + 1), room, key=needed_bytes)
 
 
 def resting_bytes(shape: Shape, setup: Setup) -> int:

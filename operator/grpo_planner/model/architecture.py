@@ -76,9 +76,9 @@ def resolve_model(
         # Whatever else is said of the shape, these are the weights that would be loaded.
         config.refuse_untrainable(facts.config)
     if model.architecture is not None:
-        return _given(model, model.architecture, "Spec", facts)
+        return _model_of_architecture(model, model.architecture, "Spec", facts)
     if reported is not None and reported.model_type in families():
-        return _reported(model, reported)
+        return _loaded_model(model, reported)
     if facts.config is not None:
         return _from_file(model, facts.config, facts)
     by_name = by_name_and_size(model.name, model.parameters, "spec.model")
@@ -91,12 +91,12 @@ def resolve_model(
     return replace(by_name, note="; ".join(notes))
 
 
-def _reported(model: ModelSpec, architecture: Architecture) -> ResolvedModel:
+def _loaded_model(model: ModelSpec, architecture: Architecture) -> ResolvedModel:
     """The shape of what an attempt loaded. These are the weights: a declared size that differs
     is reported as wrong."""
     shape = from_architecture(architecture)
     loaded = shape.counted_parameters
-    declared = _declared(model)
+    declared = _declared_parameters(model)
     note = ""
     if declared and _is_other_size(loaded, declared):
         note = (
@@ -123,19 +123,19 @@ def _from_file(
     language_model: Mapping[str, Any] = text if isinstance(text, Mapping) else config_json
     is_nested = language_model is not config_json
     kind = str(language_model.get("model_type"))
-    whole = max(facts.stored, _declared(model))
+    whole = max(facts.stored, _declared_parameters(model))
     has_formula = kind in families() and not is_nested
     if not has_formula and catalogue.lookup_shape(model.name):
         return by_name_and_size(model.name, model.parameters, "spec.model")
     if is_nested:
-        return _nested(model, config.architecture_of(config_json), whole)
+        return _nested_model(model, config.architecture_of(config_json), whole)
     if has_formula:
         architecture = config.architecture_of(config_json)
-        return _given(model, architecture, "ConfigFile", facts)
+        return _model_of_architecture(model, architecture, "ConfigFile", facts)
     return _unknown_type(model, kind, config_json, whole)
 
 
-def _nested(model: ModelSpec, text: Architecture, whole: int) -> ResolvedModel:
+def _nested_model(model: ModelSpec, text: Architecture, whole: int) -> ResolvedModel:
     """A language model inside another: the whole has a tower more than the shape, so its size must
     be known."""
     shape = from_architecture(text)
@@ -188,13 +188,13 @@ def _unknown_type(
     return ResolvedModel(of_size, "Estimated", "ConfigFile", note, positions=positions)
 
 
-def _given(
+def _model_of_architecture(
     model: ModelSpec, architecture: Architecture, found_in: ShapeSource, facts: ModelFacts
 ) -> ResolvedModel:
     """The shape of an architecture, once no known size contradicts it."""
     shape = from_architecture(architecture)
     counted = shape.counted_parameters
-    declared = _declared(model)
+    declared = _declared_parameters(model)
     sizes = {"spec.model.parameters": declared, "the safetensors files": facts.stored}
     if any(size and _is_other_size(counted, size) for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
@@ -246,7 +246,7 @@ def _advice(architecture: Architecture) -> str:
     )
 
 
-def _declared(model: ModelSpec) -> int:
+def _declared_parameters(model: ModelSpec) -> int:
     return parameter_count(model.parameters) if model.parameters else 0
 
 

@@ -221,7 +221,7 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
     parameters in the embedding.
     """
     if parameters < SMALL_MODEL:
-        small = _small(parameters)
+        small = _toy_shape(parameters)
         return "a small Llama", replace(small, declared=parameters)
     plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
     distances: dict[str, float] = {}
@@ -239,7 +239,7 @@ def _is_plain(shape: Shape) -> bool:
     return not (shape.experts or shape.declared or shape.eager)
 
 
-def _small(parameters: int) -> Shape:
+def _toy_shape(parameters: int) -> Shape:
     """A Llama-like shape for toy models: width from 12 * layers * hidden**2 = parameters with
     hidden = 32 * layers."""
     cubed_layers = parameters / (12 * 32**2)

@@ -48,9 +48,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         )  # fmt: skip
     except KeyError as missing:
         why = f"has no {missing}: it is not the config of a decoder-only language model"
-        raise _unreadable(why) from None
+        raise _unreadable_config_error(why) from None
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise _unreadable(f"can't be understood: {error}") from error
+        raise _unreadable_config_error(f"can't be understood: {error}") from error
 
 
 def refuse_untrainable(config: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
         raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
-def _unreadable(why: str) -> SpecRejected:
+def _unreadable_config_error(why: str) -> SpecRejected:
     message = f"config.json {why}; give the right file, or set spec.model.architecture"
     return SpecRejected(PlanReason.UNKNOWN_MODEL, message)
 
@@ -99,7 +99,7 @@ def _feed_forward(text: Mapping[str, Any], family: Family) -> dict[str, int]:
         return {"intermediate_size": int(text["intermediate_size"])}
     has_dense_layers = text.get("mlp_only_layers") or int(text.get("decoder_sparse_step") or 1) != 1
     if has_dense_layers:
-        raise _unreadable(
+        raise _unreadable_config_error(
             "mixes dense layers and layers of experts (mlp_only_layers, decoder_sparse_step)"
         )
     width = text.get(family.expert_width) or text["intermediate_size"]

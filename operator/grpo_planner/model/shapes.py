@@ -245,7 +245,7 @@ class Shape:
 
     def adapted_linears(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
         """The same maps, those of one name in all layers together."""
-        return _adapted(self, targets)
+        return _merged_linears(self, targets)
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
         """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al.
@@ -278,7 +278,7 @@ def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Lin
 
 
 @lru_cache(maxsize=64)
-def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
+def _merged_linears(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     """The adapted maps, those of one name together."""
     by_name: dict[str, Linear] = {}
     for linear in chain(*_adapted_by_layer(shape, targets)):

@@ -51,16 +51,16 @@ def fallback_plan(run: Run) -> ExecutionPlan:
     """
     with_engine, problem = _fastest_on_model_runner_v1(run)
     if with_engine and run.spec.generation.engine != "Auto":
-        return _explained(run, with_engine)
+        return _plan_with_reason(run, with_engine)
     plain = run.with_engine(None, None)
-    misfit = "" if plain.may_fit() else _misfit("Transformers", plain)
+    misfit = "" if plain.may_fit() else _misfit_message("Transformers", plain)
     refusal = misfit or costly_message(run.learned, gpu_seconds(plain))
     # Where few completions fit at a time beside the trainer, an engine may be slower than none.
     if with_engine and (refusal or with_engine.step_seconds < plain.step_seconds):
-        return _explained(run, with_engine)
+        return _plan_with_reason(run, with_engine)
     if refusal:
         raise NoFallback(f"{problem}{refusal}", fits=not misfit)
-    return _explained(run, plain)
+    return _plan_with_reason(run, plain)
 
 
 def costly_message(learned: Learned, cost: float | None) -> str:
@@ -90,7 +90,7 @@ def _fastest_on_model_runner_v1(run: Run) -> tuple[Run | None, str]:
     fitting = [candidate for candidate in candidates if candidate.may_fit()]
     if fitting:
         return min(fitting, key=lambda candidate: candidate.step_seconds), ""
-    return None, f"{_misfit('model runner V1 without sleep', candidates[-1])}; "
+    return None, f"{_misfit_message('model runner V1 without sleep', candidates[-1])}; "
 
 
 def _on_model_runner_v1(run: Run) -> Iterator[Run]:
@@ -122,7 +122,7 @@ def _colocated_v1(run: Run, engine: EnginePlan, gpus: int) -> Engine:
     return replace(v1_engine, most_sequences=engine.max_sequences) if share else v1_engine
 
 
-def _misfit(what: str, run: Run) -> str:
+def _misfit_message(what: str, run: Run) -> str:
     numbers = f"{gib(run.device_bytes)} of {gib(run.usable_bytes)} per GPU"
     return f"{what} needs {numbers} at {run.prediction.peak_phase}"
 
@@ -134,7 +134,7 @@ def change_message(learned: Learned, before: ExecutionPlan, after: ExecutionPlan
     return f"after {failure.reason} in attempt {failure.attempt}: {differences}"
 
 
-def _explained(before: Run, after: Run) -> ExecutionPlan:
+def _plan_with_reason(before: Run, after: Run) -> ExecutionPlan:
     """The new plan with its reason, and with what changed in words."""
     plan = after.plan
     change = change_message(before.learned, before.plan, plan)

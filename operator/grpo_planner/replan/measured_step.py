@@ -106,7 +106,7 @@ def learned_with_step(run: Run, metrics: Mapping[str, float]) -> Learned:
     # Where a generation feeds several steps, most steps sample nothing.
     if run.plan.accelerator != "GPU" or not measured.is_complete:
         return run.learned
-    predicted = _predicted(run, measured)
+    predicted = _predicted_seconds(run, measured)
     step = MeasuredStep(
         gpu_product=run.plan.gpu_product,
         completion_length=round(measured.completion),
@@ -146,7 +146,7 @@ def _row(run: Run, measured: StepSeconds, *, source: str, date: str, cluster: st
     setup = run.setup
     training = run.spec.training
     updates = run.demand.updates_per_generation
-    predicted = _predicted(run, measured)
+    predicted = _predicted_seconds(run, measured)
     seconds: dict[Part, float] = {"training": round(updates * measured.training, 4)}
     model: dict[Part, float] = {"training": round(updates * predicted.training, 4)}
     # Engines on a product of their own say nothing of the trainer's.
@@ -182,7 +182,7 @@ def _row(run: Run, measured: StepSeconds, *, source: str, date: str, cluster: st
     )
 
 
-def _predicted(run: Run, measured: StepSeconds) -> StepSeconds:
+def _predicted_seconds(run: Run, measured: StepSeconds) -> StepSeconds:
     """What the time model says of the plan with the measured length, before any correction, and of
     a whole generation."""
     limit = run.spec.training.max_completion_length

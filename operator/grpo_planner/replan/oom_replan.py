@@ -148,7 +148,7 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
     if new_run is None and not last_resort and not on_host:
         return None
     if new_run is None and on_host:
-        new_run = next(_rungs(run, leaner), run)
+        new_run = next(_ordered_savings(run, leaner), run)
     elif new_run is None:
         # The first of equals, so the mildest.
         new_run = min([run, *leaner], key=lambda option: option.prediction.phases[where])
@@ -158,7 +158,7 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
     return _with_explanation(run, new_run)
 
 
-def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
+def _ordered_savings(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
     """One saving after the other, for a container that was killed: that doesn't say in which
     phase."""
     at_once = run.setup.generation_batch

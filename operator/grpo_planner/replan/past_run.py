@@ -133,7 +133,7 @@ class Run:
         """
         run = self
         for at_once in sizes_at_a_time(self.spec, self.plan.world_size, engine):
-            run = self._sampled(engine, servers, at_once)
+            run = self._with_generation_batch(engine, servers, at_once)
             if run.may_fit():
                 break
         return run
@@ -142,7 +142,9 @@ class Run:
         """The same split with this engine, which takes no more of the trainer's GPUs."""
         return self.with_plan(engine=engine)._with_new_numbers(self.setup)
 
-    def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
+    def _with_generation_batch(
+        self, engine: Engine | None, servers: Pool | None, at_once: int
+    ) -> "Run":
         """The same with `at_once` completions of each process at a time."""
         whole = self.plan.micro_batch * self.plan.steps_per_generation
         generates_in_parts = engine is None and at_once < whole

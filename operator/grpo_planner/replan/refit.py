@@ -97,7 +97,7 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     pools, left_out = build_pools(inventory.without_usage, spec)
     problems: set[str] = set()
     for pool in pools:
-        problem = _lacks(plan, pool)
+        problem = _pool_problem(plan, pool)
         if not problem:
             return _on_pool(plan, pool)
         problems.add(f"{pool.gpu_name} {problem}")
@@ -169,7 +169,7 @@ def _has_gpus_of(pool: Pool, plan: ExecutionPlan) -> bool:
     return pool.label == plan.gpu_product and pool.resource == plan.gpu_resource
 
 
-def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
+def _pool_problem(plan: ExecutionPlan, pool: Pool) -> str:
     """Why the pool's GPUs can't run the plan; empty when they can."""
     needs_bfloat16 = plan.dtype == "bfloat16" or plan.autocast
     if needs_bfloat16 and not pool.hardware.has_bfloat16:

@@ -95,10 +95,12 @@ class Demand:
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
         """Bytes that a GPU must have for the predicted allocations of one of `world` processes."""
-        return device_bytes(prediction, world, self.margin, expandable=self._expandable)
+        return device_bytes(
+            prediction, world, self.margin, expandable=self._has_expandable_segments
+        )
 
     @cached_property
-    def _expandable(self) -> bool:
+    def _has_expandable_segments(self) -> bool:
         # Kept, like the margin: a search asks thousands of times.
         return self.spec.has_expandable_segments
 

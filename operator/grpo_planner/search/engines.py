@@ -104,10 +104,11 @@ def check(demand: Demand) -> None:
         servers = wanted.servers or EngineServersSpec()
         field, gpus = "servers.gpusPerReplica", servers.gpus_per_replica
     if engine in ("Colocated", "Servers") and not is_splittable(demand, gpus):
+        counts = ", ".join(map(str, _splittable_counts(demand)))
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
-            f"can't be split over {gpus} GPUs; {', '.join(map(str, _shareable(demand)))} can",
+            f"can't be split over {gpus} GPUs; {counts} can",
         )
 
 
@@ -119,7 +120,7 @@ def is_splittable(demand: Demand, gpus: int) -> bool:
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
 
 
-def _shareable(demand: Demand) -> list[int]:
+def _splittable_counts(demand: Demand) -> list[int]:
     return [gpus for gpus in TENSOR_PARALLEL if is_splittable(demand, gpus)]
 
 
@@ -177,7 +178,7 @@ class Engines:
         self, place: Place, precision: Precision, may_offload_base: bool
     ) -> Iterator[Engine | None]:
         if not self._asks_servers:
-            for engine in self._colocated(place, precision):
+            for engine in self._colocated_engines(place, precision):
                 yield engine
                 if may_offload_base and engine.sleeps:
                     yield replace(engine, offloads_base=True)
@@ -195,7 +196,7 @@ class Engines:
     def _asks_servers(self) -> bool:
         return self._demand.spec.generation.engine == "Servers"
 
-    def _colocated(self, place: Place, precision: Precision) -> Iterator[Engine]:
+    def _colocated_engines(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """Engines on the processes' own GPUs: one for each, or one that neighbours on a node share;
         asleep while training, or awake."""
         wanted = self._demand.spec.generation
@@ -223,12 +224,12 @@ class Engines:
             for engine in dict.fromkeys(candidate_engines):
                 if not share:
                     yield engine
-                elif room := self._room(engine, precision, share):
+                elif room := self._completion_capacity(engine, precision, share):
                     yield _at_most(engine, room)
 
     def _servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """The engine in pods of its own, where there are GPUs for it beside the place."""
-        servers, pool = self._own, self.server_pool(place)
+        servers, pool = self._server_spec, self.server_pool(place)
         if pool is None or not is_splittable(self._demand, servers.gpus_per_replica):
             return
         engine = engine_of(
@@ -238,12 +239,12 @@ class Engines:
             replicas=servers.replicas,
             model_runner=self._model_runner,
         )
-        if room := self._room(engine, precision, int(OWN_SHARE * pool.usable_bytes)):
+        if room := self._completion_capacity(engine, precision, int(OWN_SHARE * pool.usable_bytes)):
             yield _at_most(engine, room)
 
     def server_pool(self, place: Place) -> Pool | None:
         """The pool for engines in pods of their own; None if it has too few GPUs."""
-        servers = self._own
+        servers = self._server_spec
         pools = self._others if servers.gpu_product else [place.pool]
         # An autoscaler makes the nodes that are asked for, so there is no number to compare with.
         if self._demand.spec.placement.provisioning == "CreatePods":
@@ -258,13 +259,15 @@ class Engines:
         )
 
     @property
-    def _own(self) -> EngineServersSpec:
+    def _server_spec(self) -> EngineServersSpec:
         return self._demand.spec.generation.servers or EngineServersSpec()
 
-    def _room(self, engine: Engine, precision: Precision, share: int) -> int:
-        return terms.cached_completions(self._demand.shape, self._alone(engine, precision), share)
+    def _completion_capacity(self, engine: Engine, precision: Precision, share: int) -> int:
+        return terms.cached_completions(
+            self._demand.shape, self._single_completion_setup(engine, precision), share
+        )
 
-    def _alone(self, engine: Engine, precision: Precision) -> Setup:
+    def _single_completion_setup(self, engine: Engine, precision: Precision) -> Setup:
         """What an engine takes by itself, of one completion."""
         training = self._demand.spec.training
         return Setup(
@@ -278,7 +281,7 @@ class Engines:
     def misfit(self, pools: Sequence[Pool]) -> str:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty
         where it has."""
-        wanted, servers = self._demand.spec.generation, self._own
+        wanted, servers = self._demand.spec.generation, self._server_spec
         gpus = wanted.tensor_parallel or 1
         most = max((pool.most_gpus_per_node for pool in pools), default=0)
         if wanted.engine == "Colocated" and gpus > most:
@@ -291,22 +294,24 @@ class Engines:
             return (
                 f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too "
                 "little for an engine, "
-                f"whose weights, graphs and one completion take {gib(self._least(gpus))}: raise or "
-                "remove it"
+                f"whose weights, graphs and one completion take {gib(self._least_bytes(gpus))}: "
+                "raise or remove it"
             )
         if wanted.engine == "Servers":
             return (
                 f"spec.generation.servers asks for {plural(servers.replicas, 'engine')} with "
                 f"{plural(servers.gpus_per_replica, 'GPU')} each beside the trainer's, of which "
-                f"one takes {gib(self._least(servers.gpus_per_replica))} of each GPU at least: "
-                "lower servers.replicas, raise gpusPerReplica, or set engine to Colocated"
+                f"one takes {gib(self._least_bytes(servers.gpus_per_replica))} of each GPU at "
+                "least: lower servers.replicas, raise gpusPerReplica, or set engine to Colocated"
             )
         return ""
 
-    def _least(self, gpus: int) -> int:
+    def _least_bytes(self, gpus: int) -> int:
         """Bytes of one GPU that an engine takes for one completion."""
         engine = engine_of(self._demand, "Colocated", gpus)
-        return terms.awake_bytes(self._demand.shape, self._alone(engine, "bfloat16"))
+        return terms.awake_bytes(
+            self._demand.shape, self._single_completion_setup(engine, "bfloat16")
+        )
 
 
 def engine_of(

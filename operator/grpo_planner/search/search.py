@@ -129,7 +129,7 @@ class Search:
         least."""
         groups = product(self._places, self._methods)
         extents = (extent for group in groups for extent in self._extents(*group))
-        return list(map(self._miss, extents))
+        return list(map(self._nearest_option, extents))
 
     def comparable_options(self, chosen: Option) -> list[Option]:
         """The alternatives that the chosen option is shown with: the best of every other method in
@@ -144,7 +144,7 @@ class Search:
                 options.append(best)
                 continue
             extents = (extent for method in of_group for extent in self._extents(pool, method))
-            options += map(self._miss, extents)
+            options += map(self._nearest_option, extents)
         return options
 
     def extents(self, chosen: Option) -> list[Option]:
@@ -156,7 +156,7 @@ class Search:
             if extent.place == chosen.place:
                 continue
             best = self._best_of([extent], self._objective)
-            options.append(best or self._miss(extent))
+            options.append(best or self._nearest_option(extent))
         return options
 
     def rivals(self, chosen: Option) -> list[Option]:
@@ -169,7 +169,7 @@ class Search:
         by_sort: dict[object, list[Option]] = {}
         for variants in extent.variants:
             best_option = choose(self._options_with(extent, variants), self._objective)
-            option = best_option or self._leanest(extent, variants)
+            option = best_option or self._leanest_option(extent, variants)
             by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
         by_sort.pop(own_sort, None)
         best: list[Option] = []
@@ -464,15 +464,15 @@ class Search:
                 last = world
                 yield place
 
-    def _miss(self, extent: Extent) -> Option:
+    def _nearest_option(self, extent: Extent) -> Option:
         """The option of an extent which takes least; where even training does not fit, with any
         engine."""
         if not extent.may_train:
-            return self._leanest(extent, extent.variants_with(extent.candidates[-1]))
+            return self._leanest_option(extent, extent.variants_with(extent.candidates[-1]))
         leanest = min(extent.variants, key=lambda variants: variants.leanest.device)
-        return self._leanest(extent, leanest)
+        return self._leanest_option(extent, leanest)
 
-    def _leanest(self, extent: Extent, variants: Variants) -> Option:
+    def _leanest_option(self, extent: Extent, variants: Variants) -> Option:
         """The option with the engine of these variants which takes least."""
         return self._option(extent, variants, variants.leanest)
 
