@@ -460,6 +460,9 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
+    # The API server ends each event with a newline: this is a proxy's page, which is no event.
+    if rest:
+        yield rest
 
 
 def _names(path: str, response: Object, field: str) -> set[str]:

@@ -357,6 +357,7 @@ NEWER = job("a", CPU) | {
     [
         ("Unable to connect", "printed no JSON object: 'Unable to connect"),
         ("[]", "printed no JSON object"),
+        ("\udcff", "printed no JSON object"),
         (
             json.dumps(NEWER),
             "a was written by another version of the operator: status.phase: Input should be",
@@ -370,7 +371,8 @@ def test_an_answer_that_is_none_is_a_sentence(
     prints: str,
     says: str,
 ) -> None:
-    (tmp_path / "kubectl.py").write_text(f"print({prints!r})")
+    output = prints.encode(errors="surrogateescape")
+    (tmp_path / "kubectl.py").write_text(f"import sys; sys.stdout.buffer.write({output!r})")
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
     assert main(["status", "a"]) == 4
     assert says in capsys.readouterr().err

@@ -4,6 +4,7 @@ that break."""
 import hashlib
 from argparse import Namespace
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job_object import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
-from grpo_cli.cluster.delivery import export_job
+from grpo_cli.cluster.delivery import Delivery, export_job
 from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.cluster.download import (
     PAUSES,
@@ -174,6 +175,12 @@ def test_the_pod_reads_the_store_with_the_job_s_own_credentials_and_no_other(mer
     assert container["envFrom"] == ([keys, *SPEC["envFrom"]] if merge else [keys])
     assert "checkpoints" not in {one["name"] for one in pod["volumes"]}
     assert pod["serviceAccountName"] == "trainer"
+
+
+def test_a_thread_of_a_notebook_can_read_a_history() -> None:
+    with ThreadPoolExecutor() as threads:
+        delivery = Delivery(Namespace(), {}).deleted_afterwards()
+        assert threads.submit(delivery.__enter__).result()
 
 
 def test_nothing_takes_the_pod_for_one_of_the_job_s_own_and_nothing_of_it_stays() -> None:

@@ -147,9 +147,10 @@ async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
 @pytest.mark.parametrize(
     "line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}']
 )
-async def test_a_line_that_is_no_event_is_an_outage(line: str) -> None:
+@pytest.mark.parametrize("end", ["\n", ""])
+async def test_a_line_that_is_no_event_is_an_outage(line: str, end: str) -> None:
     async def confused(_: web.Request) -> web.Response:
-        return web.Response(text=line + "\n")
+        return web.Response(text=line + end)
 
     async with talking(confused) as (client, _):
         with pytest.raises(Unavailable, match="no event"):

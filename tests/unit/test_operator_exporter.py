@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report import traces
+from grpo_kube.pacing import Backoff
 from grpo_operator.process import span_exporter as module
 from grpo_operator.process.span_exporter import BACKLOG, BATCH, SpanExporter
 from grpo_operator.tracing.spans import MAX_TEXT, Span, Trace, export_request
@@ -76,13 +77,23 @@ async def test_all_spans_arrive_in_order_in_batches_with_the_headers_that_were_a
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_what_can_not_be_taken_now_is_sent_again_when_the_collector_says(status: int) -> None:
+async def test_what_can_not_be_taken_now_is_sent_again_after_a_pause(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The collector asks for no pause, which must not make it be asked without end.
+    pauses = list[Backoff]()
+
+    async def wait(backoff: Backoff) -> None:
+        pauses.append(backoff)
+
+    monkeypatch.setattr(Backoff, "wait", wait)
     answers = [web.Response(status=status, headers={"Retry-After": "0"}) for _ in range(3)]
     receiver = Receiver(lambda: answers.pop() if answers else web.json_response({}))
     async with serving(receiver.handle) as url, sending(url) as (exporter, counts):
         exporter.put(span())
         await until(lambda: counts["sent"] == 1)
     assert (len(receiver.requests), len(receiver.spans)) == (4, 1)
+    assert len(pauses) == 3
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500])

@@ -12,6 +12,7 @@ the Job's TTL deletes it.
 
 import signal
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -342,7 +343,10 @@ class Delivery:
     @contextmanager
     def deleted_afterwards(self) -> Iterator["Delivery"]:
         """Delete the Job from the cluster when the block ends, by whatever way it ends."""
-        before = {number: signal.signal(number, signal.default_int_handler) for number in _ENDS}
+        # Signals are the main thread's; others, as of a notebook's server, get none.
+        is_main = threading.current_thread() is threading.main_thread()
+        ends = _ENDS if is_main else ()
+        before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
         try:
             yield self
         finally:

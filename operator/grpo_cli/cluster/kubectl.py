@@ -159,7 +159,13 @@ def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
 def _run(line: list[str], stdin: str | None = None) -> str:
     try:
         completed_process = subprocess.run(
-            line, input=stdin, capture_output=True, text=True, check=False
+            # What a pod or a plug-in prints may be anything.
+            line,
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
     except OSError as error:
         raise _missing(line[0], error) from error

@@ -106,10 +106,10 @@ class SpanExporter:
                 await self._send_batch()
             except NotNow as error:
                 log.info("spans wait: %s", error)
-                if error.pause is None:
-                    await backoff.wait()
-                else:
+                if error.pause:
                     await asyncio.sleep(error.pause * random.uniform(1.0, 1.1))
+                else:
+                    await backoff.wait()
             else:
                 backoff.reset()
         self._some.clear()
