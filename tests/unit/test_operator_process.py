@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ from grpo_kube.objects.errors import Expired, NotFound, Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import WorkQueue
+from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.progress import Target, http_fetch
 from grpo_operator.process import settings
 from grpo_operator.process.job_metrics import JobMetrics
 from grpo_operator.process.metrics_server import Metrics, application, memory_limit, serve_pages
+from grpo_operator.process.wiring import Operator
+from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.records.records import PodRecord
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
@@ -334,6 +338,50 @@ async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str)
     async with serve_pages(pages, address, port), ClientSession() as session:
         answer = await session.get(f"http://{asked}:{port}/healthz")
         assert answer.status == 200
+
+
+class Succession:
+    """An empty cluster in which this operator becomes the leader after a LIST of GRPOJobs, while
+    the other LISTs are under way; counts the LISTs."""
+
+    def __init__(self, leading: asyncio.Event) -> None:
+        self.leading, self.lists = leading, Counter[str]()
+
+    async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        self.lists[selection.resource.plural] += 1
+        yield [], 7
+        if selection.resource is GRPOJOBS:
+            self.leading.set()
+
+    async def watch(self, *_: Any) -> AsyncIterator[tuple[str, Object]]:
+        await asyncio.Event().wait()
+        yield "", {}
+
+
+@pytest.mark.parametrize(("leads_from_start", "lists"), [(True, 1), (False, 2)])
+async def test_what_was_listed_before_the_leader_before_had_ended_is_listed_again(
+    leads_from_start: bool, lists: int
+) -> None:
+    leading, queue = asyncio.Event(), WorkQueue()
+    cluster: Any = Succession(leading)
+    if leads_from_start:
+        leading.set()
+    async with ClientSession() as session:
+        operator = Operator(
+            settings.Settings(),
+            cluster,
+            caches=Caches(),
+            queue=queue,
+            metrics=Metrics(queue, 4),
+            session=session,
+            leading=leading,
+            wall=lambda: NOW,
+        )
+        running = asyncio.create_task(operator.run(lambda: None))
+        await operator.working.wait()
+        assert cluster.lists["grpojobs"] == lists
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @pytest.mark.realtime

@@ -268,6 +268,7 @@ class Operator:
     async def run(self, on_filled: Callable[[], None]) -> None:
         """Fills the caches by full LISTs, says so, then works as soon as it leads, until
         cancelled."""
+        leads_from_start = self._leading.is_set()
         async with asyncio.TaskGroup() as tasks:
             for name, informer in self.informers.items():
                 # kopf delivers the events of GRPOJobs
@@ -283,7 +284,7 @@ class Operator:
                 # a task of a follower's, too: kopf at its end cancels all that are younger than
                 # itself
                 tasks.create_task(self._once_leading(part), name=name)
-            tasks.create_task(self._take_over(), name="takeover")
+            tasks.create_task(self._take_over(leads_from_start), name="takeover")
             self.warm.set()
 
     def _parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
@@ -308,10 +309,11 @@ class Operator:
         await self.working.wait()
         await part()
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, leads_from_start: bool) -> None:
         """Lets the parts run once this process leads, on what the leader before has written to the
         last."""
-        if not self._leading.is_set():
+        # A LIST that began before this process led may lack the last admissions of that leader.
+        if not leads_from_start:
             await self._leading.wait()
             lists = [
                 informer.list_if_served()
