@@ -323,11 +323,15 @@ def test_every_poison_of_every_tensor_is_named(name: str, poison: str, tied: boo
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_an_engine_gets_beside_its_tensors_is_named(tied: bool) -> None:
+def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) -> None:
     poisons: list[Callable[[Network], object]] = [
         lambda network: network.norm.register_parameter("bias", nn.Parameter(torch.zeros(4))),
         lambda network: network.register_buffer("other", torch.ones(1)),
         lambda network: setattr(network, "_k_scale_float", 2.0),
+        lambda network: delattr(network, "norm"),
+        lambda network: setattr(network.square, "weight", None),
+        lambda network: setattr(network.square, "weight", nn.Parameter(torch.zeros(0))),
+        lambda network: setattr(network, "head", nn.Linear(4, 5, bias=False)),
     ]
     for poison in poisons:
         network, differing = synced_worker(tied)

@@ -127,6 +127,11 @@ def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage
         ((), NOW - 70),
         (("Importing",), 2400.0),
     ]
+    conditions = [condition("Admitted"), condition("Running")]
+    status = active_status(plan=GPU_PLAN, phase="Running", conditions=conditions)
+    own_program = make_job({"command": ["bash", "train.sh"]}, status)
+    assert told(None, Silence(Observed(70), "refused"), own_program) == []
+    assert told(make_pull(stage="Exporting", ago=30), of_job=own_program) != []
     assert told(make_pull(attempt=2, ago=1)) == [], "another attempt's"
     assert told(make_pull(ago=1), of_job=live(conditions=[condition("Admitted")])) == []
 

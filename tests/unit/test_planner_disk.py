@@ -56,6 +56,13 @@ def judge(**more: Any) -> dict[str, Any]:
         ),
         (
             {
+                "model": {"name": "team/m", "parameters": "2B"},
+                "env": [{"name": "HF_HUB_CACHE", "value": "/mine"}],
+            },
+            DATASET,
+        ),
+        (
+            {
                 "model": {"name": "/models/m", "parameters": "2B"},
                 "rewards": [judge(parameters="3B")],
             },

@@ -87,6 +87,16 @@ def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
     assert (node.gpus_free, node.gpus_total) == (1, 1)
     chosen = plan(spec(LLAMA_1B), node)
     assert chosen.gpus_per_node == 1
+    created = spec(
+        LLAMA_1B,
+        placement__provisioning="CreatePods",
+        placement__gpuProduct=MIG,
+        placement__gpusPerNode=4,
+        placement__nodes=2,
+        placement__nodeSelector={"pool": "mig"},
+    )
+    (there,) = declared_inventory(created.placement).nodes
+    assert (there.gpus_free, there.gpus_total, there.count) == (1, 1, 2)
     whole, instance = lookup_product("NVIDIA-A100-SXM4-80GB"), lookup_product(MIG)
     assert instance.teraflops == pytest.approx(whole.teraflops / 7)
     assert instance.bandwidth == pytest.approx(whole.bandwidth / 8)

@@ -165,7 +165,8 @@ def progress_samples(
         return
     if pull and pull.progress.attempt == job.status.attempt:
         reported_stage, since = pull.progress.stage, pull.advanced_at
-    elif silence:
+    elif silence and not spec.command:
+        # A program of the user's own need not serve progress.
         reported_stage, since = "Importing", silence.since
     else:
         return

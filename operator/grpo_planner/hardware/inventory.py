@@ -21,7 +21,7 @@ from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.units import GIB, MIB
 
 from .product_names import label_of
-from .products import resource_of
+from .products import is_slice, resource_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,10 @@ autoscaler."""
 def declared_inventory(placement: PlacementSpec) -> Inventory:
     """The declared nodes, empty. Their product's label is no selector: a node has it only once it
     is up."""
-    gpus = placement.gpus_per_node or 0
     product = label_of(placement.gpu_product or "") or placement.gpu_product or ""
+    gpus = placement.gpus_per_node or 0
+    if is_slice(product):
+        gpus = min(1, gpus)
     cores = float(ENDLESS)
     group = Node(
         gpu_product=product,

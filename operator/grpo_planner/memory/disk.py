@@ -36,8 +36,6 @@ WORKING = 256 * MIB
 DATASET = 2 * GIB
 """A dataset of the hub, whose size nobody says: its files, and its rows twice while they are
 converted (assumed)."""
-_OWN_PLACE = frozenset({"HF_HOME", "HF_HUB_CACHE"})
-"""Variables by which a user keeps what is fetched somewhere else."""
 
 
 def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
@@ -51,10 +49,14 @@ def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
 
 
 def _fetched_bytes(spec: GRPOJobSpec, policy: Shape | None) -> int:
-    is_elsewhere = any(variable.name in _OWN_PLACE for variable in spec.env)
-    if spec.model.cache or is_elsewhere:
+    # The variables by which a user keeps what is fetched somewhere else.
+    variables = {variable.name for variable in spec.env}
+    if spec.model.cache or "HF_HOME" in variables:
         return 0
     dataset = DATASET if spec.dataset.name else 0
+    if "HF_HUB_CACHE" in variables:
+        # The converted rows stay in HF_HOME.
+        return dataset
     judges = tuple(reward.model for reward in spec.rewards if reward.model)
     return dataset + _weights(spec.model, judges, policy)
 

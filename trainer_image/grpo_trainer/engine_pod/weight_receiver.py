@@ -99,13 +99,20 @@ class WeightsWorker:
         `weights_learn`; and whatever else has changed since, under a name that nobody has sent, so
         that the comparison fails with it."""
         model = self.model_runner.model
-        prints: dict[str, list[int]] = {}
-        for name, group in self._weights_layout.writes.items():
-            prints[name] = [tensor_hash(live_part(model, write), seed) for write in group]
         fixed = self._describe_fixed()
-        for name in fixed.keys() | self._fixed_parts.keys():
-            if fixed.get(name) != self._fixed_parts.get(name):
-                prints[name] = [0]
+        changed = {
+            name
+            for name in fixed.keys() | self._fixed_parts.keys()
+            if fixed.get(name) != self._fixed_parts.get(name)
+        }
+        prints = {name: [0] for name in changed}
+        for name, group in self._weights_layout.writes.items():
+            # A parameter that is gone, or lies otherwise, can't be read as it was learnt.
+            prints[name] = [
+                tensor_hash(live_part(model, write), seed)
+                for write in group
+                if f"{write.parameter} (view)" not in changed
+            ]
         return prints
 
     def _describe_fixed(self) -> dict[str, object]:
