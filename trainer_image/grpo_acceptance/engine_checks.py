@@ -228,7 +228,7 @@ def find_damage(engine: ColocatedGeneration) -> list[str]:
     with torch.no_grad():
         next(engine.model.parameters()).mul_(1.5)
     failures = engine.failures
-    with _skipping(engine, name):
+    with _lose_weight_once(engine, name):
         engine.sync_weights()
     if engine.failures != failures + 1:
         problems.append(f"a skipped tensor ({name}) in the live engine was not found")
@@ -242,7 +242,7 @@ def turn_bit(worker: Any) -> None:
 
 
 @contextmanager
-def _skipping(engine: ColocatedGeneration, name: str) -> Iterator[None]:
+def _lose_weight_once(engine: ColocatedGeneration, name: str) -> Iterator[None]:
     """Within it, this weight is lost the first time that it is sent."""
     load = engine.load_weight
     lost: list[str] = []

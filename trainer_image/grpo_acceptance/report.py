@@ -78,7 +78,7 @@ def markdown_page(result: dict[str, Any]) -> str:
     ]
     versions = ["", "| package | here | image |", "|---|---|---|", *different] if different else []
     rows = [
-        f"| {_cell(finding['what'])} | {finding['state']} | {_cell(_seen(finding))} |"
+        f"| {_cell(finding['what'])} | {finding['state']} | {_cell(_finding_text(finding))} |"
         for check in result["checks"]
         for finding in check["findings"]
     ]
@@ -114,7 +114,7 @@ def _device(result: dict[str, Any]) -> str:
     return products[0] if products else str(result["device"])
 
 
-def _seen(finding: dict[str, Any]) -> str:
+def _finding_text(finding: dict[str, Any]) -> str:
     """The message; behind it numbers that it doesn't say itself, if they are few."""
     numbers = finding["numbers"]
     few = (

@@ -145,7 +145,7 @@ def run_checks(
     def import_next() -> None:
         check = next(fit, None)
         if check:
-            importing.append(CheckProcess(check, _placed(check, context)))
+            importing.append(CheckProcess(check, _check_context(check, context)))
 
     try:
         import_next()
@@ -188,7 +188,7 @@ def answer_file(check: Check, context: Context) -> Path:
     return context.path / f"{check.name}.json"
 
 
-def _placed(check: Check, context: Context) -> Context:
+def _check_context(check: Check, context: Context) -> Context:
     """The context of a check: one process, or one per device; on a CPU where that is its place."""
     placed = context if check.ranks else replace(context, world=1)
     return replace(placed, device="cpu") if check.on_cpu else placed

@@ -68,9 +68,9 @@ def record_cpu_step(context: Context) -> list[Finding]:
     trial_runs.run_trial(context, _plan(context, "float32"), replay.install)
     _write(context, "completions", replay.completions)
     for dtype in LIMITS:
-        steps, way = _taken(context, dtype, replay.completions)
+        steps, weight_change = _run_steps(context, dtype, replay.completions)
         _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
-        torch.save(way, _file(context, f"{dtype}.pt"))
+        torch.save(weight_change, _file(context, f"{dtype}.pt"))
     return [
         make_finding(
             "step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with"
@@ -80,7 +80,7 @@ def record_cpu_step(context: Context) -> list[Finding]:
 
 def compare_with_cpu(context: Context) -> list[Finding]:
     """The same steps on the device."""
-    return [_compared(context, dtype) for dtype in LIMITS]
+    return [_compare_steps(context, dtype) for dtype in LIMITS]
 
 
 def check_first_kl(context: Context) -> list[Finding]:
@@ -102,10 +102,10 @@ def check_first_kl(context: Context) -> list[Finding]:
 def check_eight_bit(context: Context) -> list[Finding]:
     """One step with bitsandbytes' AdamW beside one with torch's."""
     replay = Replay()
-    plain = _way(_one_step(context, "AdamW", replay))
+    plain = _weight_change(_one_step(context, "AdamW", replay))
     ran = _one_step(context, "AdamW8bit", Replay(replay.completions))
     kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
-    error = _apart(_way(ran), plain)
+    error = _relative_distance(_weight_change(ran), plain)
     dtypes = ", ".join(sorted(kinds)) or "none"
     problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {dtypes}"]
     problems += (
@@ -134,17 +134,23 @@ def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
     ]
 
 
-def _compared(context: Context, dtype: str) -> Finding:
+def _compare_steps(context: Context, dtype: str) -> Finding:
     expected = {
         int(step): numbers
         for step, numbers in json.loads(_file(context, dtype).read_text()).items()
     }
-    steps, way = _taken(context, dtype, json.loads(_file(context, "completions").read_text()))
+    steps, weight_change = _run_steps(
+        context, dtype, json.loads(_file(context, "completions").read_text())
+    )
     numbers: dict[str, float | str] = {
-        name: max(_relative(steps[step][name], expected[step][name]) for step in expected)
+        name: max(
+            _relative_difference(steps[step][name], expected[step][name]) for step in expected
+        )
         for name in expected[1]
     }
-    numbers["weights"] = _apart(way, torch.load(_file(context, f"{dtype}.pt")))
+    numbers["weights"] = _relative_distance(
+        weight_change, torch.load(_file(context, f"{dtype}.pt"))
+    )
     of_numbers, of_weights = LIMITS[dtype]
     problems = [
         f"{name} differs by {error:.2g}"
@@ -160,15 +166,15 @@ def _plan(context: Context, dtype: str) -> Any:
     return make_plan(context, training={"maxSteps": STEPS}, execution={"dtype": dtype})
 
 
-def _taken(
+def _run_steps(
     context: Context, dtype: str, drawn: list[Tokens]
 ) -> tuple[dict[int, Step], torch.Tensor]:
-    """The steps on given completions: their numbers, and the way that the weights went."""
+    """The steps on given completions: their numbers, and the change of the weights."""
     ran = trial_runs.run_trial(context, _plan(context, dtype), Replay(drawn).install)
-    return ran.steps, _way(ran)
+    return ran.steps, _weight_change(ran)
 
 
-def _way(ran: FinishedRun) -> torch.Tensor:
+def _weight_change(ran: FinishedRun) -> torch.Tensor:
     """Weights after the run less those before it, which the reference still has; one dimension, on
     the CPU."""
     pairs = zip(ran.trainer.model.parameters(), ran.trainer.ref_model.parameters(), strict=True)
@@ -177,12 +183,12 @@ def _way(ran: FinishedRun) -> torch.Tensor:
     )
 
 
-def _apart(way: torch.Tensor, expected: torch.Tensor) -> float:
-    """Distance between two ends, relative to the way."""
-    return float((way - expected).norm() / expected.norm())
+def _relative_distance(weight_change: torch.Tensor, expected: torch.Tensor) -> float:
+    """Distance between two ends, relative to the expected change."""
+    return float((weight_change - expected).norm() / expected.norm())
 
 
-def _relative(value: float, expected: float) -> float:
+def _relative_difference(value: float, expected: float) -> float:
     """Relative difference; of numbers below a ten-thousandth the absolute one in these."""
     return abs(value - expected) / max(abs(expected), 1e-4)
 
@@ -205,10 +211,10 @@ the matrices. Logits of a bfloat16 product are rounded to bfloat16: at a size of
 
 def compare_fused_head(context: Context) -> list[Finding]:
     """Both dtypes."""
-    return [_compared_head(context, dtype) for dtype in HEAD_LIMITS]
+    return [_compare_head(context, dtype) for dtype in HEAD_LIMITS]
 
 
-def _compared_head(context: Context, dtype: str) -> Finding:
+def _compare_head(context: Context, dtype: str) -> Finding:
     torch.manual_seed(0)
     hidden, weight, targets = _head_inputs(context.device, getattr(torch, dtype))
     seeds = [torch.randn(TOKENS, device=context.device) for _ in OUTPUTS]

@@ -81,15 +81,15 @@ def make_plan(
 
 def tiny_model(context: Context) -> Path:
     """The folder of the tiny model. Creates the model if the folder does not exist."""
-    return _made(context, context.path / "model", large=False)
+    return _create_model(context, context.path / "model", large=False)
 
 
 def middling_model(context: Context) -> Path:
     """The folder of a model whose passes over a few thousand tokens take gigabytes."""
-    return _made(context, context.path / "middling", large=True)
+    return _create_model(context, context.path / "middling", large=True)
 
 
-def _made(context: Context, folder: Path, large: bool) -> Path:
+def _create_model(context: Context, folder: Path, large: bool) -> Path:
     """Made under another name first: a check that was ended in the middle leaves nothing that looks
     whole."""
     if not folder.exists() and context.rank == 0:
