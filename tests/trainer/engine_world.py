@@ -150,7 +150,7 @@ class World:
             apart = self.sampled()
         except TrainingError as error:
             return {"error": type(error).__name__, "message": str(error)}
-        self.engine._sign()
+        self.engine._record_progress()
         return {
             "apart": apart,
             "failures": self.engine.failures - before,

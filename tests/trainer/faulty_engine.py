@@ -15,7 +15,7 @@ from aiohttp import web
 
 from grpo_trainer.engine_pod import __main__ as program
 from grpo_trainer.engine_pod import engine_http
-from grpo_trainer.engine_pod.messages import Generated
+from grpo_trainer.engine_pod.messages import GeneratedCompletions
 from grpo_trainer.engine_pod.weight_receiver import ReceivingWorker
 from tests.trainer.engine_names import (
     DIES,
@@ -98,7 +98,7 @@ class FaultyServer(engine_http.EngineServer):
             await self._sampler.call("weights_change_buffer")
         if strikes(WRONG_VERSION):
             body: Any = answer.body
-            told = Generated.model_validate_json(body)
+            told = GeneratedCompletions.model_validate_json(body)
             answer = engine_http._json(told.model_copy(update={"version": told.version - 1}))
         return answer
 

@@ -17,7 +17,7 @@ from grpo_trainer.checkpoints.store_checkpoints import part_key
 from grpo_trainer.runtime.paths import MANIFEST, attempt_folder_name
 from grpo_trainer.stores.run_store import (
     HEAD,
-    Committed,
+    CommittedCheckpoint,
     Head,
     StoredRun,
     checkpoint_key,
@@ -88,14 +88,14 @@ class Run:
             self._require_whole(made)
         return head
 
-    def _require_whole(self, made: Committed) -> None:
+    def _require_whole(self, made: CommittedCheckpoint) -> None:
         key = checkpoint_key(made.attempt, made.step)
         for name, expected in self._parts(made).items():
             found = self.store.get(f"{key}/{name}")
             assert found is not None, f"{key}/{name}"
             assert expected(found[0]), f"{key}/{name}"
 
-    def _parts(self, made: Committed) -> dict[str, Any]:
+    def _parts(self, made: CommittedCheckpoint) -> dict[str, Any]:
         """Names of a checkpoint's parts, with what says whether their bytes are right."""
         found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
         assert found is not None

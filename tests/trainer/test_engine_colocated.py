@@ -70,7 +70,7 @@ def made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
 ) -> ColocatedGeneration:
     """The generation over this engine, with the demo's policy."""
-    monkeypatch.setattr(colocated, "_started", lambda _: engine)
+    monkeypatch.setattr(colocated, "_start_engine", lambda _: engine)
     folder = demo_model.save_policy(tmp_path / "model")
     policy: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
     settings = {"kind": "Colocated", "memoryShare": 0.1, "maxModelLength": 64, "maxSequences": 4}

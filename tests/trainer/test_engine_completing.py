@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, Generated
+from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, GeneratedCompletions
 from grpo_trainer.generation.dispatch import (
     CompletionDispatch,
     CompletionRequest,
@@ -63,7 +63,7 @@ class FakeClient:
         self.failures = failures
         self.asked = 0
 
-    async def generate(self, request: Generate) -> Generated:
+    async def generate(self, request: Generate) -> GeneratedCompletions:
         """Answers a second later."""
         self.asked += 1
         failure = self.failures.get(self.asked)
@@ -71,7 +71,7 @@ class FakeClient:
         if failure is not None:
             raise failure
         completions = [sampled(request.prompt, seed) for seed in request.seeds]
-        return Generated(
+        return GeneratedCompletions(
             version=request.version, incarnation=request.incarnation, completions=completions
         )
 
@@ -169,7 +169,7 @@ def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
 
 def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewhere() -> None:
     class Stuck(FakeClient):
-        async def generate(self, _: Generate) -> Generated:
+        async def generate(self, _: Generate) -> GeneratedCompletions:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from grpo_trainer.engine_pod.messages import Completion, Generated
+from grpo_trainer.engine_pod.messages import Completion, GeneratedCompletions
 from grpo_trainer.engine_pod.served_version import RequestRefused, ServedWeights
 from grpo_trainer.generation.dispatch import PromptAssignment
 from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, engines_message
@@ -15,8 +15,8 @@ from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, engines_messa
 @given(st.lists(st.floats(), max_size=4))
 def test_log_probabilities_that_are_no_numbers_reach_rank_0(logprobs: list[float]) -> None:
     completion = Completion(tokens=[1] * len(logprobs), logprobs=logprobs)
-    answer = Generated(version=1, incarnation="a", completions=[completion])
-    received = Generated.model_validate_json(answer.model_dump_json())
+    answer = GeneratedCompletions(version=1, incarnation="a", completions=[completion])
+    received = GeneratedCompletions.model_validate_json(answer.model_dump_json())
     assert repr(received) == repr(answer)
 
 

@@ -18,7 +18,7 @@ from grpo_trainer.engine_pod.messages import (
     Completion,
     EngineState,
     Generate,
-    Generated,
+    GeneratedCompletions,
     Learn,
     Sync,
 )
@@ -229,7 +229,7 @@ LIES = st.one_of(
     st.binary(max_size=40),
     st.builds(
         lambda version, incarnation, count, scores: (
-            Generated(
+            GeneratedCompletions(
                 version=version,
                 incarnation=incarnation,
                 completions=[Completion(tokens=[1], logprobs=[-1.0] * scores)] * count,

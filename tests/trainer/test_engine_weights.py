@@ -118,7 +118,7 @@ def without_change(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return before
 
 
-merged = merged_weights._merged
+merged = merged_weights._merged_weight
 WRONG_MERGES: dict[str, Callable[..., torch.Tensor]] = {
     "left out": lambda weight, _: weight.detach().float(),
     "added twice": lambda weight, layer: 2 * merged(weight, layer) - weight.detach().float(),
@@ -149,7 +149,7 @@ def test_a_wrong_merge_ends_the_run_at_the_first_sync_that_it_changes(
     engine.sync_weights()
     for name, factor in before.items():
         model.get_parameter(name).data.copy_(factor)
-    monkeypatch.setattr(merged_weights, "_merged", WRONG_MERGES[wrong])
+    monkeypatch.setattr(merged_weights, "_merged_weight", WRONG_MERGES[wrong])
     with pytest.raises(EngineWeightsDiffer, match=f"{targets[0]}.weight: the adapter changes it"):
         engine.sync_weights()
 

@@ -157,7 +157,7 @@ def test_a_training_whose_base_waits_in_host_memory_has_the_same_digits(
 ) -> None:
     """Every number, completion and weight; the engine has the policy's weights, and the policy
     takes the predicted bytes less meanwhile."""
-    monkeypatch.setattr(colocated, "_started", lambda _: FakeEngine())
+    monkeypatch.setattr(colocated, "_start_engine", lambda _: FakeEngine())
     plain, offloaded = (trained(model, offload=offload) for offload in (False, True))
     for facts in ("rows", "completions", "mismatch"):
         assert plain[facts] == offloaded[facts]

@@ -161,7 +161,7 @@ def test_a_holder_that_lives_is_waited_for_however_long(
     assert len(heard) == len(silences) + 1, "its first sight, too"
     first.beat()
     first.release()
-    assert second._ours, "the one before neither keeps nor ends what is another's"
+    assert second._is_ours, "the one before neither keeps nor ends what is another's"
     second.release()
 
 
@@ -186,7 +186,7 @@ def test_a_lease_is_free_again_whatever_its_holders_did(
             getattr(holder, what)()
     last = Lease(path, clock)
     last.take(lambda: None)
-    assert last._ours
+    assert last._is_ours
     last.release()
     assert not any(tmp_path.iterdir())
 

@@ -27,7 +27,7 @@ from grpo_api.report.report import Outcome, Progress, Result
 from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
-from grpo_trainer.checkpoints.provenance import Finished, write_provenance
+from grpo_trainer.checkpoints.provenance import ProvenanceFacts, write_provenance
 from grpo_trainer.checkpoints.signing_key import __name__, require_key
 from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.runtime.errors import BadInput
@@ -70,7 +70,7 @@ def signed(plan: TrainingPlan) -> TrainingPlan:
     )
 
 
-def finished(plan: TrainingPlan, source: Source) -> Finished:
+def finished(plan: TrainingPlan, source: Source) -> ProvenanceFacts:
     """A run of seven steps."""
     progress = Progress(
         attempt=plan.job.attempt,
@@ -87,7 +87,7 @@ def finished(plan: TrainingPlan, source: Source) -> Finished:
         seconds=0.1,
         fingerprint="cd" * 16,
     )
-    return Finished(plan=plan, source=source, proofs=[proof], progress=progress, started=0.0)
+    return ProvenanceFacts(plan=plan, source=source, proofs=[proof], progress=progress, started=0.0)
 
 
 def export(plan: TrainingPlan) -> Path:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.checkpoints.manifest import identity, what_is_trained
+from grpo_trainer.checkpoints.manifest import identity, trained_identity
 from grpo_trainer.checkpoints.writing import recut_rollouts
 from grpo_trainer.runtime.errors import BadInput
 from tests.support.facts.resume_cases import Case, Story, killed, train
@@ -121,7 +121,7 @@ def test_what_is_trained_knows_the_products_only(
             "stepsPerGeneration": per_generation,
         }
         plan = runs.plan(Path("/models/demo"), training=training, execution=execution)
-        return what_is_trained(identity(plan, "rows"))
+        return trained_identity(identity(plan, "rows"))
 
     per_generation = accumulation * ahead
     whole = of(micro * factor, accumulation, per_generation)

@@ -196,7 +196,7 @@ def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) ->
     full_stop = tokenizer.convert_tokens_to_ids(".")
     row, column = (tokens[:, 2:] == full_stop).nonzero(as_tuple=True)
     targets[row, column] = results
-    return inputs, targets * _in_answer(tokenizer, inputs).unsqueeze(-1)
+    return inputs, targets * _answer_mask(tokenizer, inputs).unsqueeze(-1)
 
 
 def _chats(tokenizer: Qwen2Tokenizer, questions: list[str], results: list[int]) -> BatchEncoding:
@@ -207,7 +207,7 @@ def _chats(tokenizer: Qwen2Tokenizer, questions: list[str], results: list[int]) 
     return tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
 
 
-def _in_answer(tokenizer: Qwen2Tokenizer, inputs: BatchEncoding) -> torch.Tensor:
+def _answer_mask(tokenizer: Qwen2Tokenizer, inputs: BatchEncoding) -> torch.Tensor:
     """Return whether the next token belongs to the assistant's answer: (batch, length - 1)."""
     assistant_marks = (
         inputs["input_ids"] == tokenizer.convert_tokens_to_ids("<|assistant|>")
@@ -223,7 +223,7 @@ def right_chance(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
     )
     logprobs = model(**inputs).logits[:, :-1].log_softmax(dim=-1)
     of_tokens = logprobs.gather(-1, inputs["input_ids"][:, 1:].unsqueeze(-1)).squeeze(-1)
-    return float((of_tokens * _in_answer(tokenizer, inputs)).sum(dim=1).exp().mean())
+    return float((of_tokens * _answer_mask(tokenizer, inputs)).sum(dim=1).exp().mean())
 
 
 def make_model_folder(folder: Path, seed: int = 0) -> str:

@@ -118,7 +118,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
         "model.name": plan.model.name,
         "model.revision": plan.model.revision,
         "dataset": dataset_fingerprint,
-        "rewards": [_meaning(reward) for reward in dump["rewards"]],
+        "rewards": [_fixed_reward_fields(reward) for reward in dump["rewards"]],
         "reference.sync": dump["reference"]["sync"],
     }
     parts |= _prompts_and_ends(plan.model, plan.generation)
@@ -160,7 +160,7 @@ def _prompts_and_ends(model: ModelSpec, generation: GenerationSpec) -> dict[str,
     return {path: value for path, value in parts.items() if value}
 
 
-def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
+def _fixed_reward_fields(reward: dict[str, Any]) -> dict[str, Any]:
     """A reward without what may change between attempts: how its service is reached, and how much
     of it may fail."""
     service = reward.get("http") or {}
@@ -208,7 +208,7 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
         )
 
 
-def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
+def trained_identity(identity: dict[str, str]) -> dict[str, str]:
     """The part of an identity that must match: without the split, but with what the split may not
     change."""
     meaning = {
@@ -237,7 +237,7 @@ def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
     defaults = _training_parts(TrainingSpec())
     by_path = {path: identity_text(value) for path, value in defaults.items()}
     current_defaults = {path: value for path, value in by_path.items() if path in current}
-    saved, current = what_is_trained(current_defaults | saved), what_is_trained(current)
+    saved, current = trained_identity(current_defaults | saved), trained_identity(current)
     paths = sorted(saved.keys() | current.keys())
     changed = [path for path in paths if saved.get(path) != current.get(path)]
     return [

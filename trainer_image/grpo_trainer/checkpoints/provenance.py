@@ -63,7 +63,7 @@ is not one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class ProvenanceFacts:
     """A run that is over, as rank 0 knows it."""
 
     plan: TrainingPlan
@@ -77,7 +77,7 @@ class Finished:
     """Unix time of the process's start, in seconds."""
 
 
-def write_provenance(run: Finished, folder: Path) -> None:
+def write_provenance(run: ProvenanceFacts, folder: Path) -> None:
     """Write the Statement about all files of an export into its folder, and the envelope if the
     plan wants a signature.
 
@@ -106,7 +106,7 @@ def subjects(folder: Path) -> list[Subject]:
     ]
 
 
-def _statement(run: Finished, about: list[Subject]) -> Statement:
+def _statement(run: ProvenanceFacts, about: list[Subject]) -> Statement:
     plan = run.plan
     return Statement(
         type=STATEMENT_TYPE,
@@ -115,9 +115,9 @@ def _statement(run: Finished, about: list[Subject]) -> Statement:
         predicate=Provenance(
             build_definition=BuildDefinition(
                 build_type=BUILD_TYPE,
-                external_parameters=_asked(plan),
-                internal_parameters=_told(plan),
-                resolved_dependencies=list(_made_of(run)),
+                external_parameters=_external_parameters(plan),
+                internal_parameters=_internal_parameters(plan),
+                resolved_dependencies=list(_resolved_dependencies(run)),
             ),
             run_details=RunDetails(
                 builder=Builder(id=BUILDER, version=packages()),
@@ -137,7 +137,7 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
-def _asked(plan: TrainingPlan) -> ExternalParameters:
+def _external_parameters(plan: TrainingPlan) -> ExternalParameters:
     """The spec's sections, and the names of those that the pods don't get."""
     spec = plan.model_dump(mode="json", exclude_none=True, include=set(SECTIONS))
     for reward in spec["rewards"]:
@@ -158,7 +158,7 @@ def _public(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _told(plan: TrainingPlan) -> InternalParameters:
+def _internal_parameters(plan: TrainingPlan) -> InternalParameters:
     apart = {"job", "execution"}
     return InternalParameters(
         job=plan.job.model_dump(),
@@ -167,7 +167,7 @@ def _told(plan: TrainingPlan) -> InternalParameters:
     )
 
 
-def _made_of(run: Finished) -> Iterator[Dependency]:
+def _resolved_dependencies(run: ProvenanceFacts) -> Iterator[Dependency]:
     """Model, data, reward models, and the image as far as it is known."""
     plan, commits = run.plan, dict(run.progress.revisions)
     rows = commits.pop(DATASET_FINGERPRINT, "")
@@ -182,7 +182,7 @@ def _made_of(run: Finished) -> Iterator[Dependency]:
         yield _image(image)
 
 
-def _model(run: Finished, commit: str) -> Dependency:
+def _model(run: ProvenanceFacts, commit: str) -> Dependency:
     """The model that the run began with; its fingerprint names the weights also where there is no
     commit."""
     dependency = from_hub("model", run.source.name, commit or run.source.revision)
@@ -214,7 +214,7 @@ def _image(image: str) -> Dependency:
     return Dependency(name="image", uri=f"docker://{image}", annotations=annotations)
 
 
-def _record(run: Finished) -> RunRecord:
+def _record(run: ProvenanceFacts) -> RunRecord:
     attempts, reference = _attempts(run), _reference(run)
     proofs = [
         WeightsProof(what=proof.what, parameters=proof.parameters, fingerprint=proof.fingerprint)
@@ -229,7 +229,7 @@ def _record(run: Finished) -> RunRecord:
     )
 
 
-def _attempts(run: Finished) -> list[AttemptRecord]:
+def _attempts(run: ProvenanceFacts) -> list[AttemptRecord]:
     """All attempts; of the earlier ones what their processes left on the volume, and what the
     operator saw."""
     attempt, folder = run.plan.job.attempt, run.plan.checkpoint_directory
@@ -257,7 +257,7 @@ def _ends(checkpoint_directory: str | None, attempt: int) -> list[End]:
     ]
 
 
-def _reference(run: Finished) -> ReferenceRecord:
+def _reference(run: ProvenanceFacts) -> ReferenceRecord:
     sync, strategy, step = run.plan.reference.sync, run.plan.execution.strategy, run.progress.step
     if sync is None:
         return ReferenceRecord(strategy=strategy)

@@ -98,8 +98,8 @@ def choose(
     """
     # spec.resumeFrom is only where the run began: its own checkpoints have come further.
     if target and (checkpoints := target.list_checkpoints()):
-        usable = _usable(checkpoints, outdated)
-        newest = _newest(
+        usable = _usable_checkpoints(checkpoints, outdated)
+        newest = _newest_undamaged(
             usable,
             lambda checkpoint: require_same_run(checkpoint, read_manifest(checkpoint), identity),
             target,
@@ -110,15 +110,15 @@ def choose(
         return newest
     if source is None or not (checkpoints := source.list_checkpoints()):
         return None
-    usable = _usable(checkpoints, outdated)
-    return _newest(
+    usable = _usable_checkpoints(checkpoints, outdated)
+    return _newest_undamaged(
         usable,
         lambda checkpoint: require_continuable(checkpoint, read_manifest(checkpoint), identity),
         source,
     )
 
 
-def _usable(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
+def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
     """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found
     damaged later.
 
@@ -144,7 +144,7 @@ def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
     try:
         return outdated(read_manifest(checkpoint))
     except BadInput:
-        # A manifest that can't be read is damage, which `_newest` reports.
+        # A manifest that can't be read is damage, which `_newest_undamaged` reports.
         return False
 
 
@@ -161,7 +161,7 @@ def _adapters_of(folder: Path) -> list[Path]:
     return []
 
 
-def _newest(
+def _newest_undamaged(
     checkpoints: list[Path], require: Callable[[Path], None], source: CheckpointSource
 ) -> Path:
     """The first that is undamaged, which must be one to go on from; `source` brings its files to

@@ -90,9 +90,9 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             ranks.run_on_all(write, DiskFailed)
             size = self._seal(target, checkpoint, step)
         except DiskFailed as error:
-            self._failed(target, checkpoint, step, str(error))
+            self._record_failure(target, checkpoint, step, str(error))
         else:
-            self._sealed(target.address(checkpoint), checkpoint, step, began, size)
+            self._record_success(target.address(checkpoint), checkpoint, step, began, size)
         finally:
             named.cancel()
             named.join()
@@ -132,7 +132,9 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         target.commit(checkpoint, manifest)
         return sum(file.bytes for file in files.values())
 
-    def _sealed(self, where: str, checkpoint: Path, step: int, began: float, size: int) -> None:
+    def _record_success(
+        self, where: str, checkpoint: Path, step: int, began: float, size: int
+    ) -> None:
         # the slowest rank's for all: whether there is time for another is decided on each rank, and
         # must be the same
         seconds = max(ranks.gather(time.perf_counter() - began))
@@ -148,7 +150,9 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds
         )
 
-    def _failed(self, target: CheckpointTarget, checkpoint: Path, step: int, why: str) -> None:
+    def _record_failure(
+        self, target: CheckpointTarget, checkpoint: Path, step: int, why: str
+    ) -> None:
         """Each failure doubles the steps until the next try, which costs the time of writing until
         the disk is full."""
         self._failures += 1

@@ -37,7 +37,7 @@ from ..runtime.paths import (
 from ..stores.run_store import (
     HISTORY_WAIT,
     SAVE_WAIT,
-    Committed,
+    CommittedCheckpoint,
     RunStore,
     StoredRun,
     checkpoint_key,
@@ -114,7 +114,7 @@ class StoreSource(CheckpointSource):
         ranks.gather(None)
         return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
 
-    def _manifests(self) -> list[tuple[Committed, bytes]]:
+    def _manifests(self) -> list[tuple[CommittedCheckpoint, bytes]]:
         head = self.run.head()
         counted = head.checkpoints if head else []
         manifests = [(checkpoint, self.run.manifest(checkpoint)) for checkpoint in counted]
@@ -150,7 +150,7 @@ class StoreSource(CheckpointSource):
             _write(checkpoint / part.name, part.begin, stored[0])
             return None
 
-        return [problem for problem in _all(disk_errors()(bring), own_parts) if problem]
+        return [problem for problem in _run_on_parts(disk_errors()(bring), own_parts) if problem]
 
     def bring_export(self) -> None:
         """Put the finished model where it would be on a volume, on every node."""
@@ -213,7 +213,7 @@ class StoreTarget(StoreSource, CheckpointTarget):
             return list_files(checkpoint) if self.local_rank == 0 else {}
 
         listed = ranks.run_on_all(list_disk)
-        sizes, node_sizes = _merged(ranks.gather(listed), self.node_ranks[0])
+        sizes, node_sizes = _merge_sizes(ranks.gather(listed), self.node_ranks[0])
         parts = share(
             split_into_parts(node_sizes, PART_BYTES), self.local_rank, self.processes_per_node
         )
@@ -301,7 +301,9 @@ def part_key(checkpoint: str, part: Part, chunk: int) -> str:
     return f"{checkpoint}/{part.name}.{part.begin // chunk:06}"
 
 
-def _merged(listed: Sequence[dict[str, int]], leader: int) -> tuple[dict[str, int], dict[str, int]]:
+def _merge_sizes(
+    listed: Sequence[dict[str, int]], leader: int
+) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes of the files of all nodes, sorted by name, and of this node's; one that several wrote
     is the first's."""
     # In reverse, so that the lowest rank that wrote a file stays its owner.
@@ -318,10 +320,10 @@ def _send(store: "Store", key: str, checkpoint: Path, parts: Sequence[Part]) -> 
         store.put(part_key(key, part, PART_BYTES), data)
         return part, xxh3_128_hexdigest(data)
 
-    return dict(_all(send, parts))
+    return dict(_run_on_parts(send, parts))
 
 
-def _all(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
+def _run_on_parts(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
     """What the action returns for each part, several at a time; the first failure ends all that has
     not begun."""
     with ThreadPoolExecutor(AT_ONCE, "parts") as pool:

@@ -54,7 +54,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         try:
             # A write that is not overridden below comes after the last collective, so its failure
             # strands no rank.
-            with self._kept():
+            with self._collect_disk_failure():
                 yield
         finally:
             self._failures = None
@@ -71,7 +71,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
             self.save_model(folder)
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _collect_disk_failure(self) -> Iterator[None]:
         try:
             with disk_errors():
                 yield
@@ -85,7 +85,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         """Do a write of this rank alone, unless an earlier one has failed."""
         # After a failure the checkpoint can't be whole, so further writes would only fill the disk.
         if not self._failures:
-            with self._kept():
+            with self._collect_disk_failure():
                 action(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

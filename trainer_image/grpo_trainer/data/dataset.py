@@ -67,18 +67,18 @@ def without_decoding(rows: datasets.Dataset) -> datasets.Dataset:
     process.
     """
     features = datasets.Features(
-        {name: _undecoded(feature) for name, feature in rows.features.items()}
+        {name: _undecoded_feature(feature) for name, feature in rows.features.items()}
     )
     return rows if features == rows.features else rows.cast(features)
 
 
-def _undecoded(feature: Any) -> Any:
+def _undecoded_feature(feature: Any) -> Any:
     if isinstance(feature, _MEDIA):
         return type(feature)(decode=False)
     if isinstance(feature, datasets.List | datasets.LargeList):
-        return type(feature)(_undecoded(feature.feature))
+        return type(feature)(_undecoded_feature(feature.feature))
     if isinstance(feature, dict):
-        return {name: _undecoded(part) for name, part in feature.items()}
+        return {name: _undecoded_feature(part) for name, part in feature.items()}
     return feature
 
 
@@ -205,7 +205,11 @@ def make_prompts(
     prompts, place = build_prompts(rows, dataset), _prompt_place(rows, dataset)
     unique, duplicates = _without_duplicates(prompts, dataset, place)
     counts = encoder.token_counts(unique, place)
-    fitting = [index for index in unique if _fits(counts[index], dataset, training, place(index))]
+    fitting = [
+        index
+        for index in unique
+        if _is_short_enough(counts[index], dataset, training, place(index))
+    ]
     dropped = len(unique) - len(fitting)
     if rows.is_whole:
         _check_enough(len(fitting), dropped, training)
@@ -290,7 +294,7 @@ def _without_duplicates(
     return prompts if dataset.on_duplicate_prompt == "Keep" else fresh, len(prompts) - len(fresh)
 
 
-def _fits(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
+def _is_short_enough(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
     """Whether a prompt is short enough to be trained on."""
     fits = tokens <= training.max_prompt_length
     if not fits and dataset.on_long_prompt == "Fail":

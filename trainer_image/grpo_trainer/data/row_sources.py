@@ -89,7 +89,7 @@ def read_files(files: DatasetFiles, root: Path, most_rows: int | None = None) ->
     tables: list[FileTable] = []
     rows_left = most_rows
     for path in _resolve(files.paths, root):
-        tables.append(_read(path, root, files.format, rows_left))
+        tables.append(_read_file(path, root, files.format, rows_left))
         if rows_left is not None:
             rows_left -= tables[-1].table.num_rows
             if rows_left <= 0:
@@ -124,7 +124,7 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
     return resolved
 
 
-def _read(path: Path, root: Path, declared: str, most_rows: int | None) -> FileTable:
+def _read_file(path: Path, root: Path, declared: str, most_rows: int | None) -> FileTable:
     name = str(path.relative_to(root))
     kind = SUFFIXES.get(path.suffix.lower()) if declared == "Auto" else declared
     if kind is None:
@@ -335,7 +335,7 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
     if repository.folder is not None:
         if most_rows is not None:
             return _first_rows(dataset, dataset.revision, most_rows)
-        return _loaded(dataset, dataset.revision)
+        return _load_dataset(dataset, dataset.revision)
     commit = hub.commit(repository)
     is_cached = _folder(dataset, repository, commit).is_dir()
     if most_rows is not None and not is_cached and not is_offline_mode():
@@ -345,10 +345,14 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
         return (
             datasets.load_from_disk(str(folder))
             if folder.is_dir()
-            else _loaded(dataset, dataset.revision)
+            else _load_dataset(dataset, dataset.revision)
         )
     return datasets.load_from_disk(
-        str(rank0_task.run_on_node_leader(lambda: _converted(dataset, repository, commit, hub)))
+        str(
+            rank0_task.run_on_node_leader(
+                lambda: _converted_folder(dataset, repository, commit, hub)
+            )
+        )
     )
 
 
@@ -360,7 +364,7 @@ def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
     return commits / (commit or "none") / name
 
 
-def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:
+def _converted_folder(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:
     """The folder with the rows of that commit, as `save_to_disk` writes them."""
     folder = _folder(dataset, repository, commit)
 
@@ -380,14 +384,14 @@ def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
     )  # of a process that was killed: the lease allows one at a time
     work.mkdir(parents=True)
     try:
-        _loaded(dataset, commit, work / "cache").save_to_disk(work / "rows")
+        _load_dataset(dataset, commit, work / "cache").save_to_disk(work / "rows")
         (work / "rows").rename(folder)
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _loaded(
+def _load_dataset(
     dataset: DatasetSpec, revision: str | None, cache: Path | None = None
 ) -> datasets.Dataset:
     cache_folder = None if cache is None else str(cache)

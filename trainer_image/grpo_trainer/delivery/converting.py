@@ -124,7 +124,7 @@ def convert_export(
             if merge
             else "--dtype needs --merge here"
         )
-    started, consumed = unix_time(), _unchanged(export)
+    started, consumed = unix_time(), _verified_sums(export)
     target = cast(Dtype, dtype or plan.execution.dtype)
     _copy(export, consumed, folder, weights=adapter)
     source = Source(plan.model.name, export, "", target)
@@ -155,7 +155,7 @@ def _seal(folder: Path, parameters: ConversionParameters) -> None:
     (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
 
 
-def _unchanged(export: Path) -> dict[str, str]:
+def _verified_sums(export: Path) -> dict[str, str]:
     """Name → sha256 of the model's files, which were read and are what was exported.
 
     Raises:

@@ -38,7 +38,7 @@ from .messages import (
     End,
     EngineState,
     Generate,
-    Generated,
+    GeneratedCompletions,
     Learn,
     Prove,
     Refusal,
@@ -175,7 +175,7 @@ class EngineServer:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.require_no_sync_since(admitted)
-        answer = Generated(
+        answer = GeneratedCompletions(
             version=message.version, incarnation=self._served.incarnation, completions=completions
         )
         return _json(answer)
@@ -194,12 +194,12 @@ def metrics_application() -> web.Application:
     registry.register(EngineMetrics())
     ProcessCollector(registry=registry)
 
-    async def scraped(_: web.Request) -> web.Response:
+    async def serve_metrics(_: web.Request) -> web.Response:
         page = generate_latest(registry)
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()
-    application.router.add_get("/metrics", scraped)
+    application.router.add_get("/metrics", serve_metrics)
     return application
 
 

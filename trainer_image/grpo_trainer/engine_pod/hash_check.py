@@ -76,12 +76,12 @@ def coefficients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first `count` pairs of odd numbers of a stream, each of shape (count,), int64."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device)
-    mixed = places * _signed(_STEP) + _signed(mix_bits(stream))
-    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
+    mixed = places * _as_int64(_STEP) + _as_int64(mix_bits(stream))
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _as_int64(_FIRST)
     # Taken half-way: a second stream would cost the GPU as much again.
-    first = mixed ^ _shifted(mixed, 31)
-    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)
-    second = mixed ^ _shifted(mixed, 31)
+    first = mixed ^ _shift_right(mixed, 31)
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _as_int64(_SECOND)
+    second = mixed ^ _shift_right(mixed, 31)
     # Odd: an odd number times 2**k is never 0 modulo 2**64, so no single flipped bit goes unseen.
     return first | 1, second | 1
 
@@ -121,14 +121,14 @@ def _places(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return coefficients(BLOCK, seed << 1, torch.device("cpu"))
 
 
-def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
     """A logical shift to the right; torch's carries the sign along."""
     shifted: Any = (values >> bits) & ((1 << (64 - bits)) - 1)
     assert isinstance(shifted, torch.Tensor)
     return shifted
 
 
-def _signed(number: int) -> int:
+def _as_int64(number: int) -> int:
     """The int64 with the bits of an unsigned number."""
     return number - (1 << 64) if number >> 63 else number
 

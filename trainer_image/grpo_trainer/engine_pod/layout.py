@@ -59,7 +59,7 @@ def learn_layout(
     owners = _owners(model)
     device = next(model.parameters()).device
     writes: dict[str, list[Write]] = {}
-    problems = _derived(model)
+    problems = _deriving_modules(model)
     # One name at a time, so that every write is known to come from that name. The values are not
     # looked at.
     for name, shape in shapes.items():
@@ -72,7 +72,7 @@ def learn_layout(
         if not tensor_problems and not watch.writes:
             tensor_problems = ["the engine has no place for it"]
         problems += [f"{name}: {problem}" for problem in tensor_problems]
-    problems += _uncovered(model, owners, writes)
+    problems += _uncovered_parameters(model, owners, writes)
     return Layout(writes, problems)
 
 
@@ -129,7 +129,7 @@ def parameter_views(model: nn.Module) -> dict[str, tuple[object, ...]]:
     an untied copy don't show."""
     owners = _owners(model)
     return {
-        name: (parameter.dtype, *_strided(parameter), owners.get(_address(parameter), name))
+        name: (parameter.dtype, *_strided_region(parameter), owners.get(_address(parameter), name))
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
 
@@ -152,10 +152,10 @@ class _Watch(TorchDispatchMode):
                 and argument.alias_info.is_write
                 and isinstance(value, torch.Tensor)
             ):
-                self._written(func._schema.name, value, args)
+                self._record_write(func._schema.name, value, args)
         return func(*args, **kwargs)
 
-    def _written(self, operation: str, target: torch.Tensor, args: Any) -> None:
+    def _record_write(self, operation: str, target: torch.Tensor, args: Any) -> None:
         owner = self._owners.get(_address(target)) if target.numel() else None
         if owner is None:
             return
@@ -165,9 +165,9 @@ class _Watch(TorchDispatchMode):
         # tensor.
         is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
         if fills_zero or operation == "aten::zero_":
-            self.writes.append(Write(owner, _strided(target), None))
+            self.writes.append(Write(owner, _strided_region(target), None))
         elif is_copy and args[1].size() == target.size():
-            self.writes.append(Write(owner, _strided(target), _strided(args[1])))
+            self.writes.append(Write(owner, _strided_region(target), _strided_region(args[1])))
         else:
             self.problems.append(f"{operation} derives {owner} from it")
 
@@ -176,11 +176,11 @@ def _is_zero(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) and value == 0
 
 
-def _strided(tensor: torch.Tensor) -> Strided:
+def _strided_region(tensor: torch.Tensor) -> Strided:
     return int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride())
 
 
-def _uncovered(
+def _uncovered_parameters(
     model: nn.Module, owners: Mapping[int, str], writes: Mapping[str, list[Write]]
 ) -> list[str]:
     """The live parameters with elements that no name writes; tied ones are written through one of
@@ -227,7 +227,7 @@ _DERIVING = ("FusedMoE", "MLAAttention", "MultiHeadLatentAttention")
 after loading."""
 
 
-def _derived(model: nn.Module) -> list[str]:
+def _deriving_modules(model: nn.Module) -> list[str]:
     """The modules that don't compute with their parameters as they are."""
     problems = []
     for name, module in model.named_modules():

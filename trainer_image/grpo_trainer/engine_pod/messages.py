@@ -121,7 +121,7 @@ class Completion(Model):
     """Log-probability of each, in nats."""
 
 
-class Generated(Model):
+class GeneratedCompletions(Model):
     """The answer: completions with what sampled them."""
 
     version: Version

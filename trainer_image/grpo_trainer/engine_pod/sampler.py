@@ -80,9 +80,13 @@ class Sampler:
             ValueError, TypeError: vLLM doesn't take the prompt or the sampling parameters.
             Exception: whatever vLLM raises; the engine may be dead.
         """
-        return list(await asyncio.gather(*(self._one(request, seed) for seed in request.seeds)))
+        return list(
+            await asyncio.gather(
+                *(self._sample_completion(request, seed) for seed in request.seeds)
+            )
+        )
 
-    async def _one(self, request: Generate, seed: int) -> Completion:
+    async def _sample_completion(self, request: Generate, seed: int) -> Completion:
         parameters = SamplingParams(
             **request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY
         )

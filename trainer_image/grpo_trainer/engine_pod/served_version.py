@@ -63,7 +63,7 @@ class ServedWeights:
             Refused: another version was, or none.
         """
         if self.phase not in ("Unproven", "Serving") or self._version != version:
-            raise RequestRefused(f"version {version} was not received: {self._words()}")
+            raise RequestRefused(f"version {version} was not received: {self._state_message()}")
 
     def confirm(self, version: int) -> None:
         """Serve the version, since the trainer has compared its hashes.
@@ -83,10 +83,11 @@ class ServedWeights:
         # A process that restarted answers under the same address, with other weights.
         if incarnation != self.incarnation:
             raise RequestRefused(
-                f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}"
+                f"this is incarnation {self.incarnation}, not {incarnation}: "
+                f"{self._state_message()}"
             )
         if self.version != version:
-            raise RequestRefused(f"version {version} is not served: {self._words()}")
+            raise RequestRefused(f"version {version} is not served: {self._state_message()}")
         return self._changes
 
     def require_no_sync_since(self, admitted: int) -> None:
@@ -98,6 +99,6 @@ class ServedWeights:
         if self._changes != admitted:
             raise RequestRefused("a sync of weights began while the completion was sampled")
 
-    def _words(self) -> str:
+    def _state_message(self) -> str:
         has = "no weights" if self._version is None else f"version {self._version}"
         return f"the engine has {has} in phase {self.phase}"

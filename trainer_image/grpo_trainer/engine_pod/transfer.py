@@ -156,10 +156,10 @@ def form_group(
     Raises:
         TransferFailed: the workers did not come in time, or the wait was abandoned.
     """
-    with _named(meeting):
-        store = _connected(meeting)
+    with _transfer_errors(meeting):
+        store = _connect_store(meeting)
         _await_workers(store, meeting, is_abandoned, clock)
-        return _formed(store, meeting, 0, clock)
+        return _create_group(store, meeting, 0, clock)
 
 
 def join_group(meeting: Meeting, rank: int) -> WeightGroup:
@@ -168,14 +168,14 @@ def join_group(meeting: Meeting, rank: int) -> WeightGroup:
     Raises:
         TransferFailed: rank 0 can't be reached, or the group doesn't come about.
     """
-    with _named(meeting):
-        store = _connected(meeting)
+    with _transfer_errors(meeting):
+        store = _connect_store(meeting)
         store.set(f"here/{rank}", "1")
-        return _formed(store, meeting, rank, SYSTEM_CLOCK)
+        return _create_group(store, meeting, rank, SYSTEM_CLOCK)
 
 
 @contextmanager
-def _named(meeting: Meeting) -> Iterator[None]:
+def _transfer_errors(meeting: Meeting) -> Iterator[None]:
     """What torch and the sockets raise, with the names of both sides."""
     try:
         yield
@@ -187,7 +187,7 @@ def _named(meeting: Meeting) -> Iterator[None]:
         ) from error
 
 
-def _connected(meeting: Meeting) -> Store:
+def _connect_store(meeting: Meeting) -> Store:
     """A separate connection to the store: on a shared one a thread that waits blocks all others."""
     patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
     store = TCPStore(
@@ -212,7 +212,7 @@ def _await_workers(
         clock.sleep(POLL_SECONDS)
 
 
-def _formed(store: Store, meeting: Meeting, rank: int, clock: Clock) -> WeightGroup:
+def _create_group(store: Store, meeting: Meeting, rank: int, clock: Clock) -> WeightGroup:
     size, limit = meeting.workers + 1, timedelta(seconds=meeting.seconds)
     form = _nccl if meeting.gpu else _gloo
     group = form(PrefixStore("group", store), rank, size, limit, meeting)

@@ -68,11 +68,14 @@ def sampling_arguments(
         arguments |= {"stop": generation.stop, "detokenize": True, "skip_special_tokens": False}
     if is_truncated(training, generation):
         # The temperature is in the logits (see logits_temperature).
-        arguments |= {"temperature": 1.0, **_scaled(generation.kwargs or {}, training.temperature)}
+        arguments |= {
+            "temperature": 1.0,
+            **_scale_penalties(generation.kwargs or {}, training.temperature),
+        }
     return arguments
 
 
-def _scaled(kwargs: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+def _scale_penalties(kwargs: Mapping[str, Any], temperature: float) -> dict[str, Any]:
     """Arguments as they act on logits that are divided by the temperature: vLLM subtracts these
     penalties from logits that are not."""
     return {

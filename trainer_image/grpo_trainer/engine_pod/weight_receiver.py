@@ -157,7 +157,7 @@ class ReceivingWorker(WeightsWorker):
         Raises:
             TransferFailed: a tensor did not come; what lies in the engine is of no version.
         """
-        group = self._joined(Meeting(**meeting))
+        group = self._join_weights_group(Meeting(**meeting))
         try:
             for name, shape in tensors:
                 buffer = torch.empty(shape, dtype=self.model_config.dtype, device=self.device)
@@ -169,7 +169,7 @@ class ReceivingWorker(WeightsWorker):
             group.leave()
             raise
 
-    def _joined(self, meeting: Meeting) -> WeightGroup:
+    def _join_weights_group(self, meeting: Meeting) -> WeightGroup:
         group = self._weights_group
         if group is None or asdict(group.meeting) != asdict(meeting):
             if group is not None:

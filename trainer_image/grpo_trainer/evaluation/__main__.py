@@ -119,7 +119,7 @@ def await_export(
     stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     log.info(f"waiting for the model in {where}")
-    while (outcome := _succeeded(root, stored)) is None:
+    while (outcome := _successful_outcome(root, stored)) is None:
         if clock.now() >= end:
             raise Transient(
                 f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?"
@@ -128,7 +128,7 @@ def await_export(
     return root / EXPORT_FOLDER, outcome
 
 
-def _succeeded(root: Path, stored: StoredRun | None) -> Outcome | None:
+def _successful_outcome(root: Path, stored: StoredRun | None) -> Outcome | None:
     """How the job ended whose model is in its folder by now; None before."""
     if stored is None:
         return last_success(root) if (root / EXPORT_FOLDER).is_dir() else None

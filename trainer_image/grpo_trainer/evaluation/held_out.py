@@ -77,23 +77,23 @@ def score_completions(
         for name, function, tokenizer in named:
             by_model = isinstance(function, nn.Module)
             scores_by_name[name] += (
-                _by_model(function, tokenizer, arguments, template_kwargs or {})
+                _model_scores(function, tokenizer, arguments, template_kwargs or {})
                 if by_model
-                else _by_function(function, arguments)
+                else _function_scores(function, arguments)
             )
     return scores_by_name
 
 
-def _by_function(function: Any, arguments: Mapping[str, Any]) -> Scores:
+def _function_scores(function: Any, arguments: Mapping[str, Any]) -> Scores:
     answer = function(**arguments)
-    return list(asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer)
+    return list(asyncio.run(_await_answer(answer)) if inspect.isawaitable(answer) else answer)
 
 
-async def _awaited(answer: Any) -> Any:
+async def _await_answer(answer: Any) -> Any:
     return await answer
 
 
-def _by_model(
+def _model_scores(
     model: Any, tokenizer: Any, arguments: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 ) -> Scores:
     pairs = zip(arguments["prompts"], arguments["completions"], strict=True)

@@ -87,7 +87,7 @@ def check_network(store: Store, place: Placement, address: str, interface: str) 
     """
     deadline = time.monotonic() + VERDICT_SECONDS
     if place.local_rank == 0:
-        with _listening(address) as port:
+        with _answer_network_tries(address) as port:
             name = os.environ.get("POD_NAME") or socket.gethostname()
             me = Peer(place.node, place.rank, name, address, interface, port)
             store.set(_network_key("peer", place.node), json.dumps(asdict(me)))
@@ -97,9 +97,9 @@ def check_network(store: Store, place: Placement, address: str, interface: str) 
             )
             if place.is_main:
                 store.set(_VERDICT, _judge(store, place.nodes, deadline))
-            verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
+            verdict = _await_value(store, _VERDICT, deadline + PAIR_SECONDS)
     else:
-        verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
+        verdict = _await_value(store, _VERDICT, deadline + PAIR_SECONDS)
     _acknowledge(store, place)
     if verdict is None:
         raise RendezvousTimeout(
@@ -125,7 +125,7 @@ def _first_failure(store: Store, me: Peer, nodes: int, deadline: float) -> str:
 
 def _try_pair(store: Store, me: Peer, node: int, deadline: float) -> str:
     """What is wrong between this pod and another; empty where nothing is."""
-    text = _awaited(store, _network_key("peer", node), deadline)
+    text = _await_value(store, _network_key("peer", node), deadline)
     if text is None:
         return ""  # rank 0 names who has not come so far
     peer = Peer(**json.loads(text))
@@ -173,7 +173,7 @@ def _judge(store: Store, nodes: int, deadline: float) -> str:
     """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods
     found one."""
     answers = {
-        node: _awaited(store, _network_key("failure", node), deadline) for node in range(nodes)
+        node: _await_value(store, _network_key("failure", node), deadline) for node in range(nodes)
     }
     parsed = [json.loads(answer) for answer in answers.values() if answer]
     problems = [problem for problem in parsed if problem]
@@ -200,7 +200,7 @@ def _acknowledge(store: Store, place: Placement) -> None:
         readers = store.add(_READERS, 0)
 
 
-def _awaited(store: Store, key: str, deadline: float) -> str | None:
+def _await_value(store: Store, key: str, deadline: float) -> str | None:
     """The value of a key once it is there; None if it isn't in time."""
     while not store.check([key]):
         if time.monotonic() >= deadline:
@@ -214,7 +214,7 @@ def _network_key(what: str, node: int) -> str:
 
 
 @contextmanager
-def _listening(address: str) -> Iterator[int]:
+def _answer_network_tries(address: str) -> Iterator[int]:
     """Answer the others' tries on this address; the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = type(

@@ -66,9 +66,9 @@ class ColocatedGeneration(EngineGeneration):
             self.host_base = HostBase(model)
         self._make_room()
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
-        self._llm = _started(setup)
+        self._llm = _start_engine(setup)
         # Learning overwrites the live weights, which are dummies until the first sync.
-        self._sources = ranks.run_on_all(self._learnt)
+        self._sources = ranks.run_on_all(self._learn_layout)
         self._seed = 0
         self._wanted: dict[str, list[int]] = {}
         self._asleep = False
@@ -114,7 +114,9 @@ class ColocatedGeneration(EngineGeneration):
         from vllm import SamplingParams
 
         assert self.proven_version is not None
-        wanted, own_slice = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
+        wanted, own_slice = _gather_prompts(
+            list(zip(prompts, seeds, strict=True)), self._neighbours
+        )
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         with self._vllm() as vllm:
@@ -159,7 +161,7 @@ class ColocatedGeneration(EngineGeneration):
         # The engine needs the memory that torch's allocator keeps after the trainer has freed it.
         torch.cuda.empty_cache()
 
-    def _learnt(self) -> dict[str, list[Strided | None]]:
+    def _learn_layout(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
         sources, problems = self.call_worker(
             "weights_learn", shapes, engine_dtype(self.setup.plan.execution)
@@ -194,7 +196,7 @@ def unprovable_error(problems: Sequence[str], generation: GenerationSpec) -> Tra
     return error_for_choice(unprovable, generation)
 
 
-def _started(setup: EngineSetup) -> Any:
+def _start_engine(setup: EngineSetup) -> Any:
     if setup.engine.sleep:
         require_visible_segments(os.environ)
     set_defaults(os.environ, engine_environment(setup.engine))
@@ -237,7 +239,7 @@ def _neighbours(size: int) -> dist.ProcessGroup | None:
     return own_group
 
 
-def _shared(
+def _gather_prompts(
     own_prompts: list[tuple[list[int], int]], group: dist.ProcessGroup | None
 ) -> tuple[list[Any], slice]:
     """What all neighbours want, in their order, and which of it is this rank's. A collective of

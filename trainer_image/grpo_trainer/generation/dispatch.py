@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_api.report.training_metrics import ENGINE_TOKENS
 
-from ..engine_pod.messages import Generate, Generated
+from ..engine_pod.messages import Generate, GeneratedCompletions
 from ..runtime.errors import TrainingError
 from .engine_client import EngineFailed, RequestRejected, WeightsLost
 from .fleet import Engine
@@ -134,7 +134,7 @@ class CompletionDispatch:
             prompts_per_engine(max_sequences, max(len(request.seeds) for request in requests)),
         )
         self._samples: dict[int, list[Sample]] = {}
-        self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
+        self._tasks: dict[asyncio.Task[GeneratedCompletions], tuple[int, int]] = {}
         self._begun: dict[int, float] = {}
         """When each engine was last given a prompt or answered one, by the time of the event
         loop."""
@@ -164,7 +164,7 @@ class CompletionDispatch:
         """
         begun = asyncio.get_running_loop().time()
         try:
-            while not (self._assignment.is_done and await self._settled()):
+            while not (self._assignment.is_done and await self._settle_engines()):
                 live = [
                     index for index, engine in self._engines.items() if engine.is_serving(version)
                 ]
@@ -196,7 +196,7 @@ class CompletionDispatch:
                 self._take(task)
         self._lose_stalled()
 
-    async def _settled(self) -> bool:
+    async def _settle_engines(self) -> bool:
         """True if every engine that has answered is proven once more; what others have answered is
         wanted again."""
         await asyncio.gather(*(self._settle(index) for index in self._assignment.unproven_engines))
@@ -226,7 +226,7 @@ class CompletionDispatch:
             self._begun[index] = asyncio.get_running_loop().time()
             self._tasks[asyncio.create_task(engine.client.generate(message))] = (index, number)
 
-    def _take(self, task: "asyncio.Task[Generated]") -> None:
+    def _take(self, task: "asyncio.Task[GeneratedCompletions]") -> None:
         """One request has come to its end."""
         # The request of an engine that was lost a moment ago has been dropped already.
         if task not in self._tasks:
@@ -278,10 +278,10 @@ class CompletionDispatch:
         for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
             del self._tasks[task]
             task.cancel()
-            task.add_done_callback(_ended)
+            task.add_done_callback(_retrieve_exception)
 
 
-def _ended(task: "asyncio.Task[Generated]") -> None:
+def _retrieve_exception(task: "asyncio.Task[GeneratedCompletions]") -> None:
     """What became of an abandoned request is of no interest."""
     if not task.cancelled():
         # An exception that nobody reads is logged by asyncio as never retrieved.

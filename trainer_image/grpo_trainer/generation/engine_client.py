@@ -15,7 +15,7 @@ from ..engine_pod.messages import (
     End,
     EngineState,
     Generate,
-    Generated,
+    GeneratedCompletions,
     Learn,
     Prove,
     Sync,
@@ -27,7 +27,7 @@ STATE_SECONDS = 5.0
 Prints = list[dict[str, list[int]]]
 LearntLayout = tuple[dict[str, list[Strided | None]], list[str]]
 _STATE: TypeAdapter[EngineState] = TypeAdapter(EngineState)
-_GENERATED: TypeAdapter[Generated] = TypeAdapter(Generated)
+_GENERATED: TypeAdapter[GeneratedCompletions] = TypeAdapter(GeneratedCompletions)
 _PRINTS: TypeAdapter[Prints] = TypeAdapter(Prints)
 _LEARNT: TypeAdapter[list[LearntLayout]] = TypeAdapter(list[LearntLayout])
 
@@ -72,12 +72,12 @@ class EngineClient:
 
     async def state(self) -> EngineState:
         """The state that the engine reports."""
-        return _parsed(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
+        return _parse_answer(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
 
     async def learn(self, request: Learn, seconds: float) -> list[LearntLayout]:
         """For each worker: the parts of each tensor that it writes, and why its weights cannot be
         proven, if so."""
-        return _parsed(_LEARNT, await self._ask("POST", "/learn", request, seconds))
+        return _parse_answer(_LEARNT, await self._ask("POST", "/learn", request, seconds))
 
     async def sync(self, request: Sync, seconds: float | None) -> None:
         """Have the engine receive the weights; return once it has all of them."""
@@ -85,7 +85,7 @@ class EngineClient:
 
     async def prints(self, version: int, seed: int, seconds: float | None) -> Prints:
         """For each worker: the hashes of the parts of each tensor."""
-        return _parsed(
+        return _parse_answer(
             _PRINTS, await self._ask("POST", "/prove", Prove(version=version, seed=seed), seconds)
         )
 
@@ -97,7 +97,7 @@ class EngineClient:
         """Have the engine's process end, so that its pod starts another."""
         await self._ask("POST", "/end", End(reason=reason[:MAX_MESSAGE]), STATE_SECONDS)
 
-    async def generate(self, request: Generate) -> Generated:
+    async def generate(self, request: Generate) -> GeneratedCompletions:
         """The completions of a prompt. Has no time-out: the caller watches the progress of the
         engine.
 
@@ -105,7 +105,7 @@ class EngineClient:
             Stale: the completions are of other weights.
             EngineFailed: as for all requests.
         """
-        answer = _parsed(_GENERATED, await self._ask("POST", "/generate", request, None))
+        answer = _parse_answer(_GENERATED, await self._ask("POST", "/generate", request, None))
         # The engine compares them too; this finds an answer of another process under its address.
         if (answer.version, answer.incarnation) != (request.version, request.incarnation):
             raise WeightsLost(
@@ -138,7 +138,7 @@ class EngineClient:
             async with self._session.request(
                 method, self._base + path, data=data, headers=self._headers, timeout=timeout
             ) as answer:
-                text = await _bounded(answer.content)
+                text = await _read_body(answer.content)
         except TimeoutError as error:
             raise EngineUnreachable(
                 f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", is_timeout=True
@@ -159,7 +159,7 @@ class EngineClient:
         return text
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
+async def _read_body(content: aiohttp.StreamReader) -> bytes:
     # Piece by piece, so that a wrong answer can't fill rank 0's memory.
     parts: list[bytes] = []
     size = 0
@@ -171,7 +171,7 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def _parsed(kind: TypeAdapter[T], text: bytes) -> T:
+def _parse_answer(kind: TypeAdapter[T], text: bytes) -> T:
     try:
         return kind.validate_json(text)
     except ValidationError as error:

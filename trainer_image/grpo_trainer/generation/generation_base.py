@@ -155,12 +155,12 @@ class EngineGeneration(ABC):
                     self.proven_version = self._last
                     break
                 self.failures += 1
-            self._tell()
+            self._record_metrics()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"after {TRIES} syncs the engine's weights are not the trainer's: "
-                f"{_listed(wrong)}. No completion was sampled with them; where it happens again, "
-                "set spec.generation.engine to Transformers"
+                f"{_shortened_list(wrong)}. No completion was sampled with them; where it happens "
+                "again, set spec.generation.engine to Transformers"
             )
 
     def generate(
@@ -198,7 +198,7 @@ class EngineGeneration(ABC):
             self.failures += 1
             self.proven_version = None
         self._require_numbers(samples)
-        self._tell()
+        self._record_metrics()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"{TRIES} times the engine's weights were no longer those that it was proven to "
@@ -289,7 +289,7 @@ class EngineGeneration(ABC):
         self.sync_seconds, self.proof_seconds = sync, proof
         self.setup.record_metrics({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
 
-    def _tell(self) -> None:
+    def _record_metrics(self) -> None:
         version = (
             {WEIGHTS_VERSION.key: float(self.proven_version)}
             if self.proven_version is not None
@@ -298,6 +298,6 @@ class EngineGeneration(ABC):
         self.setup.record_metrics({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -59,7 +59,7 @@ def policy_weights(
             if device is not None:
                 weight = weight.to(device, non_blocking=True)
             if layer is not None:
-                merged = _merged(weight, layer)
+                merged = _merged_weight(weight, layer)
                 if check_merge is not None:
                     check_merge(base_name(name), layer, weight, merged)
                 weight = merged
@@ -104,7 +104,7 @@ def adapter_factors(layer: LoraLayer) -> dict[str, nn.Parameter]:
     return {name: factor for name, factor in layer.named_parameters() if adapter_key(name)}
 
 
-def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
+def _merged_weight(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
     """The weight with the adapter's difference, as PEFT's own merge computes that, added in
     float32."""
     # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and

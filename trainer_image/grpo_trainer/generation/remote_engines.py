@@ -100,10 +100,12 @@ class EnginesMain:
         if not targets and any(engine.is_serving(version) for engine in self._fleet.engines):
             return False
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
-        while not (lanes := self._learnt(targets)):
+        while not (lanes := self._prepared_lanes(targets)):
             seconds_left = max(0.0, began_at + self._limit - self._clock.now())
             if not self._await_one(seconds_left):
-                raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
+                raise WeightSyncTimeout(
+                    self._no_engine_message(f"took version {version} of the weights")
+                )
             targets = self._fleet.usable_engines()
         # The seed is new for every pass, also for another pass with the same version: no earlier
         # answer can pass.
@@ -118,7 +120,7 @@ class EnginesMain:
         verdicts = self.sync_pass.finish()
         self._proof += self.sync_pass.proof_seconds
         for verdict in verdicts:
-            self._follow(verdict)
+            self._record_verdict(verdict)
         # One proven engine is enough to go on. The others are sent the weights again at the next
         # sync.
         if any(engine.is_serving(self.sync_pass.version) for engine in self._fleet.engines):
@@ -179,7 +181,7 @@ class EnginesMain:
             EngineLost: none comes.
         """
         if not self._await_one(self._limit):
-            raise EngineLost(self._none("was left to sample from"))
+            raise EngineLost(self._no_engine_message("was left to sample from"))
 
     def _await_one(self, seconds: float) -> bool:
         """Wait for an engine that can be sent weights; return False if none comes."""
@@ -201,7 +203,7 @@ class EnginesMain:
         rates = self._completing.metrics() if self._completing else {}
         return {**self._fleet.metrics(version), **rates}
 
-    def _none(self, what: str) -> str:
+    def _no_engine_message(self, what: str) -> str:
         return (
             f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
             f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that "
@@ -209,7 +211,7 @@ class EnginesMain:
             f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.engines_message()}"
         )
 
-    def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
+    def _prepared_lanes(self, targets: Sequence[Engine]) -> list[Lane]:
         """The lanes of the engines that have learnt the layout of the weights; a new process learns
         it now."""
         lanes: list[Lane] = []
@@ -221,7 +223,7 @@ class EnginesMain:
             lane = self._lane(engine, incarnation)
             try:
                 if not lane.workers:
-                    self._learn(lane)
+                    self._learn_layout(lane)
                 lanes.append(lane)
             except EngineFailed as error:
                 engine.record_failure(error)
@@ -237,7 +239,7 @@ class EnginesMain:
             self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
         return self._lanes[incarnation]
 
-    def _learn(self, lane: Lane) -> None:
+    def _learn_layout(self, lane: Lane) -> None:
         message = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
         workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
         if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
@@ -256,7 +258,7 @@ class EnginesMain:
             gpu=plan.execution.accelerator == "GPU",
         )
 
-    def _follow(self, verdict: Verdict) -> None:
+    def _record_verdict(self, verdict: Verdict) -> None:
         """What follows for an engine from a pass."""
         view = verdict.engine.view
         if not verdict.problem:
@@ -292,7 +294,7 @@ class ServersGeneration(EngineGeneration):
         super().__init__(setup, model, stop_tokens)
         self._clock = clock
         self._main = EnginesMain(setup, model, clock) if ranks.rank() == 0 else None
-        self._led(lambda main: main.await_engines())
+        self._run_on_main(lambda main: main.await_engines())
 
     def attempt_sync(self, version: int) -> Sequence[str]:
         """Bring the weights to every engine that has not this version; those that differ once more,
@@ -304,13 +306,13 @@ class ServersGeneration(EngineGeneration):
         wrong: list[str] = []
         began = self._clock.now()
         # Engines that came during a pass get a pass of their own, until none lacks this version.
-        while self._led(lambda main: main.begin_sync(version, began)):
+        while self._run_on_main(lambda main: main.begin_sync(version, began)):
             sending = self._main.sync_pass if self._main else None
             # On every rank: under ZeRO-3 each tensor is gathered from all of them.
             for name, tensor in self.weights():
                 if sending:
                     sending.send(name, tensor)
-            wrong = self._led(lambda main: main.finish_sync())
+            wrong = self._run_on_main(lambda main: main.finish_sync())
             if wrong:
                 break
         if self._main:
@@ -327,22 +329,22 @@ class ServersGeneration(EngineGeneration):
         """
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
         of_all_ranks = [prompt_and_seed for part in wanted for prompt_and_seed in part]
-        self._led(lambda main: main.begin_generation(of_all_ranks, arguments))
-        while not self._led(lambda main: main.continue_generation(self.proven_version)):
-            self._led(lambda main: main.await_engine())
+        self._run_on_main(lambda main: main.begin_generation(of_all_ranks, arguments))
+        while not self._run_on_main(lambda main: main.continue_generation(self.proven_version)):
+            self._run_on_main(lambda main: main.await_engine())
             # An engine that comes has random weights, so it is sent the policy's under a new
             # number.
             self.sync_weights()
         if self._main:
             self.failures += self._main.take_failures()
-        return self._own([len(part) for part in wanted])
+        return self._scatter_samples([len(part) for part in wanted])
 
     def changed_weights(self) -> Sequence[str]:
         """None: `sample` has proven every engine once more, and sampled again elsewhere what others
         had."""
         return ()
 
-    def _own(self, counts: list[int]) -> list[Sample]:
+    def _scatter_samples(self, counts: list[int]) -> list[Sample]:
         """This rank's part of all completions."""
         parts: list[list[Sample]] = []
         if self._main:
@@ -358,16 +360,16 @@ class ServersGeneration(EngineGeneration):
         mine: list[Sample] = received[0]
         return mine
 
-    def _led(self, work: Callable[[EnginesMain], Any]) -> Any:
+    def _run_on_main(self, work: Callable[[EnginesMain], Any]) -> Any:
         """What rank 0 does with its engines, while all wait."""
 
         def on_main() -> Any:
             assert self._main is not None  # this is rank 0
             return work(self._main)
 
-        return run_on_rank0(on_main, self._sign)
+        return run_on_rank0(on_main, self._record_progress)
 
-    def _sign(self) -> None:
+    def _record_progress(self) -> None:
         self.setup.record_event()
         if self._main:
             self.setup.record_metrics(self._main.metrics(self.proven_version))

@@ -40,13 +40,13 @@ class StopStringMatcher:
 
     def is_complete(self, token: int) -> bool:
         """Take the next token; True once a stop string is whole."""
-        added = self._decoded(token)
+        added = self._decode_token(token)
         # One that began earlier than this would have been found with an earlier token.
         start = max(0, len(self._text) - self._longest + 1)
         self._text = self._text[start:] + added
         return any(text in self._text for text in self._stop)
 
-    def _decoded(self, token: int) -> str:
+    def _decode_token(self, token: int) -> str:
         try:
             return self._stream.step(self._backend, token) or ""
         except Exception as error:

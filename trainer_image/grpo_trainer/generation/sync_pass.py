@@ -117,11 +117,13 @@ class Lane:
 
     def _meet(self, meeting: Meeting) -> None:
         if self._group is None:
-            self._timed(
-                lambda: setattr(self, "_group", form_group(meeting, self._refused, self._clock))
+            self._run_transfer(
+                lambda: setattr(
+                    self, "_group", form_group(meeting, self._has_answered, self._clock)
+                )
             )
 
-    def _refused(self) -> bool:
+    def _has_answered(self) -> bool:
         """True if the engine has answered already, which it does before its end only where it
         fails."""
         return self.request is not None and self.request.done()
@@ -132,9 +134,9 @@ class Lane:
             if tensor.is_cuda:
                 # The current device belongs to a thread, and a lane's thread begins with device 0.
                 torch.cuda.set_device(tensor.device)
-            self._timed(lambda: group.broadcast(tensor, what, self.seconds_left))
+            self._run_transfer(lambda: group.broadcast(tensor, what, self.seconds_left))
 
-    def _timed(self, action: Any) -> None:
+    def _run_transfer(self, action: Any) -> None:
         begun = self._clock.now()
         try:
             action()
@@ -194,7 +196,7 @@ class SyncPass:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            return await self._proven(lane)
+            return await self._prove_weights(lane)
         except (EngineFailed, TimeoutError) as error:
             lane.leave()
             blocked = lane.seconds_left - (loop.time() - begun) <= 0.0
@@ -210,11 +212,11 @@ class SyncPass:
         finally:
             lane.engine.is_syncing = False
 
-    async def _proven(self, lane: Lane) -> Verdict:
+    async def _prove_weights(self, lane: Lane) -> Verdict:
         client, view = lane.engine.client, lane.engine.view
         # At least a moment: an answer that is already there counts although the time is up.
         async with asyncio.timeout(max(lane.seconds_left, 0.1)):
-            await self._received(lane)
+            await self._await_answer(lane)
             begun = time.perf_counter()
             proof = self._proof(lane)
             wrong = proof.differing_weights(await client.prints(self.version, self._seed, None))
@@ -230,7 +232,7 @@ class SyncPass:
         view.record_proof(self.version)
         return Verdict(lane.engine)
 
-    async def _received(self, lane: Lane) -> None:
+    async def _await_answer(self, lane: Lane) -> None:
         """The engine's own answer, which says more than the group's error where there are both."""
         assert lane.request is not None
         if lane.failure:

@@ -29,7 +29,7 @@ PASSING_STATUSES = frozenset({408, 425, 429})
 15)."""
 
 
-class _Counted(httpx2.SyncByteStream):
+class _CountingStream(httpx2.SyncByteStream):
     """A request's body that tells what has gone out: one file may take longer than silence is
     believed."""
 
@@ -71,7 +71,7 @@ class Client(httpx2.Client):
         request.extensions["timeout"] = {**timeouts, **unset}
         where = f"{request.method} {request.url.copy_with(query=None)}"
         if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
-            request.stream = _Counted(request.stream, self._sent)
+            request.stream = _CountingStream(request.stream, self._sent)
         try:
             response = super().send(request, **options)
         except httpx2.TransportError as error:

@@ -114,8 +114,8 @@ def model_card(trained: TrainedModel, hash_of_weights: str) -> str:
 
 
 def _front_matter(trained: TrainedModel) -> ModelCardData:
-    plan, datasets = trained.plan, _on_the_hub(trained.plan.dataset.name)
-    base = _on_the_hub(plan.model.name)
+    plan, datasets = trained.plan, _repository_name(trained.plan.dataset.name)
+    base = _repository_name(plan.model.name)
     relation = "adapter" if trained.is_adapter else "finetune"
     return ModelCardData(
         base_model=base,
@@ -127,7 +127,7 @@ def _front_matter(trained: TrainedModel) -> ModelCardData:
     )
 
 
-def _on_the_hub(name: str | None) -> str | None:
+def _repository_name(name: str | None) -> str | None:
     """The name if it can be a repository's: the hub refuses a page with another, such as a
     folder's."""
     try:
@@ -155,15 +155,15 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
 
 def _facts(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     plan, revisions = trained.plan, trained.revisions
-    yield f"- base: {_named(plan.model.name, revisions.get('model'))}"
-    yield f"- dataset: {_named(plan.dataset.name or 'files', revisions.get('dataset'))}"
+    yield f"- base: {_name_with_commit(plan.model.name, revisions.get('model'))}"
+    yield f"- dataset: {_name_with_commit(plan.dataset.name or 'files', revisions.get('dataset'))}"
     fingerprint = revisions.get(DATASET_FINGERPRINT, "unknown")
     yield f"- fingerprint of the rows (sha256): {_code(fingerprint)}"
     yield f"- rewards: {', '.join(map(_code, reward_names(plan.rewards)))}"
     yield f"{HASH} {_code(hash_of_weights)}"
 
 
-def _named(name: str, commit: str | None) -> str:
+def _name_with_commit(name: str, commit: str | None) -> str:
     return f"{_code(name)}, commit {_code(commit)}" if commit else _code(name)
 
 

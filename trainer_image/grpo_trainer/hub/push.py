@@ -154,9 +154,9 @@ class Files:
 
     def differing_names(self, remote_files: Mapping[str, RepoFile]) -> list[str]:
         """Names of files that the repository has not, or has with other content."""
-        return [name for name in self.paths if not self._same(name, remote_files.get(name))]
+        return [name for name in self.paths if not self._is_same_file(name, remote_files.get(name))]
 
-    def _same(self, name: str, file: RepoFile | None) -> bool:
+    def _is_same_file(self, name: str, file: RepoFile | None) -> bool:
         if file is None:
             return False
         if file.lfs is not None:
@@ -195,9 +195,9 @@ def require_target(
     with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
-            retry_passing_errors(lambda: _prepared(target), target.description, sending)
+            retry_passing_errors(lambda: _prepare_repository(target), target.description, sending)
 
-        _refused(target, prepare)
+        _translate_refusals(target, prepare)
 
 
 def push_folder(
@@ -236,13 +236,13 @@ def push_folder(
 
         def push_files() -> str:
             return retry_passing_errors(
-                lambda: _pushed(target, files, message), target.description, sending
+                lambda: _push_once(target, files, message), target.description, sending
             )
 
-        return _refused(target, push_files)
+        return _translate_refusals(target, push_files)
 
 
-def _refused(target: Target, action: Callable[[], T]) -> T:
+def _translate_refusals(target: Target, action: Callable[[], T]) -> T:
     """What the hub refuses for good is bad input."""
     try:
         return action()
@@ -269,7 +269,7 @@ def _reason(error: HfHubHTTPError) -> str:
     return f"{error}".strip()
 
 
-def _prepared(target: Target) -> ModelInfo:
+def _prepare_repository(target: Target) -> ModelInfo:
     """The repository, created if it is missing, writable, and private if it should be."""
     api, spec = target.api(), target.spec
     try:
@@ -286,11 +286,11 @@ def _prepared(target: Target) -> ModelInfo:
     return info
 
 
-def _pushed(target: Target, files: Files, message: str) -> str:
+def _push_once(target: Target, files: Files, message: str) -> str:
     """One try: the commit that has the files, which may be there already."""
-    api, head = target.api(), _prepared(target).sha
+    api, head = target.api(), _prepare_repository(target).sha
     there = _tree(target, head)
-    deletions = [CommitOperationDelete(name) for name in _outdated(files, there)]
+    deletions = [CommitOperationDelete(name) for name in _outdated_files(files, there)]
     if head and not deletions and not files.differing_names(there):
         return head
     additions = files.additions()
@@ -352,7 +352,7 @@ def _tree(target: Target, commit: str | None) -> dict[str, RepoFile]:
     return {file.path: file for file in entries if isinstance(file, RepoFile)}
 
 
-def _outdated(files: Files, there: Mapping[str, RepoFile]) -> list[str]:
+def _outdated_files(files: Files, there: Mapping[str, RepoFile]) -> list[str]:
     """Files of a model that was there before, and would be taken for a part of ours."""
     outdated: list[str] = []
     for name in there:

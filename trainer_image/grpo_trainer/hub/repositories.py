@@ -85,13 +85,13 @@ class Lease:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         last_text, since, died = "", self._clock.now(), False
-        while not self._created():
+        while not self._create_file():
             text = _lease_text(self.path)
             if text != last_text:
                 last_text, since = text, self._clock.now()
                 on_sign_of_life()
             elif self._clock.now() - since >= STALE_SECONDS:
-                self._end(last_text)
+                self._remove_dead_lease(last_text)
                 died = True
                 continue
             self._clock.sleep(POLL_SECONDS)
@@ -100,7 +100,7 @@ class Lease:
     def beat(self) -> None:
         """Show that the holder lives; nothing while another holds it."""
         with self._lock:
-            if self._ours:
+            if self._is_ours:
                 self._beats += 1
                 with suppress(OSError):  # a full disk: what is fetched fails of it too, and says so
                     write_atomically(self.path, self._content())
@@ -108,14 +108,14 @@ class Lease:
     def release(self) -> None:
         """Give up the lease, if this process still holds it."""
         with self._lock:
-            if self._ours:
+            if self._is_ours:
                 self.path.unlink(missing_ok=True)
 
     @property
-    def _ours(self) -> bool:
+    def _is_ours(self) -> bool:
         return _lease_text(self.path).startswith(f"{self._owner} ")
 
-    def _created(self) -> bool:
+    def _create_file(self) -> bool:
         try:
             with self.path.open("x", encoding="utf-8") as file:
                 file.write(self._content())
@@ -126,7 +126,7 @@ class Lease:
     def _content(self) -> str:
         return f"{self._owner} {self._beats}\n"
 
-    def _end(self, expected_text: str) -> None:
+    def _remove_dead_lease(self, expected_text: str) -> None:
         """Put a dead holder's lease away. Of several that try only one gets the file; a new
         holder's is put back."""
         grave = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
@@ -219,7 +219,7 @@ class Hub:
         """
         commit = self.recorded_commits.get(repository.path, "")
         if not commit:
-            commit = rank0_task.run_on_rank0(lambda: _resolved(repository, self))
+            commit = rank0_task.run_on_rank0(lambda: _resolve_commit(repository, self))
         if commit:
             self.commits[repository.path] = commit
         return commit
@@ -242,7 +242,7 @@ class Hub:
         return folder, commit
 
 
-def _resolved(repository: Repository, hub: Hub) -> str:
+def _resolve_commit(repository: Repository, hub: Hub) -> str:
     if repository.revision and COMMIT.fullmatch(repository.revision):
         return repository.revision
     commit_file = repository.storage / "refs" / (repository.revision or "main")
@@ -355,7 +355,7 @@ def run_under_lease(
         DiskFailed: there is no room.
     """
     if is_offline_mode():
-        return _refused(repository, action)
+        return _translate_refusals(repository, action)
     # Needed here only: a run with a local model has no use for the hub's client.
     from .hub_client import ANSWER_SECONDS, use_client
 
@@ -381,7 +381,7 @@ def run_under_lease(
             finally:
                 lease.release()
 
-    return _refused(repository, under_lease if hub.takes_leases else without_lease)
+    return _translate_refusals(repository, under_lease if hub.takes_leases else without_lease)
 
 
 def _sweep(storage: Path) -> None:
@@ -394,7 +394,7 @@ def _sweep(storage: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _refused(repository: Repository, action: Callable[[], T]) -> T:
+def _translate_refusals(repository: Repository, action: Callable[[], T]) -> T:
     """What the hub, or the cache, refuses for good is bad input."""
     try:
         return action()

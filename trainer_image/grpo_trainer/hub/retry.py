@@ -180,19 +180,19 @@ def passing_error(error: BaseException) -> TryLater | None:
         if isinstance(cause, OfflineModeIsEnabled | HfHubHTTPError):
             return None
         if isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError):
-            return TryLater(_words(cause))
+            return TryLater(_error_message(cause))
     # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the
     # rest RuntimeError
     if type(error).__module__.startswith("hf_xet"):
-        return TryLater(_words(error))
+        return TryLater(_error_message(error))
     if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
-        return TryLater(_words(error))
+        return TryLater(_error_message(error))
     # an answer of the API that was cut
     if isinstance(error, json.JSONDecodeError):
-        return TryLater(_words(error))
+        return TryLater(_error_message(error))
     # a file of another size than announced, a stale handle, an input/output error
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-        return TryLater(_words(error))
+        return TryLater(_error_message(error))
     return None
 
 
@@ -217,5 +217,5 @@ def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
         ) from error
 
 
-def _words(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

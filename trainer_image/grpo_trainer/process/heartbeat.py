@@ -44,9 +44,9 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start to look and share every PERIOD_SECONDS."""
-        threading.Thread(target=self._beat_on, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat_periodically, name="pulse", daemon=True).start()
 
-    def _beat_on(self) -> None:
+    def _beat_periodically(self) -> None:
         pause = threading.Event()
         while not pause.wait(PERIOD_SECONDS):
             self.beat()
@@ -61,9 +61,9 @@ class Heartbeat:
             self._recorder.record_event()
         self._moved = moved
         if self._store is not None:
-            self._share(self._store)
+            self._share_events(self._store)
 
-    def _share(self, store: Counters) -> None:
+    def _share_events(self, store: Counters) -> None:
         own_events = self._recorder.own_events
         try:
             others = store.add(COUNTER, own_events - self._told) - own_events

@@ -247,7 +247,7 @@ class Recorder:
                 "stage": stage,
                 "trackers": list(self.trackers.values()),
                 "stage_seconds": self._now() - since,
-                "waiting": self._waiting(),
+                "waiting": self._longest_wait(),
                 "fetched_bytes_per_second": self._fetch_speed() if stage == "Downloading" else 0,
             }
             return self._progress.model_copy(update=shown)
@@ -272,7 +272,7 @@ class Recorder:
         (begin, before), (end, after) = self._arrivals[0], self._arrivals[-1]
         return max(0, int((after - before) / (end - begin))) if end > begin else 0
 
-    def _waiting(self) -> Wait | None:
+    def _longest_wait(self) -> Wait | None:
         """The longest wait."""
         if not self._waits:
             return None

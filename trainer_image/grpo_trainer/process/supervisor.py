@@ -222,7 +222,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     for worker in workers:
         outcome, stacks = outcomes[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
-            outcome = _concluded(worker, attempt, oom_killed)
+            outcome = _exit_outcome(worker, attempt, oom_killed)
             if (
                 silences and stacks
             ):  # amid a hang, a process that can't even say so has stood still at least as long
@@ -234,7 +234,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     return ends
 
 
-def _concluded(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
+def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     """The outcome of a process that left none, by how it ended."""
     code, unknown = worker.process.wait(), Progress(attempt=attempt)
     # the counter is the container's: only together with this process's SIGKILL does it mean this

@@ -219,7 +219,9 @@ class Watchdog:
         while True:
             # a thread in C, for the case that none in Python runs any more; the next round puts it
             # off
-            faulthandler.dump_traceback_later(self._waits()[2] + self._locked, exit=True)
+            faulthandler.dump_traceback_later(
+                self._idle_time_and_limit()[2] + self._locked, exit=True
+            )
             self._signalled.wait(POLL_SECONDS)
             self._signalled.clear()
             outcome = self.verdict()
@@ -227,16 +229,18 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
                 stacks = self._stacks.take()
                 log.error(f"what all threads do:\n{stacks}")
-                placed = self._with_place(outcome, stacks)
+                placed = self._with_standstill(outcome, stacks)
                 self._end(blame_engine(placed, self._recorder.current_stage), stacks)
 
     def verdict(self) -> Outcome | None:
         """How the run has to end now; None while it may go on."""
-        stage, idle, limit = self._waits()
+        stage, idle, limit = self._idle_time_and_limit()
         if idle > limit:
-            return self._outcome(*self._stuck(stage, idle, limit))
+            return self._outcome(*self._hang_result(stage, idle, limit))
         waited = self.seconds_since_sigterm
-        if waited is not None and (stage not in ("Training", "Saving") or waited > self._grace()):
+        if waited is not None and (
+            stage not in ("Training", "Saving") or waited > self._grace_seconds()
+        ):
             return self._outcome(
                 Result.PREEMPTED,
                 f"SIGTERM during stage {stage}; the last periodic checkpoint stands",
@@ -248,7 +252,7 @@ class Watchdog:
             )
         return None
 
-    def _waits(self) -> tuple[str, float, float]:
+    def _idle_time_and_limit(self) -> tuple[str, float, float]:
         """The stage, for how long it has had no progress, and how long it may."""
         recorder, stage = self._recorder, self._recorder.current_stage
         idle = (
@@ -258,7 +262,7 @@ class Watchdog:
         )
         return stage, idle, hang_timeout_seconds(stage, self._guard, self._execution)
 
-    def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
+    def _hang_result(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
         """The result and the sentence of a stage that took longer than its patience."""
         if stage == "Connecting":
             return Result.RENDEZVOUS_TIMEOUT, (
@@ -274,20 +278,20 @@ class Watchdog:
             f"{self._guard.hang_timeout_seconds}). Every thread's stack is in the log"
         )
 
-    def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:
+    def _with_standstill(self, outcome: Outcome, stacks: str) -> Outcome:
         """The outcome with the place where the process stood still.
 
         Its silence counts up to the moment when the limit was reached, so that ranks can be
         compared although their watchdogs looked at different times.
         """
-        _, idle, limit = self._waits()
+        _, idle, limit = self._idle_time_and_limit()
         if idle < self._quiet:
             return outcome
         return add_standstill(
             outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks
         )
 
-    def _grace(self) -> float:
+    def _grace_seconds(self) -> float:
         return max(0.0, self._grace_period_seconds - GRACE_MARGIN_SECONDS)
 
     def _outcome(self, result: Result, message: str) -> Outcome:

@@ -91,13 +91,15 @@ class AccuracyFunction:
         extracted_answer, expected = self._extract(text), expected_answer(answer)
         if extracted_answer is None:
             return 0.0
-        same = self._same(extracted_answer, expected, deadline)
+        same = self._is_same_answer(extracted_answer, expected, deadline)
         if same is None:
             self._counters.count_timeouts(1, f"math-verify: {deadline.timeout_message(self._spec)}")
             return None
         return self._spec.score if same else 0.0
 
-    def _same(self, extracted_answer: str, expected: str, deadline: Deadline) -> bool | None:
+    def _is_same_answer(
+        self, extracted_answer: str, expected: str, deadline: Deadline
+    ) -> bool | None:
         if self._spec.compare == "Numeric":
             return is_same_number(extracted_answer, expected)
         if is_same_text(extracted_answer, expected):

@@ -70,7 +70,7 @@ def _ready(parent: Connection) -> Callable[..., Any]:
         function = _find(importlib.import_module(module), name)
         is_async = _is_async(function)
     except Exception as error:
-        _send(parent, {"problem": _described(error)})
+        _send(parent, {"problem": _error_message(error)})
         raise EOFError from error
     _send(parent, {"async": is_async})
     return function
@@ -101,15 +101,15 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _serve(parent: Connection, function: Callable[..., Any], arguments: Arguments) -> None:
     answer = _Answer()
     try:
-        answer["scores"] = _scores(_called(function, arguments, answer))
+        answer["scores"] = _scores(_call_function(function, arguments, answer))
     except Exception as error:
-        _send(parent, {"problem": _described(error)})
+        _send(parent, {"problem": _error_message(error)})
         _send(parent, {"sample": _failing_sample(function, arguments)})
     else:
         _send(parent, answer)
 
 
-def _called(function: Callable[..., Any], arguments: Arguments, answer: _Answer) -> Any:
+def _call_function(function: Callable[..., Any], arguments: Arguments, answer: _Answer) -> Any:
     """Call with TRL's signature; a coroutine runs to its end on this process's own event loop."""
     state = SimpleNamespace(**arguments["trainer_state"])
     hooks = {"trainer_state": state, "log_metric": answer.log_metric, "log_extra": answer.log_extra}
@@ -151,7 +151,7 @@ def _failing_sample(function: Callable[..., Any], arguments: Arguments) -> int |
     whole batch."""
     for sample in range(len(arguments["completions"])):
         try:
-            _scores(_called(function, _slice(arguments, sample), _Answer()))
+            _scores(_call_function(function, _slice(arguments, sample), _Answer()))
         except Exception:
             return sample
     return None
@@ -166,7 +166,7 @@ def _slice(arguments: Arguments, sample: int) -> Arguments:
     return {**arguments, **lists}
 
 
-def _described(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """The error, and the last lines of its traceback."""
     last = "".join(traceback.format_exception(error)).strip().splitlines()[-_TRACE_LINES:-1]
     return "\n".join([f"{type(error).__name__}: {error}", *last])

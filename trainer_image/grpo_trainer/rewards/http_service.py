@@ -160,7 +160,7 @@ class HTTPFunction:
                 self._last_try = str(error)
                 return None
             except _Passing as error:
-                self._tell(str(error))
+                self._record_problem(str(error))
                 self._on_wait(self._wait_reason(error))
                 await asyncio.sleep(error.retry_after + self._pause(failures))
                 failures += 1
@@ -175,7 +175,7 @@ class HTTPFunction:
             return f"{self._shown}: {error.problem}"
         return connection_problem(error, self._shown)
 
-    def _tell(self, problem: str) -> None:
+    def _record_problem(self, problem: str) -> None:
         """Remember why a try failed, and say so in the log once per batch: a run that waits must
         not look stuck."""
         if not self._last_try:
@@ -201,7 +201,7 @@ class HTTPFunction:
             async with session.post(
                 self._spec.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                answer = await _read(response)
+                answer = await _read_body(response)
         except TimeoutError as error:
             raise _Passing(f"no answer within {self._spec.timeout_seconds} s") from error
         except aiohttp.ClientError as error:
@@ -222,7 +222,7 @@ class HTTPFunction:
             raise _Passing("the answer's rewards can't be used", str(error)) from error
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     body = b""
     async for block in response.content.iter_any():
         body += block

@@ -19,19 +19,20 @@ def compare_answers(completions: list[str], expected: list[str], **_: Any) -> li
     """1 for each completion (an answer, without the words around it) that equals the expected one,
     else 0."""
     return [
-        float(_same(answer, right)) for answer, right in zip(completions, expected, strict=True)
+        float(_is_same_answer(answer, right))
+        for answer, right in zip(completions, expected, strict=True)
     ]
 
 
-def _same(answer: str, expected: str) -> bool:
-    return bool(verify(_parsed(expected), _parsed(answer), timeout_seconds=None))
+def _is_same_answer(answer: str, expected: str) -> bool:
+    return bool(verify(_parse_answer(expected), _parse_answer(answer), timeout_seconds=None))
 
 
-def _parsed(answer: str) -> Any:
+def _parse_answer(answer: str) -> Any:
     """The expression of an answer; with dollar signs math-verify takes the whole text as one."""
     return parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)
 
 
-_same(
+_is_same_answer(
     "1/2", r"\frac{1}{2}"
 )  # builds math-verify's tables now, not on the clock of the first answer

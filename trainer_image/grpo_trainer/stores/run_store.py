@@ -62,7 +62,7 @@ HEAD_TRIES = 100
 HeadChange = Callable[["Head"], "Head"]
 
 
-class Committed(Model):
+class CommittedCheckpoint(Model):
     """A checkpoint that counts."""
 
     attempt: Annotated[int, Field(ge=1)]
@@ -84,7 +84,7 @@ class Head(Model):
     """The newest attempt that claimed the run; it alone moves the head."""
     nonce: str = ""
     """Another one in every write, by which a writer knows its own."""
-    checkpoints: list[Committed] = []
+    checkpoints: list[CommittedCheckpoint] = []
     """Those that count, in the order in which they were committed."""
     export: Annotated[int, Field(ge=1)] | None = None
     """The attempt below whose folder the finished model is."""
@@ -112,17 +112,17 @@ def require_conditions(store: "Store", folder: str) -> None:
     try:
         store.put_if_unchanged(key, b"first", None)
         if store.put_if_unchanged(key, b"second", None):
-            raise _useless(store, "If-None-Match: *", "twice for one object")
+            raise _no_conditions_error(store, "If-None-Match: *", "twice for one object")
         stored = store.get(key)
         stale = stored[1] if stored else None
         store.put_if_unchanged(key, b"third", stale)
         if store.put_if_unchanged(key, b"fourth", stale):
-            raise _useless(store, "If-Match", "with the ETag of an earlier version")
+            raise _no_conditions_error(store, "If-Match", "with the ETag of an earlier version")
     finally:
         store.delete([key])
 
 
-def _useless(store: "Store", condition: str, how: str) -> BaseException:
+def _no_conditions_error(store: "Store", condition: str, how: str) -> BaseException:
     return BadInput(
         f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep "
         "conditions and can't tell the newest attempt from an old one. Use a store with "
@@ -154,7 +154,7 @@ class StoredRun:
         stored = self.store.get(HEAD)
         return _parsed_head(self.store, stored[0]) if stored else None
 
-    def manifest(self, checkpoint: Committed) -> bytes | None:
+    def manifest(self, checkpoint: CommittedCheckpoint) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
         stored = self.store.get(f"{checkpoint_key(checkpoint.attempt, checkpoint.step)}/{MANIFEST}")
         if stored is None:
@@ -213,10 +213,10 @@ class RunStore(StoredRun):
             BadInput, Preempted, StoreFailed: as claim.
         """
 
-        def taken(head: Head) -> Head:
+        def with_attempt(head: Head) -> Head:
             return head.model_copy(update={"attempt": self.attempt})
 
-        return self._move_head(taken, Head(uid=self.uid, attempt=self.attempt))
+        return self._move_head(with_attempt, Head(uid=self.uid, attempt=self.attempt))
 
     def commit(self, step: int, manifest: bytes, time: float) -> None:
         """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
@@ -227,7 +227,7 @@ class RunStore(StoredRun):
         """
         self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
         digest = hashlib.sha256(manifest).hexdigest()
-        new_checkpoint = Committed(
+        new_checkpoint = CommittedCheckpoint(
             attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time)
         )
 
@@ -249,7 +249,7 @@ class RunStore(StoredRun):
             raise
         self._tidy(stands)
 
-    def withdraw(self, dropped: list[Committed]) -> None:
+    def withdraw(self, dropped: list[CommittedCheckpoint]) -> None:
         """Make checkpoints count no more.
 
         Raises:

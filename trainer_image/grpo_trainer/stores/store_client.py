@@ -124,10 +124,10 @@ class Store:
     def put_file(self, key: str, path: Path) -> None:
         """Write a file as one object, a large one in several requests."""
 
-        def put() -> None:
+        def upload_file() -> None:
             obstore.put(self._backend, key, path, chunk_size=PART_BYTES, max_concurrency=4)
 
-        self._ask(f"put {key}", put)
+        self._ask(f"put {key}", upload_file)
 
     def put_if_unchanged(self, key: str, data: bytes, version: Version | None) -> bool:
         """Write an object if it still has `version`, or does not exist if that is None; return
@@ -136,23 +136,23 @@ class Store:
         False may also mean that an earlier try of this write succeeded and its answer was lost.
         """
 
-        def put() -> bool:
+        def put_matching() -> bool:
             try:
                 obstore.put(self._backend, key, data, mode=version or "create", use_multipart=False)  # type: ignore[arg-type]
             except (AlreadyExistsError, PreconditionError):
                 return False
             return True
 
-        return self._ask(f"put {key} if it is unchanged", put)
+        return self._ask(f"put {key} if it is unchanged", put_matching)
 
     def object_sizes(self, folder: str = "") -> dict[str, int]:
         """Keys of all objects of a folder, with their sizes in bytes."""
 
-        def found() -> dict[str, int]:
+        def list_sizes() -> dict[str, int]:
             pages = obstore.list(self._backend, folder or None, chunk_size=1000)
             return {entry["path"]: entry["size"] for page in pages for entry in page}
 
-        return self._ask(f"list {folder}", found)
+        return self._ask(f"list {folder}", list_sizes)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; one that is gone already is no matter."""
@@ -187,9 +187,9 @@ class Store:
                     self._on_answer()
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
-                        f"with: {_words(error)}"
+                        f"with: {_error_message(error)}"
                     ) from error
-                log.warning(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s")
+                log.warning(f"{self.url}: {what}: {_error_message(error)}; again in {pause:.0f} s")
                 problem = connection_problem(error, self.url)
             else:
                 with self._lock:
@@ -209,8 +209,9 @@ class Store:
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
         if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
             raise Denied(
-                f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, "
-                "the region and the rights of the credentials (docs/how-to/models/object-stores.md)"
+                f"{self.url}: {what} is refused: {_error_message(error)}. Check the bucket, the "
+                "endpoint, the region and the rights of the credentials "
+                "(docs/how-to/models/object-stores.md)"
             ) from error
         if not isinstance(error, GenericError | JoinError | OSError):
             raise error
@@ -221,7 +222,7 @@ def _version(meta: Mapping[str, Any]) -> Version:
     return {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]}
 
 
-def _words(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """The first line of what the client says, which goes on with its own source files."""
     return str(error).strip().partition("\n")[0][:500]
 
@@ -257,18 +258,19 @@ def open_store(
             config=config,  # type: ignore[call-overload]  # its type lists every key of every store
             client_options={
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "allow_http": _plain(spec),
+                "allow_http": _is_plain_http(spec),
             },
             retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
         )
     except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
         raise BadInput(
             f"the object store {spec.url} can't be opened with the settings "
-            f"{', '.join(sorted(config))}: {_words(error)} (docs/how-to/models/object-stores.md)"
+            f"{', '.join(sorted(config))}: {_error_message(error)} "
+            "(docs/how-to/models/object-stores.md)"
         ) from error
     return Store(url, backend, on_answer, clock=clock)
 
 
-def _plain(spec: ObjectStoreSpec) -> bool:
+def _is_plain_http(spec: ObjectStoreSpec) -> bool:
     """Whether the user asked for a connection without TLS."""
     return (spec.endpoint or "").startswith("http://")

@@ -43,7 +43,7 @@ class PhaseClock:
         self._last = ended or self._last
         if ended in self.seconds:
             self.seconds[ended] += now - self._since
-        if _on_gpu():
+        if _has_cuda_context():
             if ended is not None:
                 self.peaks[ended] = max(self.peaks[ended], torch.cuda.max_memory_allocated())
             self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
@@ -66,7 +66,7 @@ class PhaseClock:
     def record_shortage(self) -> tuple[str, int]:
         """Remember that device memory did not suffice for what runs now: the innermost phase, which
         says so first."""
-        peak = torch.cuda.max_memory_allocated() if _on_gpu() else 0
+        peak = torch.cuda.max_memory_allocated() if _has_cuda_context() else 0
         if not self.shortage:
             phase = self._current or self._last
             self.shortage = phase, peak
@@ -82,11 +82,11 @@ class PhaseClock:
 def device_bytes() -> int:
     """Bytes in use of this process's GPU: allocator, context and communicators of all who use it; 0
     on CPUs."""
-    if not _on_gpu():
+    if not _has_cuda_context():
         return 0
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
 
 
-def _on_gpu() -> bool:
+def _has_cuda_context() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch 2.15

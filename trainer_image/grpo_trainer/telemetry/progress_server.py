@@ -60,7 +60,7 @@ class ProgressCollector:
     def collect(self) -> Iterable[Family]:
         """The samples of one scrape."""
         progress = self._read_progress()
-        for metric, value in _single(progress):
+        for metric, value in _single_values(progress):
             if value is not None:
                 yield _family(metric, {(): value})
         for metric, values in self._limits.items():
@@ -81,7 +81,7 @@ class ProgressCollector:
         yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
 
 
-def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
+def _single_values(progress: Progress) -> Iterator[tuple[Metric, Value]]:
     """The families of one value each."""
     yield catalogue.STEP, progress.step
     yield catalogue.TOTAL_STEPS, progress.total_steps
@@ -176,7 +176,7 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     except OSError as error:
         log.warning(f"telemetry is off: {address} can't be bound: {error}")
         return
-    server = _on(bound, _handler(pages))
+    server = _server_on_socket(bound, _handler(pages))
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
 
 
@@ -193,7 +193,9 @@ def _progress(recorder: Recorder, query: str) -> Progress:
     return recorder.progress.model_copy(update={"steps": recorder.step_times(int(traced_steps))})
 
 
-def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _server_on_socket(
+    bound: socket.socket, handler: type[BaseHTTPRequestHandler]
+) -> ThreadingHTTPServer:
     """A server on a socket that listens already; its own would know one address family."""
     server = ThreadingHTTPServer(bound.getsockname()[:2], handler, bind_and_activate=False)
     server.socket.close()

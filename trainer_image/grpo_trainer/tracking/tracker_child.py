@@ -73,7 +73,7 @@ def _serve(parent: Connection) -> None:
     try:
         run = open_run(request, token)
     except Exception as error:
-        _send(parent, {"problem": _described(error, token)})
+        _send(parent, {"problem": _error_message(error, token)})
         return
     # Not before: on busy cores the imports would take a minute. A run that is preempted soon after
     # its begin waits 10 s for its trackers, and its rows would be lost.
@@ -92,12 +92,12 @@ def _serve(parent: Connection) -> None:
                 run.log(message["step"], message["logs"])
         except Exception as error:
             kind = "problem" if "end" in message else "refused"
-            _send(parent, {kind: _described(error, token)})
+            _send(parent, {kind: _error_message(error, token)})
         else:
             _send(parent, {})
 
 
-def _described(error: Exception, token: str) -> str:
+def _error_message(error: Exception, token: str) -> str:
     """The error in one line, without the token and without credentials of a URL."""
     text = f"{type(error).__name__}: {error}"
     if token:

@@ -257,13 +257,13 @@ def build(
     run_identity = identity(plan, prompts.fingerprint)
     cadence = Cadence.from_plan(plan.execution, plan.training, len(prompts.rows))
 
-    def outdated(manifest: Manifest) -> bool:
+    def is_outdated(manifest: Manifest) -> bool:
         return cadence.is_outdated(manifest.step, manifest.skipped, plan.skipped)
 
     target, source = _open_places(plan, recorder)
     with recorder.measure_part("verify"):
-        beginning = begin(target, source, run_identity, plan.execution.method, outdated)
-    skipped = _skipped(plan.skipped, beginning.checkpoint)
+        beginning = begin(target, source, run_identity, plan.execution.method, is_outdated)
+    skipped = _all_skipped_spans(plan.skipped, beginning.checkpoint)
     preemption = Preemption(plan.grace_period_seconds, can_save=target is not None)
     observer.clock.on_phase_change = recorder.enter_phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
@@ -395,7 +395,9 @@ def _open_places(
     )
 
 
-def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
+def _all_skipped_spans(
+    skipped: Sequence[Generations], checkpoint: Path | None
+) -> Sequence[Generations]:
     """What the plan leaves out, and what the run had left out whose checkpoint this one
     continues."""
     inherited_spans = read_manifest(checkpoint).skipped if checkpoint else []

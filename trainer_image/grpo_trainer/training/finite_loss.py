@@ -102,13 +102,15 @@ class FiniteLossTrainer(WritingTrainer):
                 del values[before.get(key, 0) :]
             for name, value in entropy_control.items():
                 setattr(self, name, value)
-            inputs, limited_tokens = self._limited(model, inputs)
+            inputs, limited_tokens = self._limit_reference(model, inputs)
             loss = super()._compute_loss(model, inputs)
             require_finite_kl(metrics["kl"][-1], self.state.global_step + 1)
         metrics[KL_OVERFLOW_METRIC].append(limited_tokens)
         return loss
 
-    def _limited(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    def _limit_reference(
+        self, model: nn.Module, inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], float]:
         """The inputs with limited reference log-probabilities, and how many tokens of all ranks
         that changed."""
         tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)

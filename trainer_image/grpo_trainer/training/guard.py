@@ -266,7 +266,7 @@ class EngineGuard:
         self._judged_generation = generation
         lengths = metrics.get(COMPLETION_LENGTH.trl) or [1.0]
         tokens = self._canary_tokens or self._completions * lengths[-1]
-        difference = self._difference_with(means[-1], tokens)
+        difference = self._recent_mean_with(means[-1], tokens)
         if self._limit is None:
             self._warn(difference, step)
         elif not difference <= self._limit:
@@ -279,7 +279,7 @@ class EngineGuard:
                 "generation.engine to Transformers, or raise the limit"
             )
 
-    def _difference_with(self, mean: float, tokens: float) -> float:
+    def _recent_mean_with(self, mean: float, tokens: float) -> float:
         """Mean difference per token of the newest generations, with one more."""
         self._recent.append((mean * tokens, tokens))
         while sum(count for _, count in self._recent) - self._recent[0][1] >= LEAST_TOKENS:

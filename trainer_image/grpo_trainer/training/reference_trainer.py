@@ -135,7 +135,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             self.prove("policy", self.model)
         # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
         if loaded.adapter:
-            self._begin_with(loaded.adapter)
+            self._load_exported_adapter(loaded.adapter)
         self.add_callback(ReferenceCallback(self, strategy))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
@@ -157,7 +157,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         with open_weights(self.source.folder) as files:
             self.proofs.append(prove_weights(model, files, what))
 
-    def _begin_with(self, adapter: Path) -> None:
+    def _load_exported_adapter(self, adapter: Path) -> None:
         """Loads an exported adapter and proves it. Only the policy has it: the reference stays the
         bare base."""
         load_adapter(self.model, adapter, self.source)

@@ -25,7 +25,7 @@ from grpo_api.text.timing import Beginning
 
 from ..checkpoints.checkpoint_target import CheckpointTarget
 from ..checkpoints.export import describe_export, export_model
-from ..checkpoints.provenance import Finished, write_provenance
+from ..checkpoints.provenance import ProvenanceFacts, write_provenance
 from ..checkpoints.volume_checkpoints import describe_checkpoint, read_manifest, sealed_at
 from ..gang import rank0_task, rendezvous
 from ..hub.model_card import HERE, TrainedModel, write_card
@@ -124,7 +124,7 @@ def _run(
     except Diverged as error:
         if not isinstance(error, DivergedKL):
             recorder.record_nonfinite_step(error.step)
-        raise _explained(error, built) from error
+        raise _explain_divergence(error, built) from error
     finally:
         built.rewards.close()
         if built.target and recorder.place.is_main:
@@ -145,7 +145,7 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     recorder.checkpoint_step = step
     if recorder.place.is_main:
         saved_at = sealed_at(checkpoint) if checkpoint else 0.0
-        recorder.record_resume(step, saved_at, _began_at(run), own_checkpoint)
+        recorder.record_resume(step, saved_at, _resumed_beginning(run), own_checkpoint)
         left_out = [(span.first, span.last) for span in run.trainer.skipped]
         log_numbers(
             f"attempt {attempt} begins after step {step}",
@@ -156,7 +156,7 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
         )
 
 
-def _began_at(run: Run) -> Beginning:
+def _resumed_beginning(run: Run) -> Beginning:
     """Which attempt's time this one goes on from; another run's is no time of this job."""
     checkpoint = run.beginning.checkpoint
     if checkpoint is None or not run.is_own(checkpoint):
@@ -165,7 +165,7 @@ def _began_at(run: Run) -> Beginning:
     return Beginning(attempt=manifest.attempt, clock=manifest.clock)
 
 
-def _explained(error: Diverged, run: Run) -> Diverged:
+def _explain_divergence(error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged
     on."""
     explained = type(error)(f"{error}. {_last_good(run)}", error.step)
@@ -201,7 +201,7 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
             f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands"
         )
     recorder.enter_stage("Exporting")
-    write_model_card = partial(write_card, _trained(plan, run, recorder))
+    write_model_card = partial(write_card, _trained_model(plan, run, recorder))
 
     def describe(folder: Path) -> None:
         write_model_card(folder)
@@ -210,7 +210,7 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
             # Prompts are the user's data: they don't leave for a hub.
             run.history.save_samples(folder)
 
-    attest = partial(write_provenance, _finished(plan, run, recorder))
+    attest = partial(write_provenance, _provenance_facts(plan, run, recorder))
     folder = export_model(
         plan, run.target, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, report_bytes=lambda _: recorder.record_event(),
@@ -218,12 +218,14 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
     where = "spec.export keeps no model"
     if folder:
         hub = plan.export.hub if plan.export else None
-        where = _place(plan.model.name, hub, run.target, folder, recorder=recorder, clock=clock)
+        where = _deliver_export(
+            plan.model.name, hub, run.target, folder, recorder=recorder, clock=clock
+        )
     rendezvous.leave_gang()
     return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
 
 
-def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
+def _trained_model(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
     """The facts about the model for its card. If an attempt finds all steps done, the last step's
     numbers come from the checkpoint."""
     state = run.trainer.state
@@ -240,7 +242,7 @@ def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
     )
 
 
-def _place(
+def _deliver_export(
     base: str,
     hub: HubExportSpec | None,
     target: CheckpointTarget | None,
@@ -261,7 +263,7 @@ def _place(
     url = target.send_export(folder) if target else None
     local_copy = str(folder) if target else ""
     durable_copy = url or local_copy
-    address = _pushed(base, folder, hub, durable_copy, recorder, clock=clock) if hub else ""
+    address = _push_to_hub(base, folder, hub, durable_copy, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = describe_export(folder, url)
         recorder.export = (
@@ -270,7 +272,7 @@ def _place(
     return "the model is in " + " and in ".join(filter(None, (address, durable_copy)))
 
 
-def _pushed(
+def _push_to_hub(
     base: str,
     folder: Path,
     hub: HubExportSpec,
@@ -308,9 +310,9 @@ def _pushed(
     return f"hf://{hub.repository}@{commit}"
 
 
-def _finished(plan: TrainingPlan, run: Run, recorder: Recorder) -> Finished:
+def _provenance_facts(plan: TrainingPlan, run: Run, recorder: Recorder) -> ProvenanceFacts:
     """What the run's provenance is made of."""
-    return Finished(
+    return ProvenanceFacts(
         plan=plan,
         source=run.trainer.source,
         proofs=run.trainer.proofs,

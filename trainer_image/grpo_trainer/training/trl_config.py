@@ -32,7 +32,11 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     training, execution = plan.training, plan.execution
     arguments = {name: getattr(training, name) for name in SAME_NAME}
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
-    arguments |= _precision(execution, plan.adapter) | _saving(execution, folder) | _telling()
+    arguments |= (
+        _precision_arguments(execution, plan.adapter)
+        | _saving_arguments(execution, folder)
+        | _logging_arguments()
+    )
     arguments["per_device_train_batch_size"] = execution.micro_batch
     arguments["gradient_accumulation_steps"] = execution.gradient_accumulation
     arguments["steps_per_generation"] = execution.steps_per_generation
@@ -78,7 +82,7 @@ def uses_deepspeed(execution: ExecutionPlan) -> bool:
     return execution.zero_stage > 0
 
 
-def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]:
+def _precision_arguments(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]:
     """bf16 asks for autocast, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
     Dropout is off (see models.without_dropout), but for the one before the adapter where
@@ -96,7 +100,7 @@ def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]
     }
 
 
-def _saving(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
+def _saving_arguments(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
     """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks
     wrote the new one."""
     output = folder or Path(SCRATCH) / "grpo-output"
@@ -108,7 +112,7 @@ def _saving(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
     }
 
 
-def _telling() -> dict[str, Any]:
+def _logging_arguments() -> dict[str, Any]:
     """Log every step, unfiltered: the filter would show a NaN loss as 0.0 (transformers'
     logging_nan_inf_filter)."""
     return {
@@ -119,7 +123,7 @@ def _telling() -> dict[str, Any]:
     }
 
 
-def _gathering(execution: ExecutionPlan) -> dict[str, Any]:
+def _gathering_arguments(execution: ExecutionPlan) -> dict[str, Any]:
     """When ZeRO-3 gathers and lets go of a parameter.
 
     Where the model may not be whole during generation, a module's parameters are gathered for its
@@ -144,7 +148,7 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
         "reduce_bucket_size": "auto",
     }
     if execution.zero_stage == 3:
-        zero |= _gathering(execution) | {
+        zero |= _gathering_arguments(execution) | {
             "stage3_param_persistence_threshold": "auto",
             "stage3_gather_16bit_weights_on_model_save": True,
         }

@@ -86,7 +86,7 @@ def open_weights(folder: Path) -> WeightFiles:
         BadInput: no safetensors, a shard of the index is missing, or a file is truncated or no
             safetensors.
     """
-    files = _listed(folder)
+    files = _weight_files(folder)
     if not files:
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         raise BadInput(f"model folder {folder} {no_weights_message(names)}")
@@ -104,7 +104,7 @@ def no_weights_message(names: Iterable[str]) -> str:
     )
 
 
-def _listed(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     """The weight files that a folder should have; a whole file comes before an index, as in
     from_pretrained."""
     whole, adapter = folder / WHOLE, folder / ADAPTER

@@ -54,11 +54,11 @@ def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
     Raises:
         BadInput: it can't be read, or is one of another base, rank, alpha, other modules or shapes.
     """
-    tensors = ranks.run_on_all(lambda: _fitting(model, folder, source))
+    tensors = ranks.run_on_all(lambda: _matching_tensors(model, folder, source))
     set_peft_model_state_dict(model, tensors)
 
 
-def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.Tensor]:
+def _matching_tensors(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.Tensor]:
     """The adapter's tensors by PEFT's key."""
     wanted: dict[str, tuple[int, ...]] = {}
     for name, parameter in parameters.parameters_by_name(model).items():

@@ -57,10 +57,10 @@ def locate_model(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
     """
     folder = Path(repository.name)
     if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
-        commit = ranks.run_on_all(lambda: _mounted(repository))
+        commit = ranks.run_on_all(lambda: _check_folder(repository))
     else:
         folder, commit = hub.snapshot(repository, _download)
-    return ranks.run_on_all(lambda: _checked(Source(repository.name, folder, commit, dtype)))
+    return ranks.run_on_all(lambda: _check_weights(Source(repository.name, folder, commit, dtype)))
 
 
 def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
@@ -72,7 +72,9 @@ def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
         Transient: the hub can't be asked now, or there is no room.
     """
     if repository.folder is not None:
-        return _checked(Source(repository.name, repository.folder, _mounted(repository), dtype))
+        return _check_weights(
+            Source(repository.name, repository.folder, _check_folder(repository), dtype)
+        )
     folder, commit = hub.snapshot(repository, lambda fetch: fetch(CONFIG_FILES))
     names = listed_files(repository, commit)
     if names is not None and not {WHOLE, ADAPTER} & names:
@@ -88,7 +90,7 @@ def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
     return Source(repository.name, folder, commit, dtype)
 
 
-def _mounted(repository: Repository) -> str:
+def _check_folder(repository: Repository) -> str:
     """A folder has no commit; it has to be there."""
     if not Path(repository.name).is_dir():
         where = f"spec.{repository.path}"
@@ -107,7 +109,7 @@ def _download(fetch: Fetch) -> Path:
     return folder
 
 
-def _checked(source: Source) -> Source:
+def _check_weights(source: Source) -> Source:
     open_weights(source.folder)
     return source
 
@@ -179,12 +181,18 @@ def architecture_of_config(config: Any) -> Architecture | None:
 
     transformers has filled in what the file left out.
     """
-    if getattr(config, "text_config", None) is not None or not _alike(config):
+    if getattr(config, "text_config", None) is not None or not _has_equal_layers(config):
         return None
     try:
-        experts = int(_own(config, "num_local_experts") or _own(config, "num_experts") or 0)
+        experts = int(
+            _declared_setting(config, "num_local_experts")
+            or _declared_setting(config, "num_experts")
+            or 0
+        )
         heads = config.num_attention_heads
-        intermediate_size = _own(config, "moe_intermediate_size") or config.intermediate_size
+        intermediate_size = (
+            _declared_setting(config, "moe_intermediate_size") or config.intermediate_size
+        )
         key_value_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         experts_per_token = config.num_experts_per_tok if experts else 0
@@ -198,8 +206,8 @@ def architecture_of_config(config: Any) -> Architecture | None:
             head_dim=head_dim,
             vocab_size=config.vocab_size,
             tie_word_embeddings=bool(config.tie_word_embeddings),
-            attention_bias=bool(_own(config, "attention_bias")),
-            mlp_bias=bool(_own(config, "mlp_bias")),
+            attention_bias=bool(_declared_setting(config, "attention_bias")),
+            mlp_bias=bool(_declared_setting(config, "mlp_bias")),
             max_position_embeddings=position_count(config.to_dict()),
             experts=experts,
             experts_per_token=experts_per_token,
@@ -209,7 +217,7 @@ def architecture_of_config(config: Any) -> Architecture | None:
         return None
 
 
-def _alike(config: Any) -> bool:
+def _has_equal_layers(config: Any) -> bool:
     """Whether all layers have the same feed-forward part."""
     return (
         not getattr(config, "mlp_only_layers", None)
@@ -217,7 +225,7 @@ def _alike(config: Any) -> bool:
     )
 
 
-def _own(config: Any, name: str) -> Any:
+def _declared_setting(config: Any, name: str) -> Any:
     """A setting that the model's type has; a file may carry others' along. None where it has it
     not."""
     return getattr(config, name, None) if hasattr(type(config), name) else None

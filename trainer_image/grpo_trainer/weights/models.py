@@ -58,11 +58,13 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
     """
     names = adapter.target_modules
     if names != [ALL_LINEAR]:
-        problems = [f"[{position}]: {problem}" for position, problem in _problems(names, model)]
+        problems = [
+            f"[{position}]: {problem}" for position, problem in _target_problems(names, model)
+        ]
         if problems:
             raise BadInput(
                 f"spec.adapter.targetModules{'; '.join(problems)}. The model has "
-                f"{', '.join(_adaptable(model))}; "
+                f"{', '.join(_adaptable_modules(model))}; "
                 f"{ALL_LINEAR}, alone, means all linear layers but the head"
             )
     return LoraConfig(
@@ -74,7 +76,7 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
     )
 
 
-def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
+def _target_problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
     """Position and problem of each name that PEFT could not do what is meant by."""
     for position, name in enumerate(names):
         # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last
@@ -96,7 +98,7 @@ def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, s
             )
 
 
-def _adaptable(model: PreTrainedModel) -> list[str]:
+def _adaptable_modules(model: PreTrainedModel) -> list[str]:
     """Last parts of the names of the modules that can have an adapter, each once, in the model's
     order."""
     head = model.get_output_embeddings()

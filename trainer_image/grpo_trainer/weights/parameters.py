@@ -55,7 +55,7 @@ def is_partitioned(parameter: nn.Parameter) -> bool:
 def local_share(parameter: nn.Parameter) -> Iterator[Share]:
     """This rank's elements while inside, as with `gathered_share`: its partition under ZeRO-3, else
     all."""
-    yield _partition(parameter) if is_partitioned(parameter) else _all(parameter)
+    yield _partition(parameter) if is_partitioned(parameter) else _whole_share(parameter)
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def gathered_share(parameter: nn.Parameter) -> Iterator[Share]:
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([parameter]):
-            yield _all(parameter)
+            yield _whole_share(parameter)
     else:
-        yield _all(parameter)
+        yield _whole_share(parameter)
 
 
 def release(parameter: nn.Parameter) -> None:
@@ -100,7 +100,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _all(parameter: nn.Parameter) -> Share:
+def _whole_share(parameter: nn.Parameter) -> Share:
     return Share(parameter.detach().view(-1), 0, tuple(parameter.shape))
 
 

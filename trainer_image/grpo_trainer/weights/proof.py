@@ -162,12 +162,12 @@ def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
                 pair for pair in zip_longest(theirs, everyone[0]) if pair[0] != pair[1]
             )
             raise WeightsDiffer(
-                f"{what}: rank {number} finds {_described(mine)} in its files, rank 0 "
-                f"{_described(first)}; the ranks have different files"
+                f"{what}: rank {number} finds {_parameter_description(mine)} in its files, rank 0 "
+                f"{_parameter_description(first)}; the ranks have different files"
             )
 
 
-def _described(item: tuple[str, TensorKey] | None) -> str:
+def _parameter_description(item: tuple[str, TensorKey] | None) -> str:
     return f"parameter {item[0]} ({item[1].form})" if item else "no further parameter"
 
 
@@ -186,17 +186,20 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
             return
         try:
             pairs = (
-                _converted(parameter, share, files)
+                _converted_pairs(parameter, share, files)
                 if converted
-                else _sliced(parameter.key.name, share, files)
+                else _slice_pairs(parameter.key.name, share, files)
             )
-            if not all(_as_loaded(mine, theirs) for mine, theirs in pairs):
-                finding.different, finding.expected = name, _expected(parameter.key, share, files)
+            if not all(_is_as_loaded(mine, theirs) for mine, theirs in pairs):
+                finding.different, finding.expected = (
+                    name,
+                    _expected_text(parameter.key, share, files),
+                )
         except (SafetensorError, OSError, KeyError) as error:
             finding.different, finding.expected = name, f"can't be read ({error!r})"
 
 
-def _sliced(
+def _slice_pairs(
     key: str, share: Share, files: WeightFiles
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of this rank's elements and the file's, a chunk at a time."""
@@ -205,7 +208,7 @@ def _sliced(
         yield mine, files.read(key, share.start + start, share.start + start + mine.numel())
 
 
-def _converted(
+def _converted_pairs(
     parameter: _Parameter, share: Share, files: WeightFiles
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of the whole parameter in the file's form and the file's tensors."""
@@ -216,12 +219,12 @@ def _converted(
         yield tensor.reshape(-1), files.read(key, 0, tensor.numel())
 
 
-def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def _is_as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether the file's elements, cast to the model's dtype as loading does, are the same bits."""
     return is_bitwise_equal(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
-def _expected(key: TensorKey, share: Share, files: WeightFiles) -> str:
+def _expected_text(key: TensorKey, share: Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
     return (

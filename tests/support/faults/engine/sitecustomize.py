@@ -57,7 +57,7 @@ class Strike(MetaPathFinder):
 
 def strike(module: Any, fault: str) -> None:
     """Replaces how the module starts its engine."""
-    start = module._started
+    start = module._start_engine
 
     def started(setup: Any) -> Any:
         if fault in ERRORS:
@@ -75,7 +75,7 @@ def strike(module: Any, fault: str) -> None:
             llm.generate = wrong(llm.generate, NUMBERS[fault])
         return llm
 
-    module._started = started
+    module._start_engine = started
 
 
 def raising(error: Exception) -> Any:
