@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
+from yarl import URL
 
 from .objects.errors import ConfigurationError
 from .pacing import doubled_pause
@@ -145,6 +146,9 @@ def open_session(
     """
 
     async def authorize(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        # A proxy may redirect to a login page elsewhere, which must not get the token, nor answer.
+        if request.url.origin() != URL(configuration.host).origin():
+            raise aiohttp.ClientConnectionError(f"redirected to {request.url.origin()}")
         request.headers.update(await authorization(configuration))
         return await send(request)
 

@@ -123,6 +123,25 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
             await watched(client)
 
 
+async def test_a_redirect_gets_neither_the_token_nor_a_say() -> None:
+    tokens = list[str | None]()
+
+    async def login(request: web.Request) -> web.Response:
+        tokens.append(request.headers.get("Authorization"))
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "7"}})
+
+    async with serving(login) as login_url:
+
+        async def proxy(_: web.Request) -> web.Response:
+            return web.Response(status=302, headers={"Location": login_url})
+
+        async with talking(proxy) as (client, _):
+            for ask in (list_and_parse(client, ALL_PODS, dict), watched(client)):
+                with pytest.raises(Unavailable, match=f"redirected to {login_url}"):
+                    await ask
+    assert tokens == []
+
+
 async def test_an_answer_without_json_is_quoted() -> None:
     async def confused(_: web.Request) -> web.Response:
         return web.Response(status=400, text="<html>proxy</html>")
