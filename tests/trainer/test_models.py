@@ -43,6 +43,27 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
         load_model(runs.plan(model))
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"num_attention_heads": "two"}, "num_attention_heads"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": 7}, r"weights of other shapes .*, the first is .*, not \(7, "),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_rejected(
+    model: Path, change: dict[str, object], problem: str
+) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    source = Source("own", model, "", "float32")
+    with pytest.raises(BadInput, match=problem):
+        load_causal(source, remote_code=False)
+    if "vocab_size" not in change:
+        with pytest.raises(BadInput, match=rf"config\.json .* can't be used: .*{problem}"):
+            _load_config(source, remote_code=False)
+
+
 def test_a_model_whose_code_needs_a_package_that_is_not_there_is_rejected(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

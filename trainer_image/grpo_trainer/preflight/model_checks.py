@@ -101,11 +101,12 @@ def _read_config(source: Source) -> dict[str, Any]:
 
 def _load_config(source: Source, *, remote_code: bool) -> Any:
     """The configuration as transformers reads it."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
         raise BadInput(
             f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
             "transformers knows, or set spec.model.trustRemoteCode"

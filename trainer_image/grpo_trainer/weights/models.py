@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, PeftConfig
 from torch import nn
 from transformers import (
@@ -218,11 +219,20 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             dtype=getattr(torch, source.dtype),
             trust_remote_code=remote_code,
             output_loading_info=True,
+            # The report names them; transformers' own error says no name.
+            ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
         raise BadInput(
             f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
         ) from error
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, configured = mismatched[0]
+        raise BadInput(
+            f"model {source.name} has {len(mismatched)} weights of other shapes than its "
+            f"config.json says, the first is {name}: {tuple(stored)}, not {tuple(configured)}; "
+            "save it again with save_pretrained"
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise BadInput(
