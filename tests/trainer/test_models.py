@@ -97,7 +97,6 @@ def adapter_plan(model: Path, *names: str) -> TrainingPlan:
             ["q_proj", "k_prj", "x"],
             r"\[1\]: no module is called 'k_prj'; \[2\]: no module is called 'x'",
         ),
-        (["all-linear", "q_proj"], r"\[0\]: no module is called 'all-linear'"),
         (
             ["q_proj", "mlp"],
             r"\[1\]: 'mlp' is a Qwen2MLP, which has parts but no weights of its own",

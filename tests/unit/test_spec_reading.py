@@ -237,6 +237,10 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
          "Auto, Enabled, Disabled; did you mean Enabled? (got true)"),
         ({"checkpoint.volumeClaimTemplate": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}},
          "checkpoint.volumeClaimTemplate.accessModes: unknown field; did you mean accessMode?"),
+        ({"rewards.0.python.kwargs": {"a": 2}}, "rewards[0].python.kwargs: unknown field; bind a "
+         "reward's arguments in its file, as by functools.partial, and name the result"),
+        ({"adapter.targetModules": ["q_proj", "all-linear"]}, "adapter.targetModules: all-linear "
+         'stands alone and means all linear layers but the head (got ["q_proj", "all-linear"])'),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),
     ],

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_snake
 from .trl_places import CLI_PLACES, PLACES
 
 _CLAIMS = frozenset({"pvc", "claim", "claim_name", "persistent_volume_claim"})
+_ARGUMENTS = frozenset({"args", "arguments", "config", "kwargs", "parameters", "params"})
 OTHER_NAMES = {
     "lora": "adapter",
     "peft": "adapter",
@@ -67,6 +68,8 @@ def other_name_hint(location: Sequence[int | str]) -> str:
         Half a sentence; empty where the name is no known one.
     """
     *parents, field = location
+    if parents[-1:] == ["python"] and field in _ARGUMENTS:
+        return "bind a reward's arguments in its file, as by functools.partial, and name the result"
     if len(parents) > 1:
         return ""
     name = _SPELLINGS.get(_letters(str(field)), to_snake(str(field)))

@@ -7,7 +7,7 @@ the field says why.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule
 from .keyword_arguments import (
@@ -405,6 +405,12 @@ def _rate_has_an_adapter(adapter: "AdapterSpec") -> bool:
     return adapter.use != "Never" or adapter.learning_rate is None
 
 
+def _with_all_linear_alone(names: list[str]) -> list[str]:
+    if len(names) > 1 and "all-linear" in names:
+        raise ValueError("all-linear stands alone and means all linear layers but the head")
+    return names
+
+
 class AdapterSpec(Model):
     """LoRA: the user's consent, and its shape."""
 
@@ -431,6 +437,7 @@ class AdapterSpec(Model):
     target_modules: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=256)]],
         Field(min_length=1, max_length=64, json_schema_extra=ATOMIC_LIST),
+        AfterValidator(_with_all_linear_alone),
     ] = ["all-linear"]
     """Modules that get an adapter. Unset: `all-linear`."""
     merge_on_export: bool = False
