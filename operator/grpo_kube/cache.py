@@ -90,9 +90,9 @@ class Cache(Generic[R]):
         act on them."""
         return self._quarantined
 
-    def read(self, item: Any) -> R | None:
+    def parse_item(self, item: Any) -> R | None:
         """The record of an object; None for one that can't be read, which is set aside."""
-        record = self._quarantine.read(self.resource.plural, self._parse, item)
+        record = self._quarantine.parse_object(self.resource.plural, self._parse, item)
         if record is not None:
             self._quarantine.forget(self.resource.plural, record.key)
         return record
@@ -113,7 +113,7 @@ class Cache(Generic[R]):
         # an event can arrive after the answer to that write of ours, or to a later one
         if cached_record and cached_record.uid == uid and cached_record.version >= version > 0:
             return cached_record
-        record = self.read(item)
+        record = self.parse_item(item)
         if record is None:
             self._quarantine_item(item)
         else:
@@ -153,14 +153,14 @@ class Cache(Generic[R]):
         cached_record = self._items.get(key)
         if cached_record:
             self._remove(cached_record)
-        if salvaged := self._salvaged(item) or cached_record:
+        if salvaged := self._salvage_record(item) or cached_record:
             self._quarantined[key] = salvaged
         return cached_record
 
-    def _salvaged(self, item: Any) -> R | None:
+    def _salvage_record(self, item: Any) -> R | None:
         try:
             return self._salvage(item) if self._salvage else None
-        # as in Quarantine.read: whatever is wrong with it
+        # as in Quarantine.parse_object: whatever is wrong with it
         except Exception:
             return None
 
@@ -236,7 +236,7 @@ class Relist(Generic[R]):
         ) or removed_version >= version:
             self._listed.add(key)
             return
-        record = cache.read(item)
+        record = cache.parse_item(item)
         if record is None:
             self._unreadable.add(key)
             if dropped := cache._quarantine_item(item):

@@ -259,7 +259,7 @@ class HttpCluster:
             total=None, sock_connect=REQUEST_SECONDS, sock_read=SILENCE_SECONDS
         )
         try:
-            async with self._open.get(path, params=query, timeout=timeout) as answer:
+            async with self._active_session.get(path, params=query, timeout=timeout) as answer:
                 self._count("WATCH", selection.resource.plural, answer.status)
                 if answer.status >= 400:
                     raise self._error("WATCH", path, answer.status, await answer.read())
@@ -335,7 +335,7 @@ class HttpCluster:
         return resource.plural in _names(resource.base, response, "resources")
 
     @property
-    def _open(self) -> aiohttp.ClientSession:
+    def _active_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("HttpCluster is used outside its `async with`")
         return self._session
@@ -357,16 +357,16 @@ class HttpCluster:
         # what is there.
         for attempt in range(1, self._tries + 1):
             try:
-                return await self._once(
+                return await self._send_once(
                     verb, resource, path, body=body, query=query, seconds=seconds or self._seconds
                 )
             except Unavailable as error:
                 if attempt == self._tries:
                     raise
-                await asyncio.sleep(_pause(attempt, error))
+                await asyncio.sleep(_retry_delay(attempt, error))
         raise AssertionError("the last try returns or raises")
 
-    async def _once(
+    async def _send_once(
         self,
         verb: str,
         resource: Resource,
@@ -387,7 +387,7 @@ class HttpCluster:
             seconds = min(seconds, self._gate())
         method, timeout = "GET" if verb == "LIST" else verb, aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._open.request(
+            async with self._active_session.request(
                 method, path, params=query, data=data, headers=headers, timeout=timeout
             ) as answer:
                 text = await answer.read()
@@ -447,7 +447,7 @@ class HttpCluster:
         return _KINDS.get(code, Denied)(message, code)
 
 
-def _pause(attempt: int, error: Unavailable) -> float:
+def _retry_delay(attempt: int, error: Unavailable) -> float:
     """Seconds before the next try: what the server asks for, at most 5, else doubling with
     jitter."""
     return min(5.0, error.retry_after or 0.2 * 2.0**attempt * random.uniform(0.5, 1.0))

@@ -81,9 +81,9 @@ class EventRecorder:
             log.warning("%s: event %s dropped, %d are waiting", key, body["reason"], BACKLOG)
         else:
             self._left -= 1
-            self._put(key, _Waiting(body, asyncio.get_running_loop().time()))
+            self._enqueue_event(key, _Waiting(body, asyncio.get_running_loop().time()))
 
-    def _put(self, key: ObjectKey, event: _Waiting) -> None:
+    def _enqueue_event(self, key: ObjectKey, event: _Waiting) -> None:
         if key not in self._waiting:
             self._waiting[key] = deque()
             self._ready.put_nowait(key)
@@ -102,14 +102,14 @@ class EventRecorder:
             # The job's queue stays in `_waiting` while its event is sent, so that no other sender
             # takes its next one.
             await self._let_work_go_first(waiting[0].since)
-            await self._send(waiting.popleft().body)
+            await self._send_event(waiting.popleft().body)
             self._left += 1
             if waiting:
                 self._ready.put_nowait(key)
             else:
                 del self._waiting[key]
 
-    async def _send(self, body: Object) -> None:
+    async def _send_event(self, body: Object) -> None:
         try:
             await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
         except AlreadyExists:

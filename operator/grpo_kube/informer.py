@@ -96,7 +96,7 @@ class Informer(Generic[R]):
                 self._selection.resource.plural,
                 new_ghosts,
             )
-        self._served()
+        self._mark_served()
         return version
 
     async def relist_forever(self) -> None:
@@ -130,7 +130,7 @@ class Informer(Generic[R]):
                 while (seconds_left := due - clock()) > 0:
                     version = await self._watch(version, seconds_left)
             except ClusterError as error:
-                await self._failed(error)
+                await self._handle_failure(error)
 
     async def list_until_served(self) -> int:
         """Takes a full LIST in, however often it takes; returns its resourceVersion."""
@@ -145,7 +145,7 @@ class Informer(Generic[R]):
             try:
                 return await self.list()
             except ClusterError as error:
-                await self._failed(error)
+                await self._handle_failure(error)
                 if self.not_served:
                     return None
 
@@ -158,13 +158,13 @@ class Informer(Generic[R]):
                 self.heard_at = asyncio.get_running_loop().time()
                 self._backoff.reset()
                 if kind != "BOOKMARK":
-                    self._changed(self._take(kind, item))
+                    self._changed(self._apply_event(kind, item))
         # The next watch goes on from the last version; after any other error a LIST comes first.
         except Unavailable as error:
-            await self._failed(error)
+            await self._handle_failure(error)
         return version
 
-    def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
+    def _apply_event(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
             deleted_record = self._cache.discard(identity(item), *version_of(item))
             return (self._cache.index(deleted_record),) if deleted_record else ()
@@ -178,14 +178,14 @@ class Informer(Generic[R]):
             return ()
         return tuple({self._cache.index(known) for known in (before, record) if known})
 
-    def _served(self) -> None:
+    def _mark_served(self) -> None:
         if self.not_served:
             log.info("%s are served again", self._selection)
         self.not_served, self.forbidden = "", False
         self.heard_at = asyncio.get_running_loop().time()
         self.settled.set()
 
-    async def _failed(self, error: ClusterError) -> None:
+    async def _handle_failure(self, error: ClusterError) -> None:
         """Says so and waits. A refusal may last: it settles the informer, so that nobody else waits
         for it."""
         if isinstance(error, Denied | NotFound):

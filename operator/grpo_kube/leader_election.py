@@ -294,22 +294,22 @@ class Elector:
         Raises:
             LeadershipLost: another may lead by now.
         """
-        await self._look()
+        await self._read_lease()
         while True:
             step = self._leadership.step(self._clock())
             if step.turn is Turn.LOST:
                 raise LeadershipLost(f"Lease {self._lease}: {step.why}")
             if step.turn is not Turn.WAIT:
-                await self._write()
+                await self._write_lease()
             # The Lease alone is not enough: work begins only after what must be recorded before the
             # first write.
             elif self.is_leader() and not self.leading.is_set():
-                await self._begin()
+                await self._start_leading()
             else:
                 await asyncio.sleep(step.seconds)
                 # A leader learns of a change by its own renewal; only a candidate has to look.
                 if not self.leading.is_set():
-                    await self._look()
+                    await self._read_lease()
 
     def answer_within(self) -> float:
         """The gate of all writes of this process: see Leadership.answer_within."""
@@ -339,7 +339,7 @@ class Elector:
         else:
             log.info("Lease %s is released", self._lease)
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         try:
             lease: Object | None = await self._cluster.get(LEASES, *self._lease)
         except NotFound:
@@ -350,7 +350,7 @@ class Elector:
             return
         self._leadership.record_lease(lease_of(lease) if lease else None, self._clock())
 
-    async def _write(self) -> None:
+    async def _write_lease(self) -> None:
         """Takes or renews the Lease; where somebody was faster, looks what is there now."""
         # Taken before the request: others count from when they see the renewal, which is later.
         sent_at = self._clock()
@@ -365,14 +365,14 @@ class Elector:
             log.info(
                 "Lease %s has changed; looking again", self._lease, extra={"detail": str(error)}
             )
-            await self._look()
+            await self._read_lease()
             return
         except ClusterError as error:
             log.warning("%s; trying again", error)
             return
         self._leadership.record_write(lease_of(answer), sent_at, self._clock())
 
-    async def _begin(self) -> None:
+    async def _start_leading(self) -> None:
         """Lets the work begin, once what has to come before it is done."""
         try:
             if self._before_leading:

@@ -29,7 +29,7 @@ class Quarantine:
         """Called with the kind's plural name, the object and its problem whenever an object is set
         aside."""
 
-    def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
+    def parse_object(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
         """Parse an object. Return None for one that can't be parsed, and quarantine it."""
         try:
             return parse(item)

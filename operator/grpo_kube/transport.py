@@ -60,7 +60,7 @@ class WatchPace:
         if request.url.query.get("watch") != "true":
             return await send(request)
         path = request.url.path
-        short = self._short(path)
+        short = self._count_short_watches(path)
         if short:
             await asyncio.sleep(doubled_pause(FIRST_PAUSE, LAST_PAUSE, short) * self._jitter())
         began = asyncio.get_running_loop().time()
@@ -68,7 +68,7 @@ class WatchPace:
         self._last[path] = _Watch(began, answer, short)
         return answer
 
-    def _short(self, path: str) -> int:
+    def _count_short_watches(self, path: str) -> int:
         """How many watches of this path in a row have ended at once."""
         last = self._last.get(path)
         if (

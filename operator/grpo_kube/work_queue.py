@@ -156,7 +156,7 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
         began = time.perf_counter()
         result = "success"
         try:
-            result = await _once(queue, reconcile, key)
+            result = await _reconcile_key(queue, reconcile, key)
         finally:
             queue.done(key)
             observer.record_reconcile(time.perf_counter() - began, result)
@@ -164,7 +164,7 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
         await asyncio.sleep(0)
 
 
-async def _once(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
+async def _reconcile_key(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
     try:
         look_again = await reconcile(key)
     except Conflict as error:

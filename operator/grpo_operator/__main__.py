@@ -65,9 +65,9 @@ async def run(
     # wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
-        _standing(chosen, configuration, metrics, leading, wall) as elector,
+        _leader_elector(chosen, configuration, metrics, leading, wall) as elector,
         _client(
-            configuration, metrics, gate=elector.answer_within if elector else _open
+            configuration, metrics, gate=elector.answer_within if elector else _unlimited_seconds
         ) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
@@ -82,7 +82,7 @@ async def run(
             wall=wall,
         )
         unreadables = caches.quarantine, operator.facts.quarantine
-        metrics.read(
+        metrics.export_families(
             {
                 HEARD: operator.last_update_times,
                 UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables),
@@ -90,7 +90,7 @@ async def run(
             }
         )
         free_since = elector.free_since if elector else lambda: None
-        metrics.read(
+        metrics.export_families(
             {LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(free_since())}
         )
 
@@ -135,13 +135,13 @@ def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> Ht
     )
 
 
-def _open() -> float:
+def _unlimited_seconds() -> float:
     """The gate of a process that leads by itself: a write may be under way for any time."""
     return inf
 
 
 @asynccontextmanager
-async def _standing(
+async def _leader_elector(
     chosen: settings.Settings,
     configuration: Configuration,
     metrics: Metrics,

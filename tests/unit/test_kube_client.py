@@ -73,7 +73,7 @@ def status(code: int, message: str = "no") -> web.Response:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "_pause", lambda *_: 0.01)
+    monkeypatch.setattr(cluster_module, "_retry_delay", lambda *_: 0.01)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ async def test_a_line_that_is_no_event_is_an_outage(line: str, end: str) -> None
 
 def test_the_pause_follows_the_servers_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert cluster_module._pause(1, Unavailable("", 429, 3.0)) == 3.0
-    assert cluster_module._pause(1, Unavailable("", 429, 60.0)) == 5.0
-    assert 0.2 <= cluster_module._pause(1, Unavailable("")) <= 0.4
+    assert cluster_module._retry_delay(1, Unavailable("", 429, 3.0)) == 3.0
+    assert cluster_module._retry_delay(1, Unavailable("", 429, 60.0)) == 5.0
+    assert 0.2 <= cluster_module._retry_delay(1, Unavailable("")) <= 0.4
 
 
 class Looked(NamedTuple):

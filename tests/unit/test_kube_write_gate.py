@@ -22,7 +22,7 @@ pytestmark = pytest.mark.realtime
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "_pause", lambda *_: 0.01)
+    monkeypatch.setattr(cluster_module, "_retry_delay", lambda *_: 0.01)
 
 
 async def each_write(client: HttpCluster) -> AsyncIterator[Awaitable[Any]]:

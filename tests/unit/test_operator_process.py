@@ -164,11 +164,13 @@ async def test_the_pages_tell_health_and_metrics(tmp_path: Path) -> None:
     queue = WorkQueue()
     queue.add_all(ObjectKey("team-a", name) for name in ("a", "b", "c"))
     metrics, jobs = Metrics(queue, 4), JobMetrics(lambda: [job], lambda: NOW)
-    metrics.read({UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}})
-    metrics.read({LEADER: lambda: {"": 1.0}, TAKEOVER: lambda: {"": 2.5}})
+    metrics.export_families(
+        {UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}}
+    )
+    metrics.export_families({LEADER: lambda: {"": 1.0}, TAKEOVER: lambda: {"": 2.5}})
     limit_file = tmp_path / "memory.max"
     limit_file.write_text("536870912\n")
-    metrics.read({MEMORY_LIMIT: lambda: memory_limit(limit_file)})
+    metrics.export_families({MEMORY_LIMIT: lambda: memory_limit(limit_file)})
     metrics.record_wait(0.2)
     metrics.record_reconcile(0.01, "success")
     metrics.record_request("PATCH", "grpojobs", 200)

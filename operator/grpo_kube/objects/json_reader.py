@@ -42,7 +42,9 @@ class JsonObject:
         """
         self._parent, self._name = parent, name
         if value is not None and not isinstance(value, dict):
-            raise Unreadable(f"{self._path() or 'the object'}: {_shown(value)} is not an object")
+            raise Unreadable(
+                f"{self._path() or 'the object'}: {_short_repr(value)} is not an object"
+            )
         self._fields: dict[str, Any] = value or {}
 
     def __contains__(self, name: str) -> bool:
@@ -57,7 +59,7 @@ class JsonObject:
         """The objects of a list below."""
         items = self._fields.get(name)
         if items is not None and not isinstance(items, list):
-            raise self._wrong(name, "a list")
+            raise self._type_error(name, "a list")
         for position, item in enumerate(items or ()):
             yield JsonObject(item, self, f"{name}[{position}]")
 
@@ -67,12 +69,12 @@ class JsonObject:
         if value is None:
             return ""
         if not isinstance(value, str) or len(value) > most:
-            raise self._wrong(name, f"a string of at most {most} characters")
+            raise self._type_error(name, f"a string of at most {most} characters")
         return value
 
     def required_text(self, name: str) -> str:
         """A string that must not be empty."""
-        return self.text(name) or self._raise(name, "set")
+        return self.text(name) or self._raise_type_error(name, "set")
 
     def integer(self, name: str) -> int:
         """An integer of 64 bits; 0 when absent."""
@@ -80,7 +82,7 @@ class JsonObject:
         if value is None:
             return 0
         if not isinstance(value, int) or isinstance(value, bool) or not -_MOST <= value < _MOST:
-            raise self._wrong(name, "an integer of 64 bits")
+            raise self._type_error(name, "an integer of 64 bits")
         return value
 
     def digits(self, name: str) -> int:
@@ -88,14 +90,14 @@ class JsonObject:
         empty."""
         text = self.text(name)
         if text and not _NUMBER.fullmatch(text):
-            raise self._wrong(name, "a number")
+            raise self._type_error(name, "a number")
         return int(text or 0)
 
     def is_true(self, name: str) -> bool:
         """A boolean; false when absent."""
         value = self._fields.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
+            raise self._type_error(name, "true or false")
         return bool(value)
 
     def time(self, name: str) -> float | None:
@@ -103,7 +105,7 @@ class JsonObject:
         try:
             return seconds(self.text(name))
         except (ValueError, OverflowError) as error:
-            raise self._wrong(name, "an RFC 3339 time") from error
+            raise self._type_error(name, "an RFC 3339 time") from error
 
     def string_map(self, name: str) -> dict[str, str]:
         """A map of strings, such as labels."""
@@ -116,7 +118,7 @@ class JsonObject:
         if items is not None and not (
             isinstance(items, list) and all(isinstance(item, str) for item in items)
         ):
-            raise self._wrong(name, "a list of strings")
+            raise self._type_error(name, "a list of strings")
         return list(items or ())
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -149,11 +151,13 @@ class JsonObject:
             return f"{above}[{truncate(name, 80)}]"
         return f"{above}.{name}"
 
-    def _raise(self, name: str, wanted: str) -> str:
-        raise self._wrong(name, wanted)
+    def _raise_type_error(self, name: str, wanted: str) -> str:
+        raise self._type_error(name, wanted)
 
-    def _wrong(self, name: str, wanted: str) -> Unreadable:
-        return Unreadable(f"{self._path(name)}: {_shown(self._fields.get(name))} is not {wanted}")
+    def _type_error(self, name: str, wanted: str) -> Unreadable:
+        return Unreadable(
+            f"{self._path(name)}: {_short_repr(self._fields.get(name))} is not {wanted}"
+        )
 
 
 def reported_time(part: JsonObject, name: str) -> Reported | None:
@@ -166,7 +170,7 @@ def reported_time(part: JsonObject, name: str) -> Reported | None:
     return None if time is None else Reported(time)
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     return truncate(repr(value), 80)
 
 

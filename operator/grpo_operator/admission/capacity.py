@@ -80,9 +80,9 @@ class Capacity:
         self._pods: dict[str, list[PodFacts]] = {}
         self._reserved: list[PodFacts] = []
         for name, use in snapshot.other_use.items():
-            self._take(name, use)
+            self._allocate(name, use)
         for pod in snapshot.gpu_pods:
-            self._take(pod.node, pod.takes)
+            self._allocate(pod.node, pod.takes)
             # labels alone are a hint that anybody can set
             if pod.controlled:
                 self._pods.setdefault(pod.grpojob_uid, []).append(pod)
@@ -92,7 +92,7 @@ class Capacity:
         for claim, role in sorted(claimed_roles, key=_widest_claim_first):
             self._reserve_missing(claim, role)
 
-    def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
+    def _allocate(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         # A pod may be bound to a node that the snapshot does not have (yet, or any more).
         allocated_resources = self._taken.get(node)
         if allocated_resources is not None:
@@ -156,12 +156,12 @@ class Capacity:
         job_pods = self._pods.get(job.uid, ())
         ending_pods = [pod for pod in job_pods if pod.attempt != but]
         for pod in ending_pods:
-            self._take(pod.node, pod.takes, -1.0)
+            self._allocate(pod.node, pod.takes, -1.0)
         try:
             yield
         finally:
             for pod in ending_pods:
-                self._take(pod.node, pod.takes)
+                self._allocate(pod.node, pod.takes)
 
     def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
         """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is
@@ -230,8 +230,8 @@ class Capacity:
         """
         use = pod_amounts(role.spec, role.plan)
         width = role.plan.gpus_per_node
-        most = self._most(role)
-        wide = [node for node in self._wide(job, role) if node.name not in avoid]
+        most = self._most_pods_per_node(role)
+        wide = [node for node in self._wide_nodes(job, role) if node.name not in avoid]
         room_now = {node.name: min(most, rooms(node, role, use)) for node in wide}
         wide.sort(key=lambda node: (not room_now[node.name], -node.gpus_free, node.name))
         placements: list[tuple[str, Amounts]] = []
@@ -252,32 +252,34 @@ class Capacity:
             free_beside = max(0, node.gpus_free - room * width)
             gpus_found += min(count * width, free_beside)
         for name, amounts in placements:
-            self._take(name, amounts)
+            self._allocate(name, amounts)
         if firm:
             gpus_missing = pods * width - gpus_found
-            placements += self._cover(job, role, gpus_missing)
+            placements += self._cover_shortfall(job, role, gpus_missing)
         return placements
 
-    def _most(self, role: Role) -> int:
+    def _most_pods_per_node(self, role: Role) -> int:
         """Most pods of the role on one node. Ranks never share a node. Engines share one only if
         they request nothing but GPUs, memory and cores."""
         if not role.is_engines or self._suitable_for(role).extra:
             return 1
         return role.plan.nodes
 
-    def _cover(self, job: GRPOJobRecord, role: Role, missing: int) -> list[tuple[str, Amounts]]:
+    def _cover_shortfall(
+        self, job: GRPOJobRecord, role: Role, missing: int
+    ) -> list[tuple[str, Amounts]]:
         """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes
         these as free.
 
         However the scheduler has packed the gangs, what was promised is never more than there is.
         """
         covered_by: list[tuple[str, Amounts]] = []
-        for node in self._matching(job, role):
+        for node in self._matching_nodes(job, role):
             part = min(missing, node.gpus_free)
             if part > 0:
                 use = {role.plan.gpu_resource: float(part)}
                 covered_by.append((node.name, use))
-                self._take(node.name, use)
+                self._allocate(node.name, use)
                 missing -= part
         return covered_by
 
@@ -285,16 +287,16 @@ class Capacity:
         """Nodes that pods of the role may be bound to."""
         return self._suitability.suitable_nodes(role.spec, avoided, disk=not role.is_engines)
 
-    def _matching(self, job: GRPOJobRecord, role: Role) -> list[Node]:
+    def _matching_nodes(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """The job's nodes that have the role's GPUs, as they are now."""
         suitable = self._suitable_for(role, job.status.avoided_nodes)
         inventory = self._inventory(suitable)
         return [node for node in inventory.nodes if has_gpus_for(node, role.plan)]
 
-    def _wide(self, job: GRPOJobRecord, role: Role) -> list[Node]:
+    def _wide_nodes(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """Those of them that are large enough for one of its pods, whatever runs there."""
         width = role.plan.gpus_per_node
-        return [node for node in self._matching(job, role) if node.gpus_total >= width]
+        return [node for node in self._matching_nodes(job, role) if node.gpus_total >= width]
 
     def has_room_now(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits what is free, all of its roles together; where
@@ -306,7 +308,7 @@ class Capacity:
         # The roles are placed one after the other, since each takes nodes that the next may have
         # wanted.
         wanted = gpu_roles(job, plan)
-        with self._without_own(job), self._undone() as allocations:
+        with self._without_own(job), self._temporary_allocations() as allocations:
             for role, next_role in zip_longest(wanted, wanted[1:]):
                 nodes = role.plan.nodes
                 if self._pods_with_room_now(job, role) < nodes:
@@ -321,18 +323,18 @@ class Capacity:
     def _pods_with_room_now(self, job: GRPOJobRecord, role: Role) -> int:
         """Pods of the role that fit what is free."""
         use = pod_amounts(role.spec, role.plan)
-        most = self._most(role)
-        return sum(min(most, rooms(node, role, use)) for node in self._wide(job, role))
+        most = self._most_pods_per_node(role)
+        return sum(min(most, rooms(node, role, use)) for node in self._wide_nodes(job, role))
 
     @contextmanager
-    def _undone(self) -> Iterator[list[tuple[str, Amounts]]]:
+    def _temporary_allocations(self) -> Iterator[list[tuple[str, Amounts]]]:
         """Gives back what was taken, and put into the list, in between."""
         allocations: list[tuple[str, Amounts]] = []
         try:
             yield allocations
         finally:
             for name, amounts in allocations:
-                self._take(name, amounts, -1.0)
+                self._allocate(name, amounts, -1.0)
 
     def has_nodes_for(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits the nodes that there are, whatever runs on
@@ -341,10 +343,10 @@ class Capacity:
 
     def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:
         """Pods of the role for which the nodes are large enough."""
-        most = self._most(role)
+        most = self._most_pods_per_node(role)
         width = role.plan.gpus_per_node
         pods = 0
-        for node in self._wide(job, role):
+        for node in self._wide_nodes(job, role):
             pods += node.count * min(most, node.gpus_total // width)
         return pods
 
@@ -356,12 +358,12 @@ class Capacity:
         """
         needed_roles = gpu_roles(job, plan)
         with self._without_own(job):
-            return ", and ".join(self._short(job, role) for role in needed_roles)
+            return ", and ".join(self._shortage_of_role(job, role) for role in needed_roles)
 
-    def _short(self, job: GRPOJobRecord, role: Role) -> str:
+    def _shortage_of_role(self, job: GRPOJobRecord, role: Role) -> str:
         plan = role.plan
-        free = sum(node.gpus_free for node in self._matching(job, role))
-        holders = list(self._held(job, role).items())
+        free = sum(node.gpus_free for node in self._matching_nodes(job, role))
+        holders = list(self._gpus_by_holder(job, role).items())
         biggest = holders[:MOST_HOLDERS]
         others = holders[MOST_HOLDERS:]
         parts = [f"{free} free"]
@@ -378,14 +380,14 @@ class Capacity:
         available = ", ".join(parts)
         return f"{need}; {available}"
 
-    def _held(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
+    def _gpus_by_holder(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
         """GPUs on the role's nodes by holder, the job itself left out."""
         suitable = self._suitable_for(role, job.status.avoided_nodes)
         resource = role.plan.gpu_resource
         key = (suitable, resource, role.plan.gpu_product)
         holders = self._holders.get(key)
         if holders is None:
-            names = {node.name for node in self._matching(job, role)}
+            names = {node.name for node in self._matching_nodes(job, role)}
             all_pods = (*self._snapshot.gpu_pods, *self._reserved)
             holders = takers((pod for pod in all_pods if pod.node in names), resource)
             self._holders[key] = holders

@@ -60,7 +60,7 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
     return total
 
 
-def _most(first: Amounts, second: Amounts) -> Amounts:
+def _larger_amounts(first: Amounts, second: Amounts) -> Amounts:
     names = first.keys() | second.keys()
     return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in names}
 
@@ -85,14 +85,14 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
     peak: Amounts = {}
     for container in spec.parts("initContainers"):
         beside_sidecars = _sum((sidecars, _resources(container, kind)))
-        peak = _most(peak, beside_sidecars)
+        peak = _larger_amounts(peak, beside_sidecars)
         if container.text("restartPolicy") == "Always":
             sidecars = beside_sidecars
     containers = (_resources(container, kind) for container in spec.parts("containers"))
     together = _sum((sidecars, *containers))
     pod_level = _resources(spec, kind)
     overhead = amounts(spec.part("overhead"))
-    without_overhead = _most(peak, together) | pod_level
+    without_overhead = _larger_amounts(peak, together) | pod_level
     return _sum((without_overhead, overhead))
 
 
@@ -256,10 +256,10 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     if not count:
         return
     product = labels.get(f"{NVIDIA}.product", "")
-    label_count = _whole(labels, f"{NVIDIA}.count")
+    label_count = _number_label(labels, f"{NVIDIA}.count")
     gpus_of_cloud = None if product else cloud_gpus(labels)
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
-    if _shared(labels, product):
+    if _is_shared(labels, product):
         name = product or (gpus_of_cloud.product if gpus_of_cloud else "GPUs")
         yield None, f"its {name} are shared or time-sliced, so their memory can't be counted on"
     # Sharing shows even without its label: the node then offers more than feature discovery has
@@ -279,7 +279,7 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
             f"no {NVIDIA}.product label; set placement.gpuMemory, or run GPU feature discovery",
         )
     else:
-        memory_mib = _whole(labels, f"{NVIDIA}.memory")
+        memory_mib = _number_label(labels, f"{NVIDIA}.memory")
         selector = ((f"{NVIDIA}.product", product),)
         kind = Cards(
             resource=NVIDIA,
@@ -313,11 +313,13 @@ def _of_cloud(gpus: CloudGPUs, count: int) -> Finding:
     return kind, ""
 
 
-def _shared(labels: Mapping[str, str], product: str) -> bool:
+def _is_shared(labels: Mapping[str, str], product: str) -> bool:
     # GKE's device plugin shares GPUs without NVIDIA's labels, products outside its table included.
     strategies = (labels.get(f"{NVIDIA}.sharing-strategy"), labels.get(GKE_SHARING))
     has_strategy = any(strategy not in (None, "", "none") for strategy in strategies)
-    replicas = max(_whole(labels, f"{NVIDIA}.replicas"), _whole(labels, GKE_MAX_CLIENTS))
+    replicas = max(
+        _number_label(labels, f"{NVIDIA}.replicas"), _number_label(labels, GKE_MAX_CLIENTS)
+    )
     return has_strategy or replicas > 1 or product.endswith("-SHARED")
 
 
@@ -326,13 +328,13 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
     product = node.labels.get(f"{NVIDIA}.product", "")
     for resource, count in sorted(node.offers.items()):
         if resource.startswith(MIG_PREFIX) and count:
-            memory_mib = _whole(node.labels, f"{resource}.memory")
+            memory_mib = _number_label(node.labels, f"{resource}.memory")
             # The product label names the whole card, so the profile is added:
             # `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`.
             profile = resource.removeprefix(MIG_PREFIX)
             name = f"{product}-MIG-{profile}".lstrip("-")
             selector = ((f"{NVIDIA}.product", product),) if product else ()
-            if _whole(node.labels, f"{resource}.replicas") > 1:
+            if _number_label(node.labels, f"{resource}.replicas") > 1:
                 yield None, f"its {name} are shared, so their memory can't be counted on"
             else:
                 kind = Cards(
@@ -370,7 +372,7 @@ def _first_set_label(labels: Mapping[str, str], *keys: str) -> str:
     return next((key for key in keys if labels.get(key)), "")
 
 
-def _whole(labels: Mapping[str, str], key: str) -> int:
+def _number_label(labels: Mapping[str, str], key: str) -> int:
     return small_number(labels.get(key, ""))
 
 
@@ -398,12 +400,12 @@ def left_out(node: NodeFacts, placement: PlacementSpec) -> str:
         if node.labels.get(label) != value:
             return f"label {label} is not {value}"
     for key, value, effect in node.taints:
-        if not _tolerated(key, value, effect, placement):
+        if not _is_tolerated(key, value, effect, placement):
             return f"taint {key}={value}:{effect}"
     return ""
 
 
-def _tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -> bool:
+def _is_tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -> bool:
     if key in GPU_TAINTS:
         return True
     return any(_tolerates(toleration, key, value, effect) for toleration in placement.tolerations)

@@ -159,12 +159,12 @@ def _is_met(requirement: NodeSelectorRequirement, value: str | None) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt":
-            return _compared(value, values, above=True)
+            return _is_beyond(value, values, above=True)
         case "Lt":
-            return _compared(value, values, above=False)
+            return _is_beyond(value, values, above=False)
 
 
-def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
+def _is_beyond(value: str | None, bounds: list[str], above: bool) -> bool:
     """Gt and Lt; a label that is not a whole number compares as false, as in the scheduler."""
     if value is None or not is_whole(value):
         return False

@@ -283,7 +283,7 @@ class AdmissionQueue:
         if problem := self._storage_problem(job):
             return _decision(decision, refusal(job, problem))
         if job.queue_name:
-            return await self._queued(observation, decision, job)
+            return await self._decide_by_kueue(observation, decision, job)
         if not job.is_competing:
             return self._on_cpus(decision, job, job.spec)
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until
@@ -291,7 +291,7 @@ class AdmissionQueue:
         if job.is_active:
             if decision.avoided_nodes is not None:
                 job = job.avoiding(decision.avoided_nodes)
-            return _decision(decision, self._restart(job))
+            return _decision(decision, self._restart_at_once(job))
         verdict = self._publisher.verdict_for(job.uid)
         if verdict is None or not self._is_valid(verdict, job):
             self.wake()
@@ -336,7 +336,7 @@ class AdmissionQueue:
             return False
         return not verdict.admitted or self._assumptions.is_assumed(job.uid)
 
-    async def _queued(
+    async def _decide_by_kueue(
         self, observation: Observation, decision: Decision, job: GRPOJobRecord
     ) -> Decision:
         """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it
@@ -347,12 +347,12 @@ class AdmissionQueue:
                 generation=job.generation, plan=plan, admitted=True, message=plan.reason
             )
         else:
-            verdict = await self._anywhere(job)
+            verdict = await self._plan_on_empty_cluster(job)
         verdict = hold_until_checked(job, verdict, self._pods.preflight)
         ungated = _decision(decision, replace(verdict, job_class=job.content.job_class))
         return gate_by_workload(observation, ungated, self._pods)
 
-    async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
+    async def _plan_on_empty_cluster(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to
         say."""
         if job.spec is None:
@@ -373,7 +373,7 @@ class AdmissionQueue:
             return Inventory()
         return Inventory(reports_disk=has_disk_report(nodes))
 
-    def _restart(self, job: GRPOJobRecord) -> Verdict:
+    def _restart_at_once(self, job: GRPOJobRecord) -> Verdict:
         """At once and on the newest facts: GPUs that stand still for a cycle are of no use to
         anybody."""
         cycle_input = self._cycle_input(self._snapshot())

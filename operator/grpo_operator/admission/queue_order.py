@@ -58,10 +58,10 @@ def sort_queue(
             else:
                 others.append(job)
         yield from overdue
-        yield from _sharing(others, gpus_held)
+        yield from _fair_order(others, gpus_held)
 
 
-def _sharing(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
+def _fair_order(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
     """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest
     share."""
     lines: dict[str, list[GRPOJobRecord]] = {}

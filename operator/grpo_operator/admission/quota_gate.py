@@ -85,7 +85,7 @@ class Allowance:
         if job.spec is None:
             return None
         missing = missing_object(self._snapshot, job)
-        return missing or self._exceeded(job, job.spec, plan)
+        return missing or self._exceeded_quota(job, job.spec, plan)
 
     def take(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
@@ -99,7 +99,7 @@ class Allowance:
                 before = use.get(name, 0.0)
                 use[name] = before + needs(job.spec, plan, name)
 
-    def _exceeded(
+    def _exceeded_quota(
         self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan
     ) -> Problem | None:
         for quota in self._quotas(job, spec):

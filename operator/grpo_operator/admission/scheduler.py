@@ -341,14 +341,14 @@ class _CycleRun:
             # for those
             fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
         if not fits:
-            verdict = self._wait(job, plan)
+            verdict = self._waiting_verdict(job, plan)
         else:
             verdict = Verdict(
                 generation=job.generation, plan=plan, admitted=True, message=plan.reason
             )
         return hold_until_checked(job, verdict, self._input.preflight)
 
-    def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
+    def _waiting_verdict(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
         fits_without_queue = self._without_queue.has_room_now(job, plan)
         reason = Reason.WAITING_IN_QUEUE if fits_without_queue else Reason.WAITING_FOR_GPUS

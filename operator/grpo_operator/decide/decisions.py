@@ -69,14 +69,14 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class RequeueAfter:
     """A check has no answer yet, but will have one when time has passed."""
 
     seconds: float
     """Above 0: a deadline that is over has its answer, and is never waited for again."""
 
 
-Check = Callable[[Observation, "Limits"], Decision | Due | None]
+Check = Callable[[Observation, "Limits"], Decision | RequeueAfter | None]
 """Returns a Decision, the time after which it has one, or None to leave the answer to the next
 check."""
 

@@ -19,7 +19,7 @@ from grpo_kube.objects.times import seconds
 
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
-from .decisions import Action, Check, Decision, Due, Limits
+from .decisions import Action, Check, Decision, Limits, RequeueAfter
 from .engine_fallback import (
     has_failed_for_good,
     outcome_of_engines,
@@ -156,14 +156,14 @@ def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  #
     )
 
 
-def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
+def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:  # noqa: ARG001
     """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets
     the Job's own."""
     limit = observation.job.active_deadline
     if not observation.job.is_active or limit is None:
         return None
     if observation.elapsed_seconds < limit:
-        return Due(limit - observation.elapsed_seconds)
+        return RequeueAfter(limit - observation.elapsed_seconds)
     message = (
         f"ran for {observation.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
     )
@@ -200,7 +200,7 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
     longest = limits.hang_settle_seconds if is_hang else limits.settle_seconds
     if not observation.is_cause_final and observation.over_for < longest:
         return Decision(Action.WAIT, look_again=longest - observation.over_for)
-    outcome = _named(cause, observation)
+    outcome = _attributed_outcome(cause, observation)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
     matching_rule = rule_for(observation.job, cause)
     if matching_rule:
@@ -218,7 +218,9 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
     if not matching_rule and rung_after(observation, outcome):
         # it happens once, so it needs no limit
         counted = False
-    decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
+    decision = restart_or_fail(
+        observation, limits, outcome, counted=counted, node=_suspected_node(cause)
+    )
     return _with_lesson(observation, outcome, decision, has_rule=bool(matching_rule))
 
 
@@ -234,7 +236,7 @@ def _with_lesson(
     return record_engine_failure(observation, outcome, decision)
 
 
-def _named(cause: PodTermination, observation: Observation) -> Outcome:
+def _attributed_outcome(cause: PodTermination, observation: Observation) -> Outcome:
     """The cause's outcome; of a hang, with the rank that the others waited for and where that one
     stood.
 
@@ -248,7 +250,7 @@ def _named(cause: PodTermination, observation: Observation) -> Outcome:
     return attribute_hang(cause.outcome, reported_outcomes)
 
 
-def _suspect(cause: PodTermination) -> str:
+def _suspected_node(cause: PodTermination) -> str:
     """The node that may be to blame: the trainer didn't say a word, and it isn't the program's
     memory either."""
     if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY:
@@ -325,7 +327,7 @@ def decide(observation: Observation, limits: Limits) -> Decision:
     deadlines: list[float] = []
     for check in CHECKS:
         answer = check(observation, limits)
-        if isinstance(answer, Due):
+        if isinstance(answer, RequeueAfter):
             deadlines.append(answer.seconds)
         elif answer:
             if answer.look_again is not None:

@@ -152,10 +152,12 @@ class Preflight:
         if obstacle is None and status.cause and not self._is_under_way:
             obstacle = _Obstacle(status.cause, is_shared=False)
         if obstacle:
-            return self._blocked(status, obstacle)
+            return self._check_of_obstacle(status, obstacle)
         if status.report is None:
-            return self._open(status, Reason.CHECKING, "a pod without GPUs checks the job")
-        return self._judged(status, status.report)
+            return self._unfinished_check(
+                status, Reason.CHECKING, "a pod without GPUs checks the job"
+            )
+        return self._check_of_report(status, status.report)
 
     @property
     def _is_auto(self) -> bool:
@@ -248,30 +250,30 @@ class Preflight:
         is_shared = bool(_SHARED.search(self.warning))
         return _Obstacle(f"{what}: {self.warning}", is_shared=is_shared)
 
-    def _blocked(self, status: PreflightStatus, obstacle: _Obstacle) -> Check:
+    def _check_of_obstacle(self, status: PreflightStatus, obstacle: _Obstacle) -> Check:
         """The preflight can't run."""
         what = f"the preflight can't run: {obstacle.message}"
         if obstacle.is_shared:
             status = status.model_copy(update={"blocked_since": None})
             message = f"{what}; the job's own pods would wait for the same"
-            return self._open(status, Reason.PREFLIGHT_BLOCKED, message)
+            return self._unfinished_check(status, Reason.PREFLIGHT_BLOCKED, message)
         # A time in the future was written by a clock that has been set back, or by another's.
         since = min(self.now, seconds(status.blocked_since) or self.now)
         status = status.model_copy(update={"blocked_since": timestamp(since)})
         if not self._is_auto:
             message = f"{what}; spec.preflight is Required, so the job waits"
-            return self._open(status, Reason.PREFLIGHT_BLOCKED, message)
+            return self._unfinished_check(status, Reason.PREFLIGHT_BLOCKED, message)
         seconds_left = BLOCKED_SECONDS - (self.now - since)
         if seconds_left <= 0:
             update = {"given_up": True, "cause": truncate(what, MAX_CAUSE)}
             status = status.model_copy(update=update)
             return Check(reason=Reason.NOT_CHECKED, message=status.cause or "", status=status)
         message = f"{what}; after {BLOCKED_SECONDS / 60:.0f} minutes the job starts unchecked"
-        return self._open(status, Reason.PREFLIGHT_BLOCKED, message, seconds_left)
+        return self._unfinished_check(status, Reason.PREFLIGHT_BLOCKED, message, seconds_left)
 
-    def _judged(self, status: PreflightStatus, report: PreflightReport) -> Check:
+    def _check_of_report(self, status: PreflightStatus, report: PreflightReport) -> Check:
         """The answer to a report."""
-        skipped = _listed((check.path, check.message) for check in report.skipped)
+        skipped = _join_messages((check.path, check.message) for check in report.skipped)
         if not report.problems:
             message = "no mistakes were found"
             if skipped:
@@ -282,10 +284,12 @@ class Preflight:
         message = problems_message(report)
         if any(not problem.transient for problem in report.problems):
             return Check(reason=Reason.PREFLIGHT_FAILED, message=message, status=status)
-        reason = _awaited(report.problems[0])
-        return self._open(status, reason, f"{message}; it is checked again until it passes")
+        reason = _waiting_reason(report.problems[0])
+        return self._unfinished_check(
+            status, reason, f"{message}; it is checked again until it passes"
+        )
 
-    def _open(
+    def _unfinished_check(
         self, status: PreflightStatus, reason: Reason, message: str, most: float = LONGEST_PAUSE
     ) -> Check:
         """A check that goes on: by the Job that is there, or another after the pause."""
@@ -320,7 +324,7 @@ def _pause(tries: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**doublings)
 
 
-def _awaited(problem: PreflightProblem) -> Reason:
+def _waiting_reason(problem: PreflightProblem) -> Reason:
     for prefix, reason in _WAITS:
         if problem.path.startswith(prefix):
             return reason
@@ -334,7 +338,7 @@ def problems_message(report: PreflightReport) -> str:
     message = ""
     for shown in range(len(problems), 0, -1):
         hidden = len(problems) - shown + report.omitted_problems
-        message = _listed((problem.path, problem.message) for problem in problems[:shown])
+        message = _join_messages((problem.path, problem.message) for problem in problems[:shown])
         if hidden:
             message += f"; status.preflight has {hidden} more"
         if len(message) <= ROOM:
@@ -342,5 +346,5 @@ def problems_message(report: PreflightReport) -> str:
     return message
 
 
-def _listed(sentences: Iterable[tuple[str, str]]) -> str:
+def _join_messages(sentences: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{path}: {message}" for path, message in sentences)

@@ -3,12 +3,12 @@
 from grpo_api.report.report import Outcome, Result
 
 from ..records.reasons import Reason
-from .decisions import Action, Decision, Due, Limits
+from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
 from .restarts import restart_or_fail
 
 
-def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
+def hangs(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Restart a gang whose rank 0 answers but makes no progress: the second line behind the
     trainer's own watchdog.
 
@@ -23,7 +23,7 @@ def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
     if age < allowed:
         seconds_since = observation.at - pull.advanced_at
         seconds_left = allowed - seconds_since
-        return Due(seconds_left) if seconds_left > 0 else None
+        return RequeueAfter(seconds_left) if seconds_left > 0 else None
     progress = pull.progress
     message = (
         f"no progress for {age:.0f} s in stage {progress.stage} after step {progress.step}; the "
@@ -51,7 +51,7 @@ def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None
     return Decision(Action.RELEASE, Reason.WAITING_FOR_HUB, message)
 
 
-def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
+def silent(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
     its answers."""
     if observation.silence is None:
@@ -64,7 +64,7 @@ def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
         patience = float(observation.job.start_timeout)
         since = f"within {patience:.0f} s (spec.restarts.startTimeoutSeconds)"
     if silence < patience:
-        return Due(patience - silence)
+        return RequeueAfter(patience - silence)
     message = (
         f"rank 0 has not answered {since}, so its progress is unknown: "
         f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "

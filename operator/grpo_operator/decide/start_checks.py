@@ -25,7 +25,7 @@ from grpo_kube.objects.times import seconds
 
 from ..records.reasons import Reason
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
-from .decisions import Action, Decision, Due, Limits
+from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
 from .restarts import releases_in_a_row
 
@@ -89,7 +89,7 @@ def asks_about(observation: Observation, limits: Limits) -> str:
     if len(observation.pods) < observation.job.nodes:
         return child.uid if waited >= limits.pods_missing_seconds else ""
     engines = observation.engines
-    if engines and len(_made(observation)) < observation.replicas:
+    if engines and len(_engines_with_pods(observation)) < observation.replicas:
         return engines.uid if waited >= limits.pods_missing_seconds else ""
     if not observation.is_gang_bound or waited < limits.start_warning_seconds:
         return ""
@@ -105,7 +105,7 @@ def _pending_pod(observation: Observation) -> PodRecord | None:
     return None
 
 
-def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | None:
+def pods_missing(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Release a gang whose pods the API server refuses to create.
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
@@ -117,7 +117,7 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | N
     wanted = observation.job.nodes
     if created >= wanted and observation.engines:
         what = "engines"
-        created = len(_made(observation))
+        created = len(_engines_with_pods(observation))
         wanted = observation.replicas
     if created >= wanted:
         return None
@@ -126,10 +126,10 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | N
     if observation.start_warning and not predecessor_runs:
         message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-    return Due(_until_asked(observation, limits.pods_missing_seconds))
+    return RequeueAfter(_until_asked(observation, limits.pods_missing_seconds))
 
 
-def _made(observation: Observation) -> set[int]:
+def _engines_with_pods(observation: Observation) -> set[int]:
     """Indices of the engines that have a pod, or had one."""
     return {pod.index for pod in observation.engine_pods}
 
@@ -141,7 +141,7 @@ def _until_asked(observation: Observation, first: float) -> float:
     return first - waited if waited < first else waited
 
 
-def never_bound(observation: Observation, limits: Limits) -> Decision | Due | None:
+def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Release a gang that was not bound whole in time."""
     if observation.is_gang_bound or observation.has_gang_run or observation.job.queue_name:
         return None
@@ -151,7 +151,7 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | Due | No
         timeout = float(job.spec.placement.provisioning_timeout_seconds)
     seconds_left = timeout - admitted_for(job, observation.now)
     if seconds_left > 0:
-        return Due(seconds_left)
+        return RequeueAfter(seconds_left)
     why = unschedulable(observation) or "no node took them in time"
     bound_pods = count_bound(observation)
     message = f"{bound_pods} were bound within {timeout:.0f} s: {why}"
@@ -218,7 +218,7 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
-def never_started(observation: Observation, limits: Limits) -> Decision | Due | None:
+def never_started(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Report after a while why a gang that has its nodes doesn't run, and release it after
     `startTimeoutSeconds`."""
     if not observation.is_gang_bound or observation.has_gang_started or observation.has_gang_run:
@@ -233,7 +233,7 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Due | 
         until_news = _until_asked(observation, limits.start_warning_seconds)
         look_again = min(timeout - waited, until_news)
         if not why:
-            return Due(look_again)
+            return RequeueAfter(look_again)
         return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again)
     what = f"{job.nodes} pods"
     if observation.has_training_started:
@@ -303,7 +303,7 @@ def _what_follows(observation: Observation) -> str:
     spent: list[int] = []
     job_has_ended = False
     if observation.engines:
-        spent = sorted(_spent(observation.engines.spent) - observation.engines_up)
+        spent = sorted(_index_numbers(observation.engines.spent) - observation.engines_up)
         job_has_ended = bool(observation.engines.ended)
     if job_has_ended or len(spent) >= observation.replicas:
         return (
@@ -319,7 +319,7 @@ def _what_follows(observation: Observation) -> str:
     return f"this attempt does without engine {numbers}, which used up all retries; {goes_on}"
 
 
-def _spent(spans: str) -> set[int]:
+def _index_numbers(spans: str) -> set[int]:
     """Return the numbers of `1,3-5`; parts of another form are ignored."""
     numbers: set[int] = set()
     for part in spans.split(","):

@@ -126,7 +126,7 @@ def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str
     return known_shape in ("", shape(sets))
 
 
-class Planned(BaseModel):
+class PlanAnnotation(BaseModel):
     """What stands in the annotation."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -140,13 +140,13 @@ class Planned(BaseModel):
     plan: ExecutionPlan
 
 
-def plan_of_workload(workload: WorkloadRecord | None) -> Planned | None:
+def plan_of_workload(workload: WorkloadRecord | None) -> PlanAnnotation | None:
     """Return the plan that a Workload was made for; None if the annotation is missing or can't be
     read."""
     if workload is None or not workload.plan_annotation:
         return None
     try:
-        return Planned.model_validate_json(workload.plan_annotation)
+        return PlanAnnotation.model_validate_json(workload.plan_annotation)
     except ValidationError:
         return None
 
@@ -159,7 +159,7 @@ def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
         "shape": shape,
         "plan": plan,
     }
-    planned = Planned.model_validate(fields)
+    planned = PlanAnnotation.model_validate(fields)
     return planned.model_dump_json(by_alias=True, exclude_none=True)
 
 
@@ -213,14 +213,18 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     tolerations = list(pod.get("tolerations", ()))
     for flavor in flavors:
         sources = f"nodeSelector and ResourceFlavor {flavor.name}"
-        selector = _joined(selector, flavor.node_labels, sources)
+        selector = _merge_entries(selector, flavor.node_labels, sources)
         tolerations += [
             toleration for toleration in flavor.tolerations if toleration not in tolerations
         ]
     for update in assignment.updates:
-        labels = _joined(labels, update.labels, "labels and an admission check")
-        annotations = _joined(annotations, update.annotations, "annotations and an admission check")
-        selector = _joined(selector, update.node_selector, "nodeSelector and an admission check")
+        labels = _merge_entries(labels, update.labels, "labels and an admission check")
+        annotations = _merge_entries(
+            annotations, update.annotations, "annotations and an admission check"
+        )
+        selector = _merge_entries(
+            selector, update.node_selector, "nodeSelector and an admission check"
+        )
         tolerations += [
             toleration for toleration in update.tolerations if toleration not in tolerations
         ]
@@ -239,7 +243,7 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     return {**job, "spec": spec}
 
 
-def _joined(entries: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:
+def _merge_entries(entries: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:
     for key, value in more.items():
         if entries.get(key, value) != value:
             raise Contradiction(f"the pods' {who} disagree on {key}: {entries[key]} and {value}")

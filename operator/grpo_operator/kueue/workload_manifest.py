@@ -127,21 +127,21 @@ def status_without_admission(workload: Fields, now: float) -> Fields:
         (PODS_READY, False, WAIT_FOR_START, "Not all pods are ready or succeeded"),
         (REQUEUED, requeues, requeue_reason, message),
     ]
-    return {"admission": None, "conditions": _with(workload, states, now)}
+    return {"admission": None, "conditions": _merge_conditions(workload, states, now)}
 
 
 def ready_status(workload: Fields, now: float) -> Fields:
     """Return the status with all pods ready."""
     message = "All pods were ready or succeeded since the workload admission"
     state = (PODS_READY, True, "Started", message)
-    return {"conditions": _with(workload, [state], now)}
+    return {"conditions": _merge_conditions(workload, [state], now)}
 
 
 def finished_status(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
     """Return the status of a Workload that is done, so that its quota is free."""
     reason = "Succeeded" if succeeded else "Failed"
     state = (FINISHED, True, reason, message)
-    return {"conditions": _with(workload, [state], now)}
+    return {"conditions": _merge_conditions(workload, [state], now)}
 
 
 def _condition(workload: Fields, kind: str) -> Fields:
@@ -157,7 +157,9 @@ def _conditions(workload: Fields) -> list[Fields]:
     return [condition for condition in conditions if isinstance(condition, dict)]
 
 
-def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float) -> list[Fields]:
+def _merge_conditions(
+    workload: Fields, states: list[tuple[str, bool, str, str]], now: float
+) -> list[Fields]:
     """The conditions with these among them; lastTransitionTime moves only with the status.
 
     Where they would be too many, those give way that others have put beside Kueue's.

@@ -42,7 +42,7 @@ def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefa
         return _of_another_shape(observation, queued, workload)
     if workload.may_start:
         return decision
-    return replace(queued, message=_waits(observation, workload))
+    return replace(queued, message=_waiting_message(observation, workload))
 
 
 def is_for_plan(
@@ -74,7 +74,7 @@ def _of_another_shape(
     return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
 
 
-def _waits(observation: Observation, workload: WorkloadRecord) -> str:
+def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     """What keeps it, in Kueue's words."""
     waits = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
     if not workload.active:
@@ -125,7 +125,7 @@ def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -
     if observation.kueue_problem:
         return None
     if workload is None:
-        return None if observation.job.deleting else _without(observation, decision)
+        return None if observation.job.deleting else _creation_step(observation, decision)
     if workload.deleting:
         return None
     if observation.job.deleting:
@@ -136,7 +136,7 @@ def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -
     return _of_the_living(observation, decision, workload, pods)
 
 
-def _without(observation: Observation, decision: Decision) -> Step | None:
+def _creation_step(observation: Observation, decision: Decision) -> Step | None:
     """No Workload: one is made for a job that waits with a plan."""
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
     if not has_plan or observation.job.is_active or not observation.job.queue_name:
@@ -170,9 +170,9 @@ def _of_the_living(
         return Step(Write.READY) if _becomes_ready(observation, workload) else None
     if is_prebuilt:
         return None
-    if _outdated(observation, decision, workload, pods):
+    if _is_outdated(observation, decision, workload, pods):
         return _once_idle(observation, Write.DELETE)
-    return Step(Write.AMEND) if _amends(job, workload) else None
+    return Step(Write.AMEND) if _should_amend(job, workload) else None
 
 
 def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
@@ -189,7 +189,7 @@ def _once_idle(observation: Observation, write: Write) -> Step | None:
     return Step(write) if is_idle else None
 
 
-def _outdated(
+def _is_outdated(
     observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
 ) -> bool:
     """True if nobody will run what it stands for: the job has another plan by now, or none."""
@@ -198,7 +198,7 @@ def _outdated(
     return decision.plan is None or not is_for_plan(observation, workload, decision.plan, pods)
 
 
-def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
+def _should_amend(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
     """True if it waits in another queue, or with another priority, than its job says by now."""
     if workload.is_true(QUOTA_RESERVED):
         return False

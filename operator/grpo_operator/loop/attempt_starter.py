@@ -86,7 +86,7 @@ class AttemptStarter:
             ClusterError: the API server did not answer.
         """
         job, status = observation.job, observation.job.status
-        if job.spec is None or status.plan is None or not _leave(observation):
+        if job.spec is None or status.plan is None or not _may_start_pods(observation):
             return Decision(Action.WAIT)
         attempt = attempt_of(job, job.spec, status.plan, status.attempt)
         body = self._missing_job(attempt, observation)
@@ -140,14 +140,14 @@ class AttemptStarter:
             return await self._cluster.create(JOBS, job.key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, job.key.namespace, name)
-        existing_job = self._caches.jobs.read(answer)
+        existing_job = self._caches.jobs.parse_item(answer)
         if existing_job is None or existing_job.deleting:
             return None
         is_ours = (existing_job.grpojob_uid, existing_job.attempt) == (job.uid, job.status.attempt)
         return answer if is_ours else None
 
 
-def _leave(observation: Observation) -> bool:
+def _may_start_pods(observation: Observation) -> bool:
     """True if Kueue, where it has a say, lets pods start now."""
     if not observation.job.queue_name:
         return True

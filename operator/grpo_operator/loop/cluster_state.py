@@ -171,7 +171,7 @@ class ClusterState:
             selection: Selection, parse: Callable[[Object], F], *, optional: bool = False
         ) -> Lister[F]:
             return Lister(
-                cluster, selection, parse, self._changed,
+                cluster, selection, parse, self._handle_change,
                 quarantine=self.quarantine, resync=resync, optional=optional,
             )  # fmt: skip
 
@@ -189,13 +189,13 @@ class ClusterState:
         self._quotas = [lister(Selection(QUOTAS, name), quota_facts) for name in served]
         self._accounts = [lister(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
 
-    def _changed(self) -> None:
+    def _handle_change(self) -> None:
         self._last = self._last_classes = None
         self._has_changed.set()
         self._on_change()
 
     @property
-    def _everywhere(self) -> tuple[Lister[Any], ...]:
+    def _all_listers(self) -> tuple[Lister[Any], ...]:
         return self._nodes, self._pods, *self._classes, *self._quotas, *self._accounts
 
     @property
@@ -205,13 +205,13 @@ class ClusterState:
     def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""
         return {
-            f"{lister.selection}, for admission": lister.informer for lister in self._everywhere
+            f"{lister.selection}, for admission": lister.informer for lister in self._all_listers
         }
 
     async def run(self) -> None:
         """Keeps everything up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for lister in self._everywhere:
+            for lister in self._all_listers:
                 tasks.create_task(lister.informer.follow(), name=f"facts-{lister.selection}")
             # Pods of single namespaces are watched only once those of the whole cluster turn out to
             # be forbidden.
@@ -234,9 +234,9 @@ class ClusterState:
             served = self._job_classes.informer
             problem = f"classes can't be seen: {served.not_served}" if served.not_served else ""
             self._last_classes = JobClasses(
-                by_name=named_classes(_visible([self._job_classes])),
+                by_name=named_classes(_visible_facts([self._job_classes])),
                 problem=problem,
-                enforced_levels=dict(_visible([self._namespaces])),
+                enforced_levels=dict(_visible_facts([self._namespaces])),
             )
         return self._last_classes
 
@@ -266,8 +266,8 @@ class ClusterState:
         return self._last
 
     def _snapshot(self, pods: "list[Lister[PodFacts | None]]") -> Snapshot:
-        gpu_pods, other_use = _split(pod for pod in _visible(pods) if pod)
-        classes = list(_visible([self._priorities]))
+        gpu_pods, other_use = _split_pods(pod for pod in _visible_facts(pods) if pod)
+        classes = list(_visible_facts([self._priorities]))
         priorities = {name: value for name, value, _ in classes}
         default = next((name for name, _, usual in classes if usual), "")
         if default:
@@ -277,8 +277,8 @@ class ClusterState:
         problem = ""
         if self._nodes.is_forbidden:
             nodes, problem = (), f"nodes can't be listed: {self._nodes.informer.not_served}"
-        quotas = _by_namespace((quota.namespace, quota) for quota in _visible(self._quotas))
-        accounts = _by_namespace(_visible(self._accounts))
+        quotas = _by_namespace((quota.namespace, quota) for quota in _visible_facts(self._quotas))
+        accounts = _by_namespace(_visible_facts(self._accounts))
         return Snapshot(
             nodes=nodes,
             gpu_pods=gpu_pods,
@@ -286,7 +286,7 @@ class ClusterState:
             priorities=priorities,
             default_priority=default,
             quotas=quotas,
-            storage_classes=provisioners(list(_visible([self._storage_classes]))),
+            storage_classes=provisioners(list(_visible_facts([self._storage_classes]))),
             job_classes=self.job_classes(),
             service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
             visible=not self._pods.is_forbidden,
@@ -294,7 +294,7 @@ class ClusterState:
         )
 
 
-def _visible(listers: Iterable[Lister[F]]) -> Iterator[F]:
+def _visible_facts(listers: Iterable[Lister[F]]) -> Iterator[F]:
     """The facts that may be seen, of several selections."""
     return (fact for lister in listers if not lister.is_forbidden for fact in lister)
 
@@ -322,7 +322,7 @@ def _account(item: Object) -> tuple[str, str]:
     return meta.required_text("namespace"), meta.required_text("name")
 
 
-def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
+def _split_pods(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
     """Pods that have GPUs or are ours, one by one; what all others take, summed up by node."""
     matching: list[PodFacts] = []
     others: dict[str, Amounts] = {}
@@ -356,14 +356,14 @@ class ReservedGangs:
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
         yield from self._caches.grpojobs
-        yield from filter(self._lives, self._caches.grpojobs.quarantined_records.values())
+        yield from filter(self._may_run, self._caches.grpojobs.quarantined_records.values())
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         """Return the GRPOJob of this namespace and name, if it counts."""
         if job := self._caches.grpojobs.get(key):
             return job
         aside = self._caches.grpojobs.quarantined_records.get(key)
-        return aside if aside and self._lives(aside) else None
+        return aside if aside and self._may_run(aside) else None
 
     @property
     def look_again(self) -> float | None:
@@ -371,20 +371,20 @@ class ReservedGangs:
         waiting = (
             self._starts_within(job)
             for job in self._caches.grpojobs.quarantined_records.values()
-            if not self._begun(job)
+            if not self._jobs_of_attempt(job)
         )
         return min((seconds for seconds in waiting if seconds > 0), default=None)
 
-    def _lives(self, job: GRPOJobRecord) -> bool:
+    def _may_run(self, job: GRPOJobRecord) -> bool:
         """True if the Job of the attempt is there and has not ended, or may still be created."""
         # An unreadable job may become readable in time to be started, for as long as
         # start_checks.not_started allows it.
-        begun = self._begun(job)
+        begun = self._jobs_of_attempt(job)
         if not begun:
             return self._starts_within(job) > 0
         return job.is_active and any(not child.ended for child in begun)
 
-    def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
+    def _jobs_of_attempt(self, job: GRPOJobRecord) -> list[JobRecord]:
         """The Job of the attempt, if there is one; not that of its engines, which lives on after it
         for a moment."""
         current_attempt = (job.uid, job.status.attempt)

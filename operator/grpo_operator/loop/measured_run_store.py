@@ -76,7 +76,7 @@ class MeasuredRunStore:
         """Read the ConfigMap, then write new rows into it, until cancelled."""
         while True:
             try:
-                version = await self._read()
+                version = await self._load_rows()
                 await self._add_missed_jobs()
                 newest = MeasuredRuns.newest((*self._runs.rows, *self._new))
                 if newest.rows != self._runs.rows:
@@ -92,13 +92,13 @@ class MeasuredRunStore:
             await self._is_due.wait()
             self._is_due.clear()
 
-    async def _read(self) -> str | None:
+    async def _load_rows(self) -> str | None:
         """Take the rows that are stored; return the ConfigMap's version, None where there is
         none."""
         try:
             stored = JsonObject(await self._cluster.get(CONFIG_MAPS, *self._key))
         except NotFound:
-            self._take([])
+            self._replace_runs([])
             return None
         try:
             # Unreadable is a ValueError, too.
@@ -108,10 +108,10 @@ class MeasuredRunStore:
         rows, problems = read_rows(document)
         if problems:
             log.warning("%s: %s rows can't be read: %s", self._key, len(problems), problems[0])
-        self._take(rows)
+        self._replace_runs(rows)
         return stored.part("metadata").text("resourceVersion")
 
-    def _take(self, rows: Iterable[MeasuredRow]) -> None:
+    def _replace_runs(self, rows: Iterable[MeasuredRow]) -> None:
         runs = MeasuredRuns.newest(rows)
         if runs.rows != self._runs.rows:
             self._runs = runs
@@ -149,7 +149,7 @@ class MeasuredRunStore:
             await self._cluster.patch(CONFIG_MAPS, *self._key, body)
         # Others may have come while the write was under way.
         self._new = [row for row in self._new if row not in stored_runs.rows]
-        self._take(stored_runs.rows)
+        self._replace_runs(stored_runs.rows)
 
 
 def _row(job: GRPOJobRecord, status: GRPOJobStatus) -> MeasuredRow | None:

@@ -53,14 +53,16 @@ class PodStartEvents:
         # A gang that does not start is looked at often, and each question is a LIST of events.
         warning = self._newest.get(key)
         if warning is None or warning.uid != uid or now - warning.at > FRESH_SECONDS:
-            warning = self._newest[key] = _NewestWarning(uid, now, await self._ask(key, uid))
+            warning = self._newest[key] = _NewestWarning(
+                uid, now, await self._fetch_warning(key, uid)
+            )
         return warning.message
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the remembered event of a GRPOJob that runs or is gone."""
         self._newest.pop(key, None)
 
-    async def _ask(self, key: ObjectKey, uid: str) -> str:
+    async def _fetch_warning(self, key: ObjectKey, uid: str) -> str:
         selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid}")
         try:
             events, _ = await list_and_parse(self._cluster, selection, start_event)

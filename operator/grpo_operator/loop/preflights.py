@@ -101,7 +101,7 @@ class Preflights:
         except (Denied, NotFound) as error:
             log.warning("%s: its preflight can't be created: %s", job.key, error)
             return str(error)
-        child = self._caches.jobs.read(answer)
+        child = self._caches.jobs.parse_item(answer)
         if child is None or child.grpojob_uid != job.uid:
             return f"Job {name} exists and is not this GRPOJob's"
         self._caches.jobs.put(answer)

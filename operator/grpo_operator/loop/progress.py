@@ -165,7 +165,7 @@ class ProgressPuller:
 
     async def _pull(self, target: Target, state: _State) -> None:
         try:
-            progress = await self._asked(target, state)
+            progress = await self._query_target(target, state)
         except _Gone:
             return
         except PullFailed as error:
@@ -190,7 +190,7 @@ class ProgressPuller:
         # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
-    async def _asked(self, target: Target, state: _State) -> Progress:
+    async def _query_target(self, target: Target, state: _State) -> Progress:
         """The target's answer, in the lane that it belongs to; one that is not quick is asked again
         with more patience.
 
@@ -202,17 +202,17 @@ class ProgressPuller:
         # the slow lane.
         if not state.failures and not state.slow:
             try:
-                return await self._in(self._quick, QUICK, target, state)
+                return await self._pull_in_lane(self._quick, QUICK, target, state)
             except TimeoutError:
                 state.slow = True
         try:
-            return await self._in(
+            return await self._pull_in_lane(
                 self._failing if state.failures else self._slow, TIMEOUT, target, state
             )
         except TimeoutError as error:
             raise PullFailed(f"no answer within {TIMEOUT:.0f} s") from error
 
-    async def _in(
+    async def _pull_in_lane(
         self, lane: asyncio.Semaphore, seconds: float, target: Target, state: _State
     ) -> Progress:
         """The answer, if it comes within that time from the turn in the lane."""
@@ -236,12 +236,12 @@ def next_pull(last: Pull | None, progress: Progress, at: Observed) -> Pull:
     While it trains, only a step counts: what else happens, happens within a step.
     """
     advanced_at = at
-    if last and _reached(last.progress) == _reached(progress):
+    if last and _progress_key(last.progress) == _progress_key(progress):
         advanced_at = last.advanced_at
     return Pull(progress, at, advanced_at)
 
 
-def _reached(progress: Progress) -> tuple[int, str, int]:
+def _progress_key(progress: Progress) -> tuple[int, str, int]:
     if progress.stage in STEP_STAGES:
         return progress.step, "Training", 0
     return progress.step, progress.stage, progress.events
@@ -269,7 +269,7 @@ def http_fetch(
             async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")
-                text = await _bounded(answer.content)
+                text = await _read_answer(answer.content)
             return Progress.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             wrong = sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]})
@@ -281,7 +281,7 @@ def http_fetch(
     return fetch
 
 
-async def _bounded(stream: aiohttp.StreamReader) -> bytes:
+async def _read_answer(stream: aiohttp.StreamReader) -> bytes:
     # What answers is the user's code: an answer without an end must not fill the operator's memory.
     text = b""
     async for chunk in stream.iter_any():

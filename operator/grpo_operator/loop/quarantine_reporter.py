@@ -72,7 +72,7 @@ class QuarantineReporter:
             ClusterError: neither was possible.
         """
         key, now = identity(item), self._clock()
-        conditions = _told(item, problem, timestamp(now))
+        conditions = _unreadable_conditions(item, problem, timestamp(now))
         if conditions is None:
             return
         version = {"resourceVersion": item["metadata"]["resourceVersion"]}
@@ -91,7 +91,7 @@ class QuarantineReporter:
             await self._cluster.create(EVENTS, key.namespace, unreadable_event(about, problem, now))
 
 
-def _told(item: Object, problem: str, now: str) -> list[Any] | None:
+def _unreadable_conditions(item: Object, problem: str, now: str) -> list[Any] | None:
     """The conditions with `Readable=False` among them, all others as they are; None when it says so
     already."""
     status = item.get("status")

@@ -268,7 +268,7 @@ class Reconciler:
         await self._collect_garbage(key)
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
-        return _earliest(
+        return _shortest_pause(
             decision.look_again, seconds_to_write, _until_next_check(observation, decision)
         )
 
@@ -327,7 +327,7 @@ class Reconciler:
         conflict = await self._starter.repair_shared_objects(observation)
         if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
-        look_again = _earliest(decision.look_again, conflict.look_again)
+        look_again = _shortest_pause(decision.look_again, conflict.look_again)
         return replace(
             decision, reason=Reason.NAME_TAKEN, message=conflict.message, look_again=look_again
         )
@@ -352,6 +352,6 @@ def _until_next_check(observation: Observation, decision: Decision) -> float | N
     return check.look_again
 
 
-def _earliest(*pauses: float | None) -> float | None:
+def _shortest_pause(*pauses: float | None) -> float | None:
     """Return the shortest of the pauses in seconds; None without any."""
     return min((pause for pause in pauses if pause is not None), default=None)

@@ -222,7 +222,7 @@ class SharedObjects:
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
         existing_object = await self._get(kind.cache.resource, key)
-        record = kind.cache.read(existing_object) if existing_object else None
+        record = kind.cache.parse_item(existing_object) if existing_object else None
         # An object on its way out can't be repaired, and its name is free only once it is gone.
         if existing_object is None or record is None or record.deleting:
             return NameConflict(f"{kind.kind} {key.name} is being deleted", GOES_PAUSE)

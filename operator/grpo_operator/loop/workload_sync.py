@@ -112,7 +112,7 @@ class Workloads:
         if due is None:
             return decision
         try:
-            await self._take(due, observation)
+            await self._execute_step(due, observation)
         except (Refused, Denied, NotFound) as error:
             log.warning("%s: %s of its Workload: %s", observation.job.key, due.write, error)
             # What is decided on a gang that runs or has ended must not wait for its Workload.
@@ -123,7 +123,7 @@ class Workloads:
             return replace(decision, reason=reason, message=message, look_again=DENIED_PAUSE)
         return decision
 
-    async def _take(self, due: Step, observation: Observation) -> None:
+    async def _execute_step(self, due: Step, observation: Observation) -> None:
         job, workload_record = observation.job, observation.workload
         log.info("%s: %s Workload %s", job.key, due.write, _key(job).name)
         if due.write is Write.CREATE and due.plan:
@@ -133,7 +133,7 @@ class Workloads:
         elif workload_record is None:
             return
         elif due.write is Write.DELETE:
-            await self._guarded(
+            await self._write_and_cache(
                 workload_record,
                 lambda: self._cluster.delete(WORKLOADS, *workload_record.key, workload_record),
             )
@@ -142,7 +142,7 @@ class Workloads:
         elif due.write in (Write.PAUSE, Write.RESUME):
             await self._patch(workload_record, pause_patch(due.write is Write.PAUSE))
         else:
-            await self._tell(due.write, observation, workload_record)
+            await self._write_status(due.write, observation, workload_record)
 
     async def _create(self, job: GRPOJobRecord, body: Manifest) -> None:
         key = _key(job)
@@ -150,7 +150,7 @@ class Workloads:
             answer = await self._cluster.create(WORKLOADS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(WORKLOADS, *key)
-            workload = self._cache.read(answer)
+            workload = self._cache.parse_item(answer)
             if workload is None or workload.grpojob_uid != job.uid:
                 raise Refused(
                     Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's"
@@ -161,7 +161,7 @@ class Workloads:
         """Takes the Workload that MultiKueue has made here, which nobody controls yet."""
         key = _key(job)
         answer = await self._cluster.get(WORKLOADS, *key)
-        workload = self._cache.read(answer)
+        workload = self._cache.parse_item(answer)
         # MultiKueue's Workload has no controller yet; one that has another is not for this job.
         if workload is None or workload.grpojob_uid not in ("", job.uid):
             raise Refused(
@@ -169,7 +169,7 @@ class Workloads:
             )
         await self._patch(workload, adoption_patch(job))
 
-    async def _tell(
+    async def _write_status(
         self, write: Write, observation: Observation, workload_record: WorkloadRecord
     ) -> None:
         """One write of the status; what others have in it stays."""
@@ -194,12 +194,12 @@ class Workloads:
     ) -> None:
         metadata = {**patch.get("metadata", {}), "resourceVersion": str(workload_record.version)}
         body = {**patch, "metadata": metadata}
-        await self._guarded(
+        await self._write_and_cache(
             workload_record,
             lambda: self._cluster.patch(WORKLOADS, *workload_record.key, body, subresource),
         )
 
-    async def _guarded(
+    async def _write_and_cache(
         self, workload_record: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]
     ) -> None:
         try:

@@ -155,7 +155,7 @@ def pod_spec(
     mounts += class_mounts
     container = _container(role, image, mounts, source)
     settings = spec.pod_template.spec
-    user_volumes = [_given(volume) for volume in settings.volumes]
+    user_volumes = [_user_fields(volume) for volume in settings.volumes]
     init_containers = [init_container(container, image) for container in settings.init_containers]
     # engines may share a node, and a single pod has no peer to keep away from
     keeps_apart = plan.nodes > 1 and not role.is_engines
@@ -181,12 +181,12 @@ def pod_spec(
         "schedulerName": settings.scheduler_name,
         "hostNetwork": platform.host_network,
         "dnsPolicy": settings.dns_policy or (HOST_DNS if platform.host_network else None),
-        "dnsConfig": _given(settings.dns_config),
+        "dnsConfig": _user_fields(settings.dns_config),
     }
     return pod | {field: value for field, value in optional.items() if value}
 
 
-def _given(part: BaseModel | None) -> Manifest:
+def _user_fields(part: BaseModel | None) -> Manifest:
     """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's
     own."""
     return (
@@ -198,7 +198,7 @@ def _given(part: BaseModel | None) -> Manifest:
 
 def _pod_security(user: int | None, platform: PlatformSecurityContext) -> Manifest:
     ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-    platform_fields = _given(platform)
+    platform_fields = _user_fields(platform)
     platform_fields.pop("capabilities", None)
     return {
         "runAsNonRoot": platform.run_as_user != 0,
@@ -212,7 +212,7 @@ def _pod_security(user: int | None, platform: PlatformSecurityContext) -> Manife
 
 def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
     """The job's own, and the others of all jobs: the kubelet tries each that there is."""
-    job_secrets = [_given(secret) for secret in spec.pod_template.spec.image_pull_secrets]
+    job_secrets = [_user_fields(secret) for secret in spec.pod_template.spec.image_pull_secrets]
     default_secrets = [{"name": name} for name in pods.pull_secrets]
     return job_secrets + [secret for secret in default_secrets if secret not in job_secrets]
 
@@ -222,7 +222,7 @@ def _affinity(
 ) -> Manifest:
     """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away
     from."""
-    affinity = _given(user_affinity)
+    affinity = _user_fields(user_affinity)
     if pod_labels:  # a topology spread would allow two on a node when nodes are few
         gang_labels = (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
         selector = {"matchLabels": {label: pod_labels[label] for label in gang_labels}}
@@ -251,7 +251,7 @@ def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> Non
 
 
 def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
-    tolerations = [_given(toleration) for toleration in spec.placement.tolerations]
+    tolerations = [_user_fields(toleration) for toleration in spec.placement.tolerations]
     if plan.accelerator == "CPU":
         return tolerations
     gpu_tolerations = [
@@ -274,7 +274,7 @@ def _container(
 ) -> Manifest:
     spec = role.spec
     plan = role.plan
-    user_mounts = [_given(mount) for mount in spec.volume_mounts]
+    user_mounts = [_user_fields(mount) for mount in spec.volume_mounts]
     capabilities = spec.platform.security_context.capabilities
     container: Manifest = {
         "name": CONTAINER,
@@ -298,7 +298,7 @@ def _container(
     env_from = [
         *_store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store),
         *_store_settings(RESUME_STORE_ENV, resume_store),
-        *map(_given, spec.env_from),
+        *map(_user_fields, spec.env_from),
     ]
     if env_from:
         container["envFrom"] = env_from
@@ -315,11 +315,11 @@ def _ports(role: Role) -> list[Manifest]:
 def init_container(user_container: InitContainer, image: str) -> Manifest:
     """A user's init container; the image and the rights that it doesn't name are the training
     container's."""
-    rights = _given(user_container.security_context)
+    rights = _user_fields(user_container.security_context)
     security = _container_security() | rights
     user_capabilities = rights.get("capabilities", {})
     security["capabilities"] = {"drop": ["ALL"]} | user_capabilities
-    container: Manifest = {"image": image} | _given(user_container)
+    container: Manifest = {"image": image} | _user_fields(user_container)
     container["imagePullPolicy"] = user_container.image_pull_policy
     container["securityContext"] = security
     if resources := user_container.resources.manifest({}):
@@ -340,7 +340,7 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
 
 def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Manifest]:
     """The user's variables come last, so that they win."""
-    user_env = [_given(variable) for variable in spec.env]
+    user_env = [_user_fields(variable) for variable in spec.env]
     user_names = {variable["name"] for variable in user_env}
     env: list[Manifest] = [
         *({"name": name, "value": value} for name, value in RETURN_FREED_MEMORY.items()),
@@ -388,7 +388,7 @@ def _tracking_tokens(spec: GRPOJobSpec) -> list[Manifest]:
     for name, tracker in trackers:
         secret = token_of(tracker)
         if secret:
-            optional = _given(secret) | {"optional": True}
+            optional = _user_fields(secret) | {"optional": True}
             source = {"secretKeyRef": optional}
             env.append({"name": tracking_token_env(name), "valueFrom": source})
     return env
@@ -398,11 +398,11 @@ def _store_settings(prefix: str, store: ObjectStoreSpec | None) -> list[Manifest
     """The keys of the store's secret, under names that no other client in the container reads."""
     if store is None or store.credentials_secret_ref is None:
         return []
-    secret = _given(store.credentials_secret_ref)
+    secret = _user_fields(store.credentials_secret_ref)
     return [{"prefix": prefix, "secretRef": secret}]
 
 
 def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
     if secret is None:
         return []
-    return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}]
+    return [{"name": name, "valueFrom": {"secretKeyRef": _user_fields(secret)}}]

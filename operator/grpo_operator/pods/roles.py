@@ -45,7 +45,7 @@ def engine_role(spec: GRPOJobSpec, plan: ExecutionPlan) -> Role | None:
     if engine is None or engine.kind != "Servers":
         return None
     engine_spec = _as_engine(spec)
-    engine_plan = _alone(plan, engine)
+    engine_plan = _engine_gang_plan(plan, engine)
     return Role(component=COMPONENT_ENGINE, spec=engine_spec, plan=engine_plan)
 
 
@@ -75,7 +75,7 @@ def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
     return spec.model_copy(update=changes)
 
 
-def _alone(plan: ExecutionPlan, engine: EnginePlan) -> ExecutionPlan:
+def _engine_gang_plan(plan: ExecutionPlan, engine: EnginePlan) -> ExecutionPlan:
     """The plan of the engines as if they were the gang, one process to a GPU."""
     changes = {
         "gpus": engine.gpus,

@@ -116,9 +116,9 @@ class JobMetrics:
         live_lines = []
         async for job in yield_every(LOOP_BUDGET, shown):
             waits.add(job)
-            live_lines.append(_written(job, self._live(job)))
+            live_lines.append(_format_samples(job, self._live(job)))
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
-        cached = await self._refreshed(shown)
+        cached = await self._refresh_lines(shown)
         all_lines = [*(entry.lines for entry in cached), *live_lines]
         count_lines = [_line(JOBS, labels, str(count)) for labels, count in counts.items()]
         families = [_family(JOBS, "".join(count_lines))]
@@ -132,7 +132,7 @@ class JobMetrics:
             await asyncio.sleep(0)
         return "".join(families)
 
-    async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
+    async def _refresh_lines(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
         """Return the lines of these jobs, and keep those of no others."""
         fresh: dict[ObjectKey, _CachedLines] = {}
         async for job in yield_every(LOOP_BUDGET, jobs):
@@ -204,10 +204,10 @@ def _known_stage(stage: str) -> str:
 
 def _lines(job: GRPOJobRecord) -> Lines:
     """What is kept of a job."""
-    return _written(job, _samples(job))
+    return _format_samples(job, _samples(job))
 
 
-def _written(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
+def _format_samples(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
     """A job's lines; each series once, whatever its status says twice."""
     lines: dict[str, dict[str, None]] = {}
     for metric, labels, value in samples:
@@ -276,9 +276,9 @@ def _number(value: float | str) -> str:
 
 def _line(metric: Metric, labels: Iterable[str], value: str) -> str:
     names_and_texts = zip(metric.labels, labels, strict=True)
-    pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in names_and_texts)
+    pairs = ",".join(f'{name}="{_escape_label(text)}"' for name, text in names_and_texts)
     return f"{metric.name}{{{pairs}}} {value}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

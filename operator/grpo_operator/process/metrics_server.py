@@ -121,7 +121,7 @@ class Metrics(Observer):
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.read(
+        self.export_families(
             {
                 BUILD_INFO: lambda: {VERSION: 1},
                 ACTIVE_WORKERS: lambda: {CONTROLLER: queue.active},
@@ -156,7 +156,7 @@ class Metrics(Observer):
             metric.name, metric.help, metric.labels, registry=self.registry, buckets=buckets
         )
 
-    def read(self, families: Mapping[Metric, ByLabel]) -> None:
+    def export_families(self, families: Mapping[Metric, ByLabel]) -> None:
         """Exports these, too: what their functions give at the time of each scrape."""
         self.registry.register(NowCollector(families))
 
@@ -227,7 +227,7 @@ def application(
             body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
-    def checked(check: Check) -> Callable[[web.Request], Any]:
+    def probe_handler(check: Check) -> Callable[[web.Request], Any]:
         async def answer(_: web.Request) -> web.Response:
             problem = check()
             text = "\n".join(filter(None, (problem or "ok", detail())))
@@ -237,8 +237,8 @@ def application(
 
     pages = web.Application()
     pages.router.add_get("/metrics", metrics)
-    pages.router.add_get("/healthz", checked(healthy))
-    pages.router.add_get("/readyz", checked(ready))
+    pages.router.add_get("/healthz", probe_handler(healthy))
+    pages.router.add_get("/readyz", probe_handler(ready))
     return pages
 
 

@@ -168,17 +168,17 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
     )
     parser.add_argument(
-        "--resync-seconds", type=_positive, default=default.resync, help="between two full LISTs"
+        "--resync-seconds", type=_duration, default=default.resync, help="between two full LISTs"
     )
     parser.add_argument(
         "--progress-seconds",
-        type=_positive,
+        type=_duration,
         default=default.progress_interval,
         help="between pulls",
     )
     parser.add_argument(
         "--scheduling-timeout-seconds",
-        type=_positive,
+        type=_duration,
         default=default.limits.scheduling_timeout_seconds,
         help="a gang that isn't bound whole by then is released",
     )
@@ -257,7 +257,7 @@ def _add_leader_election(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lease-seconds",
-        type=_positive,
+        type=_duration,
         default=Terms().duration,
         help="others wait so long for a leader's renewal",
     )
@@ -344,7 +344,7 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> float:
+def _duration(text: str) -> float:
     value = float(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")

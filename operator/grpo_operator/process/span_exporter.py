@@ -126,7 +126,7 @@ class SpanExporter:
         for _ in batch:
             self._waiting.popleft()
         if status // 100 == 2:
-            refused, why = _partial(text)
+            refused, why = _rejected_spans(text)
         else:
             refused, why = len(batch), f"HTTP {status}: {text[:200]!r}"
         # The collector's number may be anything; more than were sent can't have been refused.
@@ -170,7 +170,7 @@ def _retry_after(text: str) -> float | None:
     return min(float(text), LONGEST_PAUSE)
 
 
-def _partial(text: bytes) -> tuple[int, str]:
+def _rejected_spans(text: bytes) -> tuple[int, str]:
     """How many spans an answer of success refuses, and why: its `partialSuccess`."""
     try:
         partial = json.loads(text or b"{}")["partialSuccess"]

@@ -183,7 +183,7 @@ class Operator:
             pods=pods,
         )
         throttle = StatusThrottle(settings.status_interval)
-        status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._wrote)
+        status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._publish_status_write)
         return Reconciler(
             observer=observer,
             queue=self._admission,
@@ -238,7 +238,7 @@ class Operator:
         for key in keys:
             self.add(key)
 
-    def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+    def _publish_status_write(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken a status: events, metrics and traces follow."""
         for event in status_events(job, new, now):
             self._recorder.record(job.key, event)
@@ -354,10 +354,10 @@ class Operator:
             lists = [asyncio.create_task(informer.list_until_served()) for informer in informers]
             await until_one_ends(*lists)
         backoff = Backoff()
-        while not await self._discovered():
+        while not await self._is_discovered():
             await backoff.wait()
 
-    async def _discovered(self) -> bool:
+    async def _is_discovered(self) -> bool:
         try:
             return await self._cluster.is_discovered(GRPOJOBS)
         except ClusterError as error:
@@ -388,21 +388,23 @@ class Operator:
 
     def not_served(self) -> str:
         """What the API server does not serve now."""
-        return metrics_server.not_served(self._watched())
+        return metrics_server.not_served(self._watched_informers())
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf."""
         longest_silence = max(DEAF_SECONDS, 2 * self.settings.resync)
         return metrics_server.silent_watches_message(
-            self._watched(), self._clock(), longest_silence
+            self._watched_informers(), self._clock(), longest_silence
         )
 
     def last_update_times(self) -> dict[str, float]:
         """Return, by kind of object, the unix time in seconds of the last LIST, event or
         bookmark."""
-        return metrics_server.last_update_times(self._watched(), self._clock(), self._wall())
+        return metrics_server.last_update_times(
+            self._watched_informers(), self._clock(), self._wall()
+        )
 
-    def _watched(self) -> dict[str, Informer[Any]]:
+    def _watched_informers(self) -> dict[str, Informer[Any]]:
         return self.informers | self.facts.informers()
 
     def leads(self) -> dict[str, float]:

@@ -77,7 +77,7 @@ def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
     An attempt that is under way keeps the class that it was committed with.
     """
     text = json.dumps(spec)
-    typed, problems = _typed_spec(text) if len(text) <= SHORT else _judged(spec)
+    typed, problems = _typed_spec(text) if len(text) <= SHORT else _parse_fields(spec)
     content = JobContent(typed, problems, status, typed)
     if typed is None or status.job_class is None or not is_under_way(status):
         return content
@@ -91,10 +91,10 @@ def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
 def _typed_spec(text: str) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
     """What the types make of a spec of that JSON; by its text, for what is said by `1` and `1.0` is
     not the same."""
-    return _judged(json.loads(text))
+    return _parse_fields(json.loads(text))
 
 
-def _judged(spec: Fields) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
+def _parse_fields(spec: Fields) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
     """The typed spec, or why its types reject it."""
     try:
         return parse_spec(spec), ()

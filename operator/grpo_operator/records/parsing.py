@@ -258,7 +258,7 @@ def service_record(item: object) -> ServiceRecord:
     whole = JsonObject(item)
     spec = whole.part("spec")
     return ServiceRecord(
-        **_shared(whole.part("metadata")),
+        **_shared_fields(whole.part("metadata")),
         selector=spec.string_map("selector"),
         cluster_ip=spec.text("clusterIP"),
         publishes_not_ready=spec.is_true("publishNotReadyAddresses"),
@@ -272,10 +272,10 @@ def policy_record(item: object) -> PolicyRecord:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    return PolicyRecord(**_shared(whole.part("metadata")), spec=whole.raw("spec"))
+    return PolicyRecord(**_shared_fields(whole.part("metadata")), spec=whole.raw("spec"))
 
 
-def _shared(meta: JsonObject) -> dict[str, Any]:
+def _shared_fields(meta: JsonObject) -> dict[str, Any]:
     """The fields of a SharedRecord."""
     key = object_key(meta)
     return {

@@ -205,11 +205,11 @@ def _container_termination(
     terminated: JsonObject, attempt: int, disrupted: bool, why: str
 ) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
-    outcome = _reported(message, attempt)
+    outcome = _parse_outcome(message, attempt)
     is_reported = outcome is not None
     if outcome is None:
         detail = "; ".join(part for part in (why, message.strip()) if part)
-        outcome = _concluded(terminated, detail)
+        outcome = _outcome_of_state(terminated, detail)
     return PodTermination(
         outcome=outcome,
         reported=is_reported,
@@ -218,7 +218,7 @@ def _container_termination(
     )
 
 
-def _concluded(terminated: JsonObject, detail: str) -> Outcome:
+def _outcome_of_state(terminated: JsonObject, detail: str) -> Outcome:
     """What the container's state says of a program that said nothing itself."""
     code = terminated.integer("exitCode")
     if terminated.text("reason") == "OOMKilled":
@@ -240,7 +240,7 @@ def _concluded(terminated: JsonObject, detail: str) -> Outcome:
     return truncate_to_fit(Outcome(result=result), message)
 
 
-def _reported(message: str, attempt: int) -> Outcome | None:
+def _parse_outcome(message: str, attempt: int) -> Outcome | None:
     """The Outcome in a termination message; None when it holds something else, such as a kubelet's
     own words.
 

@@ -45,10 +45,10 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     state_decision = _STATEMENTS.get(decision.action, _going_on)
     statements = [
         *state_decision(observation, decision),
-        *_dropped(observation),
-        *_readable(observation),
-        *_checked(observation, decision),
-        *_healthy(observation, decision),
+        *_dropped_condition(observation),
+        *_readable_condition(observation),
+        *_checked_condition(observation, decision),
+        *_healthy_condition(observation, decision),
     ]
     generation = observation.job.generation
     now = timestamp(observation.now)
@@ -70,13 +70,13 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     return stated_conditions
 
 
-def _readable(observation: Observation) -> Iterator[Statement]:
+def _readable_condition(observation: Observation) -> Iterator[Statement]:
     """An object that was set aside and can be read again, by a newer operator or after a change."""
     if observation.job.condition(C.READABLE):
         yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
 
 
-def _checked(observation: Observation, decision: Decision) -> Iterator[Statement]:
+def _checked_condition(observation: Observation, decision: Decision) -> Iterator[Statement]:
     """What the preflight has come to, until an attempt is committed."""
     preflight = observation.preflight
     job = observation.job
@@ -92,7 +92,7 @@ def _checked(observation: Observation, decision: Decision) -> Iterator[Statement
         yield C.CHECKED, True, Reason.NOT_CHECKED, message
 
 
-def _healthy(observation: Observation, decision: Decision) -> Iterator[Statement]:
+def _healthy_condition(observation: Observation, decision: Decision) -> Iterator[Statement]:
     """What is wrong with the run's numbers, as rank 0 judges them at every step; Unknown while it
     does not answer.
 
@@ -123,7 +123,7 @@ def _healthy(observation: Observation, decision: Decision) -> Iterator[Statement
     yield C.HEALTHY, False, first.finding, message
 
 
-def _dropped(observation: Observation) -> Iterator[Statement]:
+def _dropped_condition(observation: Observation) -> Iterator[Statement]:
     """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's
     other attempts."""
     metrics = observation.pull.progress.metrics if observation.pull else {}
@@ -170,7 +170,7 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
     yield C.SCHEDULED, False, Reason.PODS_PENDING, pods_message
     if decision.ended:
         end = decision.ended
-        differences = _rolled_back(decision) + _replanned(decision)
+        differences = _rolled_back(decision) + _plan_change_message(decision)
         why = f"attempt {number - 1} ended with {end.result}: {end.message}{differences}"
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
         yield C.DEGRADED, True, end.result, why
@@ -222,7 +222,7 @@ def _rolled_back(decision: Decision) -> str:
     )
 
 
-def _replanned(decision: Decision) -> str:
+def _plan_change_message(decision: Decision) -> str:
     """What is different about the next attempt's plan, as the end of a sentence; empty where
     nothing."""
     if decision.learned is None or decision.plan is None or not decision.plan.changes:
@@ -295,11 +295,11 @@ def _retry(observation: Observation, decision: Decision) -> Iterator[Statement]:
 def _going_on(observation: Observation, decision: Decision) -> Iterator[Statement]:
     """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
     if not observation.job.is_active:
-        yield from _unchanged(observation)
+        yield from _current_conditions(observation)
         return
     number = observation.job.status.attempt
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
-    yield _scheduled(observation, decision)
+    yield _scheduled_condition(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
         yield from _backing_off(decision)
     else:
@@ -315,7 +315,7 @@ def _backing_off(decision: Decision) -> Iterator[Statement]:
     yield C.DEGRADED, True, decision.reason, message
 
 
-def _unchanged(observation: Observation) -> Iterator[Statement]:
+def _current_conditions(observation: Observation) -> Iterator[Statement]:
     for condition in observation.job.status.conditions:
         if condition.type in _TYPES:
             kind = C(condition.type)
@@ -323,7 +323,7 @@ def _unchanged(observation: Observation) -> Iterator[Statement]:
             yield kind, is_true, condition.reason, condition.message
 
 
-def _scheduled(observation: Observation, decision: Decision) -> Statement:
+def _scheduled_condition(observation: Observation, decision: Decision) -> Statement:
     job = observation.job
     if observation.is_gang_bound:
         nodes = job.nodes

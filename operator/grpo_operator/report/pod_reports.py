@@ -54,7 +54,7 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
         return _final_pods(observation)
     fields: dict[str, Any] = {}
     fields |= _revisions(observation)
-    fields |= _learned(observation, decision)
+    fields |= _learned_fields(observation, decision)
     fields |= _checkpoint(observation)
     if not observation.job.is_active or decision.action is Action.COMMIT:
         return fields | without_stage(observation)
@@ -63,7 +63,7 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
     if observation.pull:
         fields |= progress_fields(observation.pull.progress, observation)
     if decision.reason == Reason.PROGRESS_UNKNOWN:
-        fields["findings"] = _unseen(observation)
+        fields["findings"] = _unseen_findings(observation)
     fields |= stage_fields(observation, decision, fields.get("progress"))
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, observation, decision.ended)
@@ -87,7 +87,7 @@ def _revisions(observation: Observation) -> dict[str, Any]:
     return {"revisions": merged}
 
 
-def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
+def _learned_fields(observation: Observation, decision: Decision) -> dict[str, Any]:
     """What the attempt reported about model and links. Nothing if the decision itself already
     carries `learned`."""
     learned = learned_with_progress(observation)
@@ -172,11 +172,11 @@ def _final_pods(observation: Observation) -> dict[str, Any]:
     now = {pod.name: _pod(pod) for pod in observation.pods}
     now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
     shown = observation.job.status.pods
-    final = [now.get(pod.name, _gone(pod)) for pod in shown]
+    final = [now.get(pod.name, _final_status(pod)) for pod in shown]
     return {"pods": final} if final != shown else {}
 
 
-def _gone(pod: PodStatus) -> PodStatus:
+def _final_status(pod: PodStatus) -> PodStatus:
     if pod.phase in ENDED_PHASES:
         return pod
     return pod.model_copy(update={"phase": "Deleted"})
@@ -198,7 +198,7 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
     return fields
 
 
-def _unseen(observation: Observation) -> list[Finding]:
+def _unseen_findings(observation: Observation) -> list[Finding]:
     """That rank 0 does not answer, before what it has found last."""
     status = observation.job.status
     pull = observation.pull

@@ -56,7 +56,7 @@ def stage_fields(
         update |= {"stage": before.stage, "stage_since": before.stage_since}
         return {"progress": progress.model_copy(update=update)}
     update["stage"] = stage
-    update["stage_since"] = _since(before, stage, observation.now, seconds_so_far)
+    update["stage_since"] = _stage_begin(before, stage, observation.now, seconds_so_far)
     if stage == "Downloading" and observation.pull:
         update |= _download(observation.pull.progress, observation.now)
     return {"progress": progress.model_copy(update=update)}
@@ -100,7 +100,7 @@ def _stage(observation: Observation) -> tuple[str | None, float | None]:
     return next(filter(None, stages), None), None
 
 
-def _since(
+def _stage_begin(
     before: ProgressStatus | None, stage: str, now: float, seconds_so_far: float | None
 ) -> str:
     """When the stage began, by the operator's clock: as stated before, unless it began again."""

@@ -95,7 +95,7 @@ class _Timeline:
     earliest: float
     latest: float
 
-    def _at(self, spent: float) -> float:
+    def _unix_time(self, spent: float) -> float:
         unix = self.origin + spent
         return max(self.earliest, min(unix, self.latest))
 
@@ -107,16 +107,16 @@ class _Timeline:
             spent = progress.startup_seconds.get(part)
             if spent is not None:
                 attributes.append((attribute, spent))
-        begin = self._at(begin)
-        end = self._at(end)
+        begin = self._unix_time(begin)
+        end = self._unix_time(end)
         return self.trace.span(name, begin, end, attributes=attributes)
 
     def step(self, step_time: StepTime, name: traces.SpanName) -> Iterator[Span]:
         """Yield the spans of a step and of its parts, one after the other: their real order is not
         reported."""
         step = step_time.step
-        begin = self._at(step_time.began.total)
-        end = self._at(step_time.ended.total)
+        begin = self._unix_time(step_time.began.total)
+        end = self._unix_time(step_time.ended.total)
         attributes = [(traces.STEP_NUMBER, step)]
         span = self.trace.span(name, begin, end, number=step, attributes=attributes)
         yield span
@@ -172,13 +172,13 @@ class AttemptTraces:
         job = observation.job
         if not job.is_active:
             return
-        attempt = self._of(job)
+        attempt = self._attempt_of_job(job)
         trace = attempt.trace
         number = attempt.admission
         if attempt.bound_at is None and observation.is_gang_bound:
             attempt.bound_at = max(attempt.admitted_at, observation.now)
             span = trace.span(traces.BOUND, attempt.admitted_at, attempt.bound_at, number=number)
-            self._tell(attempt, span)
+            self._send_span(attempt, span)
         if (
             attempt.started_at is None
             and attempt.bound_at is not None
@@ -186,13 +186,13 @@ class AttemptTraces:
         ):
             attempt.started_at = max(attempt.bound_at, observation.now)
             span = trace.span(traces.STARTED, attempt.bound_at, attempt.started_at, number=number)
-            self._tell(attempt, span)
+            self._send_span(attempt, span)
         pulled_at = pull_time(observation)
         if observation.pull and pulled_at is not None:
             progress = observation.pull.progress
             spans = attempt.rank0.report_spans(trace, progress, pulled_at, attempt.admitted_at)
             for span in spans:
-                self._tell(attempt, span)
+                self._send_span(attempt, span)
 
     def record_status(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken this status of the job."""
@@ -200,12 +200,12 @@ class AttemptTraces:
         same_attempt = new.attempt == job.status.attempt
         goes_on = job.is_active and is_under_way_now and same_attempt
         if job.is_active and not goes_on:
-            self._end(self._of(job), job, new, now)
+            self._end(self._attempt_of_job(job), job, new, now)
         if not is_under_way_now:
             self._attempts.pop(job.key, None)
             return
-        attempt = self._of(job) if goes_on else self._begin(job, new, now)
-        admitted_at = _since(new.condition(C.ADMITTED))
+        attempt = self._attempt_of_job(job) if goes_on else self._begin(job, new, now)
+        admitted_at = _transition_time(new.condition(C.ADMITTED))
         self._admit(attempt, int(admitted_at), now)
 
     def end_job(self, key: ObjectKey, now: float) -> None:
@@ -214,7 +214,7 @@ class AttemptTraces:
         if attempt:
             self._tell_root(attempt, {traces.RESULT.key: DELETED}, now)
 
-    def _of(self, job: GRPOJobRecord) -> _Attempt:
+    def _attempt_of_job(self, job: GRPOJobRecord) -> _Attempt:
         """The job's attempt; as its status has it, if this process doesn't know it."""
         attempt = self._attempts.get(job.key)
         is_current = (
@@ -246,7 +246,7 @@ class AttemptTraces:
     def _attempt_of_status(self, job: GRPOJobRecord) -> _Attempt:
         """An attempt that a former operator has begun."""
         status = job.status
-        admitted_since = _since(job.condition(C.ADMITTED))
+        admitted_since = _transition_time(job.condition(C.ADMITTED))
         admitted_at = seconds(status.attempt_start_time) or admitted_since or job.created
         waiting_since = _waiting_since(job.created, status)
         begin = min(admitted_at, admitted_since or admitted_at, waiting_since)
@@ -254,10 +254,10 @@ class AttemptTraces:
         attempt.admitted_at = admitted_at
         attempt.admission = int(admitted_since)
         if job.is_true(C.SCHEDULED):
-            scheduled_since = _since(job.condition(C.SCHEDULED))
+            scheduled_since = _transition_time(job.condition(C.SCHEDULED))
             attempt.bound_at = max(admitted_at, scheduled_since)
         if job.is_true(C.RUNNING):
-            running_since = _since(job.condition(C.RUNNING))
+            running_since = _transition_time(job.condition(C.RUNNING))
             attempt.started_at = max(admitted_at, running_since)
         if status.progress and status.progress.attempt == status.attempt:
             attempt.rank0.heard_of(status.progress.step)
@@ -273,7 +273,7 @@ class AttemptTraces:
         span = attempt.trace.span(
             traces.QUEUED, begin, attempt.admitted_at, number=attempt.admission
         )
-        self._tell(attempt, span)
+        self._send_span(attempt, span)
 
     def _end(self, attempt: _Attempt, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         plan = job.status.plan
@@ -285,7 +285,7 @@ class AttemptTraces:
             attributes[traces.GPUS.key] = plan.gpus
         if progress and progress.attempt == attempt.trace.attempt:
             attributes[traces.STEP_NUMBER.key] = progress.step
-        result, has_failed, message = _how(job.status.attempt, new)
+        result, has_failed, message = _attempt_end(job.status.attempt, new)
         attributes[traces.RESULT.key] = result
         if has_failed:
             attributes[traces.ERROR.key] = result
@@ -305,7 +305,7 @@ class AttemptTraces:
         root = replace(span, attributes=attributes, failed=has_failed, message=message)
         self._put(root)
 
-    def _tell(self, attempt: _Attempt, span: Span) -> None:
+    def _send_span(self, attempt: _Attempt, span: Span) -> None:
         attempt.latest = max(attempt.latest, span.end)
         self._put(span)
 
@@ -320,7 +320,7 @@ def _waiting_since(created: float, status: GRPOJobStatus) -> float:
     for kind in (C.SUSPENDED, C.FAILED):
         rest = status.condition(kind)
         if rest and rest.status == "False" and _was_true(rest, status):
-            begin = max(begin, _since(rest))
+            begin = max(begin, _transition_time(rest))
     return begin
 
 
@@ -330,7 +330,7 @@ def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
     return status.attempt > 1 or rest.last_transition_time != status.start_time
 
 
-def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
+def _attempt_end(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     """Return how an attempt ended that this status ends: the reason, whether it failed, and the
     message."""
     end = next((end for end in reversed(new.ends) if end.attempt == attempt), None)
@@ -349,7 +349,7 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     return end.reason, has_failed, message
 
 
-def _since(condition: Condition | None) -> float:
+def _transition_time(condition: Condition | None) -> float:
     """Return the unix time of a condition's last transition; 0 if it is not known."""
     if condition is None:
         return 0.0

@@ -59,8 +59,10 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     fields: dict[str, Any] = {"as_of": _as_of(observation, before)}
     fields |= _waiting(before, records, observation, decision)
     fields["attempts"] = _with_new_attempt(records, observation, decision, new)
-    usage = _bounded(before.model_copy(update=fields))
-    is_unchanged = old is not None and _news(old) == _news(usage) and new == job.status
+    usage = _limit_records(before.model_copy(update=fields))
+    is_unchanged = (
+        old is not None and _essential_parts(old) == _essential_parts(usage) and new == job.status
+    )
     return old if is_unchanged else sum_states(usage)
 
 
@@ -185,7 +187,7 @@ def _to_run(observation: Observation, decision: Decision) -> bool:
     return not observation.job.is_finished or decision.action is Action.RETRY
 
 
-def _bounded(usage: Usage) -> Usage:
+def _limit_records(usage: Usage) -> Usage:
     """Return the usage with at most MAX_RECORDS records, or twice as many while the oldest of them
     may still change."""
     excess = len(usage.attempts) - MAX_RECORDS
@@ -199,7 +201,7 @@ def _bounded(usage: Usage) -> Usage:
     return merge_oldest(usage, count) if count > 0 else usage
 
 
-def _news(usage: Usage) -> object:
+def _essential_parts(usage: Usage) -> object:
     """Return the parts of a usage that are worth a write of their own: the next attempt's account
     needs them."""
     return usage.waiting_since, [_news_of_record(record) for record in usage.attempts]
@@ -293,7 +295,7 @@ def _with_pod_times(
         if name in visible:
             continue
         if pod_time.seconds is None:
-            pod_times.append(_closed(observation, record, pod_time, as_of))
+            pod_times.append(_close_pod_time(observation, record, pod_time, as_of))
         else:
             gone_seconds += pod_time.seconds
     pod_times.sort(key=lambda pod_time: pod_time.name)
@@ -318,23 +320,25 @@ def _pod_time(
         counted_until = as_of
         counted_seconds = pod_seconds(known_pod_time, as_of)
     else:
-        bound_at = _within(pod.bound_at or now, start, now)
+        bound_at = _clamp(pod.bound_at or now, start, now)
         counted_until = timestamp(bound_at)
         pod_time = PodTime(name=pod.name, bound_time=counted_until)
     if pod.end is None and pod.phase not in ENDED_PHASES:
         return pod_time
     held_seconds = pod.termination.held_seconds if pod.termination else None
     if held_seconds is None:
-        return _closed(observation, record, pod_time, counted_until)
+        return _close_pod_time(observation, record, pod_time, counted_until)
     # A duration below what was counted until now is implausible, unless the kubelet's delay
     # explains it.
     if held_seconds < counted_seconds - LATE_SECONDS:
         held_seconds = counted_seconds
     longest = max(counted_seconds, now - start)
-    return _lasted(pod_time, min(held_seconds, longest))
+    return _with_duration(pod_time, min(held_seconds, longest))
 
 
-def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
+def _close_pod_time(
+    observation: Observation, record: AttemptUsage, pod: PodTime, as_of: str
+) -> PodTime:
     """Return a pod's time up to the end of its Job, since its own end is not known.
 
     That end is clipped to the time between `as_of`, until which the pod was counted, and now.
@@ -343,11 +347,11 @@ def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of:
     bound_at = seconds(pod.bound_time) or now
     job_ended_at = _job_end(observation, record.attempt) or now
     counted_until = seconds(as_of) or 0.0
-    ended_at = _within(job_ended_at, counted_until, now)
-    return _lasted(pod, max(0.0, ended_at - bound_at))
+    ended_at = _clamp(job_ended_at, counted_until, now)
+    return _with_duration(pod, max(0.0, ended_at - bound_at))
 
 
-def _lasted(pod: PodTime, spent: float) -> PodTime:
+def _with_duration(pod: PodTime, spent: float) -> PodTime:
     return pod.model_copy(update={"seconds": round(spent, 3)})
 
 
@@ -430,5 +434,5 @@ def _with_account(record: AttemptUsage, account: Account) -> AttemptUsage:
     return record.model_copy(update=update)
 
 
-def _within(value: float, least: float, most: float) -> float:
+def _clamp(value: float, least: float, most: float) -> float:
     return min(max(value, least), most)

@@ -21,7 +21,7 @@ def sum_states(usage: Usage) -> Usage:
     sums = usage.earlier
     clocks = kept_clocks(usage.attempts)
     for record, clock in zip(usage.attempts, clocks, strict=True):
-        sums = _added(sums, record, clock, usage.as_of)
+        sums = _add_attempt(sums, record, clock, usage.as_of)
     by_state = sums.gpu_seconds
     fields: dict[str, Any] = {
         "gpu_seconds": by_state,
@@ -38,12 +38,12 @@ def merge_oldest(usage: Usage, count: int) -> Usage:
     oldest = usage.attempts[:count]
     clocks = kept_clocks(usage.attempts)
     for record, clock in zip(oldest, clocks, strict=False):
-        earlier = _added(earlier, record, clock, usage.as_of)
+        earlier = _add_attempt(earlier, record, clock, usage.as_of)
     fields = {"attempts": usage.attempts[count:], "earlier": earlier}
     return usage.model_copy(update=fields)
 
 
-def _added(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> UsageSum:
+def _add_attempt(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> UsageSum:
     """The sums with one attempt: its gang's GPUs and its engines', each at their price."""
     of_gang = divide_by_state(record, clock, as_of)
     total = sums.gpu_seconds.plus(of_gang)
