@@ -105,7 +105,7 @@ def cases(folder: Path) -> list[Case]:
 def run(runs: LocalRuns, job: Job) -> None:
     """Run a job to its end."""
     name = runs.create(job)
-    while (phase := runs.read(name).job.status.phase) not in ENDED:
+    while (phase := runs.read_job(name).job.status.phase) not in ENDED:
         time.sleep(POLL_SECONDS)
     if phase is not Phase.SUCCEEDED:
         raise SystemExit(f"{name} failed: see {runs.log_file(name).read_text()[-2000:]}")

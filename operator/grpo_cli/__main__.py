@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if is_completion():
         complete_words(command_parser(words_to_complete()))
-    with _uncollected():
+    with _without_garbage_collection():
         options = command_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Imports what a command needs without garbage collections, and keeps it out of later ones.
 
     They would walk through all modules and pydantic's models again and again, a quarter of the time

@@ -367,9 +367,9 @@ def test_whatever_pods_say_an_end_is_told(statuses: list[Any], end: str) -> None
         {"metadata": {"name": f"p-{number}"}, "status": status}
         for number, status in enumerate(statuses)
     ]
-    assert prefetch._told(end, pods) == (0 if end == "Complete" else 1)
+    assert prefetch._print_end(end, pods) == (0 if end == "Complete" else 1)
     assert all(
-        isinstance(job_pods.waiting_message(one), str) and isinstance(prefetch._began(one), bool)
+        isinstance(job_pods.waiting_message(one), str) and isinstance(prefetch._has_log(one), bool)
         for one in pods
     )
 
@@ -377,4 +377,4 @@ def test_whatever_pods_say_an_end_is_told(statuses: list[Any], end: str) -> None
 @settings(max_examples=cases(50))
 @given(message=st.text(max_size=MESSAGE_CHARACTERS))
 def test_an_outcomes_message_is_told_as_it_is(message: str) -> None:
-    assert prefetch._words(pod("a", "Failed", said(Result.ERROR, message))) == message
+    assert prefetch._last_message(pod("a", "Failed", said(Result.ERROR, message))) == message

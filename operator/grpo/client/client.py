@@ -105,7 +105,7 @@ class GRPOClient:
             )
         deadline = self._clock.now() + timeout
         phase = "unknown"
-        for job in self._polled(name, polling_interval):
+        for job in self._poll_job(name, polling_interval):
             phase = job.phase if job else phase
             if job and phase in status:
                 return job
@@ -119,7 +119,7 @@ class GRPOClient:
     def watch(self, name: str, polling_interval: float = 2) -> Iterator[Job]:
         """Yield the job now, at each change of its status, and when it has ended."""
         last: Job | None = None
-        for job in self._polled(name, polling_interval):
+        for job in self._poll_job(name, polling_interval):
             if job is None:
                 continue
             if job != last:
@@ -158,7 +158,7 @@ class GRPOClient:
         """End a job and delete it. Its volumes, with checkpoints and model, stay."""
         self._backend.delete(name)
 
-    def _polled(self, name: str, seconds: float) -> Iterator[Job | None]:
+    def _poll_job(self, name: str, seconds: float) -> Iterator[Job | None]:
         return poll_job(lambda: self._backend.job(name), seconds, self._clock)
 
 

@@ -51,7 +51,7 @@ class Kubernetes:
 
     def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
         """The log of the rank's pod."""
-        wanted = self._with(name=name, attempt=None, rank=rank, engine=None)
+        wanted = self._with_options(name=name, attempt=None, rank=rank, engine=None)
         flags = ["--follow"] if follow else []
         chunks = kubectl.stream_output(
             self._options, "logs", find_pod(wanted), f"--container={CONTAINER}", *flags
@@ -81,7 +81,7 @@ class Kubernetes:
 
     def rows(self, name: str, file: str) -> list[Row]:
         """A history file, which a short-lived pod reads."""
-        return load_history(self._with(image=None, timeout=POD_SECONDS), name, file)
+        return load_history(self._with_options(image=None, timeout=POD_SECONDS), name, file)
 
     def suspend(self, name: str) -> None:
         """As `grpo suspend` does."""
@@ -98,7 +98,7 @@ class Kubernetes:
     def export(self, name: str, folder: Path) -> None:
         """Download the model; every file is checked."""
         fetch_model(
-            self._with(
+            self._with_options(
                 name=name, to=folder, merge=False, dtype=None, image=None, timeout=POD_SECONDS
             )
         )
@@ -107,5 +107,5 @@ class Kubernetes:
         """As `grpo delete` does."""
         change.delete_job(self._options, name)
 
-    def _with(self, **options: Any) -> Namespace:
+    def _with_options(self, **options: Any) -> Namespace:
         return Namespace(**vars(self._options), **options)

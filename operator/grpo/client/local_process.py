@@ -49,11 +49,11 @@ class LocalProcess(LocalRuns):
 
     def jobs(self) -> list[Job]:
         """All jobs of the folder that can be read."""
-        return readable_jobs(self.names(), self.read)
+        return readable_jobs(self.names(), self.read_job)
 
     def job(self, name: str) -> Job:
         """The job, by its trainer's report or outcome."""
-        return job_of(*self.read(name))
+        return job_of(*self.read_job(name))
 
     def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
         """The log of the gang, whose processes share it."""

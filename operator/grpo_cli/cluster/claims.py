@@ -100,7 +100,7 @@ def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
         if "(Forbidden)" in str(error):
             return []
         raise
-    holders = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
+    holders = {holder.claim: holder for pod in pods for holder in _holders_of_pod(pod, bound)}
     for claim, holder in holders.items():
         if ONE_POD in bound[claim]:
             raise NotYet(
@@ -127,7 +127,7 @@ def _modes(claim: Manifest) -> list[str]:
     return list(status.get("accessModes") or spec.get("accessModes") or ())
 
 
-def _held(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:
+def _holders_of_pod(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:
     spec = pod["spec"]
     for claim in claims_of_pod(spec).intersection(claims):
         tolerations = tuple(spec.get("tolerations") or ())

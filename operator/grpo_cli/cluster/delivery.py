@@ -133,7 +133,7 @@ def _pod(
         "imagePullPolicy": trainer["imagePullPolicy"],
         "command": _delivery_command(merge, dtype, history=history),
         "env": [variable for variable in trainer["env"] if _is_needed_variable(variable, merge)],
-        "resources": _converts(attempt, dtype) if converts else _READS,
+        "resources": _conversion_resources(attempt, dtype) if converts else _READS,
         "securityContext": trainer["securityContext"],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
@@ -184,7 +184,7 @@ def _mount(mount: Manifest) -> Manifest:
     return mount if mount["name"] in (SCRATCH_VOLUME, CACHE_VOLUME) else {**mount, "readOnly": True}
 
 
-def _converts(attempt: Attempt, dtype: str | None) -> Manifest:
+def _conversion_resources(attempt: Attempt, dtype: str | None) -> Manifest:
     """What a conversion needs: the whole model in memory, once more while it is written, and on the
     node's disk.
 
@@ -236,17 +236,19 @@ class Delivery:
         for pause in (*PAUSES, None):
             self._require_pod()
             try:
-                listing = _read_listing(kubectl.run_kubectl(self._options, *self._inside("list")))
+                listing = _read_listing(
+                    kubectl.run_kubectl(self._options, *self._exec_arguments("list"))
+                )
             except KubectlError as error:
                 self._require_alive()
                 if pause is None or "(Forbidden)" in str(error):
                     raise
                 self._clock.sleep(pause)
             else:
-                return self._same(listing)
+                return self._require_same_listing(listing)
         raise AssertionError("the last try returns or raises")
 
-    def _same(self, listing: Listing) -> Listing:
+    def _require_same_listing(self, listing: Listing) -> Listing:
         if self._listing is not None and listing != self._listing:
             raise KubectlError(
                 "the export is another one than it was at the beginning; run the same command again"
@@ -264,34 +266,34 @@ class Delivery:
             self.wait_for_listing()
         try:
             yield from kubectl.stream_output(
-                self._options, *self._inside("send", "--", name, str(offset))
+                self._options, *self._exec_arguments("send", "--", name, str(offset))
             )
         except KubectlError:
             if self._phase() != "Running":
-                self._forget()
+                self._delete_job()
             raise
 
-    def _inside(self, *question: str) -> tuple[str, ...]:
+    def _exec_arguments(self, *question: str) -> tuple[str, ...]:
         return ("exec", self._pod, "--container=export", "--", *DELIVERY, *question)
 
     def _require_pod(self) -> None:
         if self._pod and self._phase() == "Running":
             return
-        self._forget()
+        self._delete_job()
         self._job = kubectl.create_object(self._options, self._manifest)
-        self._pod = self._started()
+        self._pod = self._wait_for_pod()
 
-    def _started(self) -> str:
+    def _wait_for_pod(self) -> str:
         """Name of the Job's pod, once it runs."""
         deadline, shown_reason = self._clock.now() + self._options.timeout, ""
         while True:
-            pod = self._found()
+            pod = self._find_pod()
             phase, why = _state(pod)
             if phase == "Running":
                 name: str = pod["metadata"]["name"]
                 return name
             if phase == "Pending":
-                why = self._waits(pod, why)
+                why = self._waiting_reason(pod, why)
             if phase in ("Succeeded", "Failed"):
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
             if self._clock.now() > deadline:
@@ -303,7 +305,7 @@ class Delivery:
                 shown_reason = why
             self._clock.sleep(POLL_SECONDS)
 
-    def _waits(self, pod: Manifest, why: str) -> str:
+    def _waiting_reason(self, pod: Manifest, why: str) -> str:
         """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""
         if ":" not in why:
             why = kubectl.newest_warning(self._options, pod["metadata"]["name"]) or why
@@ -311,7 +313,7 @@ class Delivery:
             return f"{why}; it can run only beside {self._holder.description}"
         return why
 
-    def _found(self) -> Manifest:
+    def _find_pod(self) -> Manifest:
         """The Job's pod; empty while it has none."""
         pods = find_pods(self._options, self._job)
         return pods[0] if pods else {}
@@ -319,7 +321,7 @@ class Delivery:
     def _phase(self) -> str:
         """The pod's phase; empty if it is gone, and Running while nobody can say."""
         try:
-            return _state(self._found())[0]
+            return _state(self._find_pod())[0]
         except KubectlError:
             return "Running"
 
@@ -327,11 +329,11 @@ class Delivery:
         """Tell the pod's own words of why there is no listing, if it has ended."""
         phase = why = ""
         with suppress(KubectlError):
-            phase, why = _state(self._found())
+            phase, why = _state(self._find_pod())
         if phase == "Failed" and why:
             raise KubectlError(f"it can't be handed out: {why}")
 
-    def _forget(self) -> None:
+    def _delete_job(self) -> None:
         """Deletes the Job; a Job that can't be deleted now goes by its own deadline."""
         job, self._job, self._pod = self._job, "", ""
         if job:
@@ -350,7 +352,7 @@ class Delivery:
         try:
             yield self
         finally:
-            self._forget()
+            self._delete_job()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -132,7 +132,7 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
     """
     line = command(options, *arguments)
     with tempfile.TemporaryFile() as errors:
-        with _started(line, errors) as process:
+        with _start_process(line, errors) as process:
             try:
                 output = process.stdout
                 assert isinstance(output, io.BufferedReader), "it was started with a pipe"
@@ -147,13 +147,13 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
             raise KubectlError(message or f"{line[0]}: {process.returncode}")
 
 
-def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start_process(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         )
     except OSError as error:
-        raise _missing(line[0], error) from error
+        raise _missing_program_error(line[0], error) from error
 
 
 def _run(line: list[str], stdin: str | None = None) -> str:
@@ -168,13 +168,13 @@ def _run(line: list[str], stdin: str | None = None) -> str:
             check=False,
         )
     except OSError as error:
-        raise _missing(line[0], error) from error
+        raise _missing_program_error(line[0], error) from error
     if completed_process.returncode:
         raise KubectlError(completed_process.stderr.strip())
     return completed_process.stdout
 
 
-def _missing(program: str, error: OSError) -> KubectlError:
+def _missing_program_error(program: str, error: OSError) -> KubectlError:
     return KubectlError(f"{program}: {error.strerror}; install kubectl or set KUBECTL to it")
 
 

@@ -99,7 +99,7 @@ def fetch_model(options: Namespace) -> tuple[Listing, Export]:
             require_reported(listing, export)
         wanted = missing_files(options.to, listing)
         require_room(options.to, wanted)
-        with _shown(listing) as report_bytes:
+        with _progress_bar(listing) as report_bytes:
             report_bytes(listing.bytes - sum(entry.bytes for entry in wanted.values()))
             download_files(options.to, wanted, delivery.read_file, report_bytes)
         if converts:
@@ -171,7 +171,7 @@ def require_reported(listing: Listing, export: Export) -> None:
 
 
 @contextmanager
-def _shown(listing: Listing) -> Iterator[ReportBytes]:
+def _progress_bar(listing: Listing) -> Iterator[ReportBytes]:
     """A bar on the terminal, if there is one; progress is no part of what is printed."""
     columns = (
         TextColumn("{task.description}"),

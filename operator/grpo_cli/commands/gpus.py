@@ -33,7 +33,7 @@ def run(_: Namespace) -> int:
     for label, product in products().items():
         row = _row(label, product)
         add_row(wide, row)
-        stacked.append(_stacked(row))
+        stacked.append(_stacked_row(row))
     show_table(out, wide, stacked)
     out.print(
         "[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not "
@@ -42,7 +42,7 @@ def run(_: Namespace) -> int:
     return 0
 
 
-def _stacked(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
+def _stacked_row(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
     """The same below each other."""
     label, names, gib, flops, speed, image = row
     numbers = f"{gib} GiB, {flops} TFLOP/s, {speed} GB/s"

@@ -57,7 +57,7 @@ def run(options: Namespace) -> int:
         return WRITTEN
     source = Path(options.from_trl)
     try:
-        trl_run = _read(source)
+        trl_run = _read_source(source)
         name = options.name or job_name(source.name)
         documents = job_documents(
             trl_run, name, options.processes, options.model, options.parameters
@@ -79,7 +79,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _read(source: Path) -> TrlRun:
+def _read_source(source: Path) -> TrlRun:
     try:
         text = source.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
         flags += ["--prefix"] if options.output == "text" else []
     command = kubectl.command(options, "logs", *target, *flags)
     if options.output == "json":
-        return _ended(options, pod, subprocess.run(command, check=False).returncode)
+        return _report_failure(options, pod, subprocess.run(command, check=False).returncode)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as logs:
         assert logs.stdout is not None  # it is a pipe
         for line in logs.stdout:
@@ -80,10 +80,10 @@ def run(options: Namespace) -> int:
             where = f"{prefix[1]} " if prefix else ""
             rest = text[prefix.end() :] if prefix else text
             print(where + as_text(rest), flush=options.follow)
-    return _ended(options, pod, logs.returncode)
+    return _report_failure(options, pod, logs.returncode)
 
 
-def _ended(options: Namespace, pod: str, code: int) -> int:
+def _report_failure(options: Namespace, pod: str, code: int) -> int:
     """Say what keeps the pod where it has no log yet; return kubectl's exit code."""
     warning = kubectl.newest_warning(options, pod) if code else ""
     if warning:
@@ -133,7 +133,7 @@ def choose_pod(
         NotYet: no pod matches; the message lists the pods of the job.
     """
     pods_by_place: dict[tuple[int, int], dict[str, Any]] = {}
-    for pod in sorted(pods, key=_created):
+    for pod in sorted(pods, key=_creation_time):
         place = _place(pod)
         is_engine = _labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE
         if place and is_engine == engine:
@@ -150,7 +150,7 @@ def choose_pod(
     return name
 
 
-def _created(pod: dict[str, Any]) -> str:
+def _creation_time(pod: dict[str, Any]) -> str:
     """When the pod was created; times of one form sort as texts."""
     created: str = pod["metadata"].get("creationTimestamp") or ""
     return created

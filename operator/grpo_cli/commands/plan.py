@@ -188,10 +188,10 @@ def run(options: Namespace) -> int:
     jobs = requested_jobs(options)
     if options.to and len(jobs) > 1:
         raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
-    return max(_one(options, job) for job in jobs)
+    return max(_plan_job(options, job) for job in jobs)
 
 
-def _one(options: Namespace, request: JobRequest) -> int:
+def _plan_job(options: Namespace, request: JobRequest) -> int:
     """Plans and prints one job."""
     name, job = request.name, request.job
     job_class = None if options.model else job_classes.class_of(options, job)
@@ -348,7 +348,7 @@ def with_change(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     path = path_of(key)
     try:
         if path == ENGINE:
-            spec = _without(spec, _others_settings(spec, value))
+            spec = _without_values(spec, _others_settings(spec, value))
         return with_value(spec, path, value)
     except SpecInvalid as error:
         raise OptionError(
@@ -370,7 +370,7 @@ def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
     return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
 
 
-def _without(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
+def _without_values(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
     for path in paths:
         spec = with_value(spec, path, None)
     return spec

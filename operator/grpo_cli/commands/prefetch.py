@@ -53,7 +53,7 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Fills the cache of one job after the other; 0 once all is there, 1 where something was not
     fetched."""
-    return max(_one(options, job) for job in _jobs(options))
+    return max(_fill_cache(options, job) for job in _jobs(options))
 
 
 def _jobs(options: Namespace) -> list[Job]:
@@ -79,7 +79,7 @@ def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec)
     return job_classes.with_class(spec, job_classes.class_in_cluster(options, spec), metadata)
 
 
-def _one(options: Namespace, job: Job) -> int:
+def _fill_cache(options: Namespace, job: Job) -> int:
     """Fills one job's cache."""
     name, spec = job.metadata["name"], job.spec
     if spec.model.cache is None:
@@ -96,7 +96,7 @@ def _one(options: Namespace, job: Job) -> int:
         ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options)
     )
     holder = _start(options, body)
-    return _followed(options, prefetch_name(name), holder)
+    return _follow_job(options, prefetch_name(name), holder)
 
 
 def _start(options: Namespace, body: Object) -> Holder | None:
@@ -131,7 +131,7 @@ def _plan(job: Object) -> str:
     return str(annotations.get(PLAN_ANNOTATION, ""))
 
 
-def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
+def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
     """Shows the Job's pods' logs, one after the other, until it has ended."""
     shown: set[str] = set()
     shown_reason = ""
@@ -142,15 +142,15 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         if job is None:
             raise NotYet(f"job {name} was deleted")
         pods = job_pods.find_pods(options, name)
-        for pod in (pod for pod in pods if _began(pod) and pod["metadata"]["name"] not in shown):
+        for pod in (pod for pod in pods if _has_log(pod) and pod["metadata"]["name"] not in shown):
             shown.add(pod["metadata"]["name"])
             print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
             subprocess.run(
                 kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False
             )
         if end := job_pods.job_end(job):
-            return _told(end, pods)
-        reasons = [job_pods.waiting_message(pod) or _warned(options, pod) for pod in pods]
+            return _print_end(end, pods)
+        reasons = [job_pods.waiting_message(pod) or _pending_warning(options, pod) for pod in pods]
         waiting = "; ".join(filter(None, reasons))
         if holder and waiting:
             waiting += f"; it can run only beside {holder.description}"
@@ -158,28 +158,28 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
 
-def _began(pod: Object) -> bool:
+def _has_log(pod: Object) -> bool:
     """True if the pod has a log."""
     return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _warned(options: Namespace, pod: Object) -> str:
+def _pending_warning(options: Namespace, pod: Object) -> str:
     """What only events say of a pod that doesn't run yet, such as a volume that can't be
     mounted."""
     pending = pod.get("status", {}).get("phase") == "Pending"
     return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
 
 
-def _told(end: str, pods: list[Object]) -> int:
+def _print_end(end: str, pods: list[Object]) -> int:
     """Prints how it ended, by the last pod's words; the exit code."""
     youngest_last = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-    messages = list(filter(None, map(_words, youngest_last)))
+    messages = list(filter(None, map(_last_message, youngest_last)))
     last = messages[-1] if messages else "no pod said how it ended"
     print(last, file=sys.stdout if end == "Complete" else sys.stderr)
     return 0 if end == "Complete" else FAILED
 
 
-def _words(pod: Object) -> str:
+def _last_message(pod: Object) -> str:
     """A pod's last words, of its outcome where it left one."""
     for text in job_pods.termination_messages(pod):
         try:
@@ -212,7 +212,7 @@ def hub_names(spec: GRPOJobSpec) -> list[str]:
 def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
     """The Job for a GRPOJob; `pods` is what its pod has by default."""
     name = prefetch_name(key.name)
-    fetching = _fetching(spec)
+    fetching = _fetch_spec(spec)
     attempt = Attempt(key=key, uid=name, spec=fetching, plan=CPU_PLAN, number=1)
     labels = {LABEL_APP: "grpo-prefetch", LABEL_INSTANCE: key.name}
     policy = {
@@ -224,7 +224,7 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, pods: PodDefaults) -> dict[s
     return cpu_job(name, attempt, plan, labels=labels, policy=policy, pods=pods)
 
 
-def _fetching(spec: GRPOJobSpec) -> GRPOJobSpec:
+def _fetch_spec(spec: GRPOJobSpec) -> GRPOJobSpec:
     """The spec without what only training needs: GPUs, peers, checkpoints, and what runs before
     it."""
     settings = spec.pod_template.spec.model_copy(update={"init_containers": []})

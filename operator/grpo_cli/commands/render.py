@@ -42,7 +42,7 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
-    attempts = _planned(options) if options.filename else [_committed(options)]
+    attempts = _planned_attempts(options) if options.filename else [_committed_attempt(options)]
     objects = [
         item
         for attempt, _ in attempts
@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _planned(options: Namespace) -> list[tuple[Attempt, AppliedJobClass | None]]:
+def _planned_attempts(options: Namespace) -> list[tuple[Attempt, AppliedJobClass | None]]:
     """The first attempt of each job in the file, with its class."""
     attempts = []
     for job in load_specs(options.filename):
@@ -69,12 +69,12 @@ def _planned(options: Namespace) -> list[tuple[Attempt, AppliedJobClass | None]]
         namespace = namespace or kubectl.context_namespace(options)
         uid = metadata.get("uid") or UNKNOWN_UID
         named = {**metadata, "namespace": namespace, "uid": uid}
-        attempt = build_attempt(named, spec, result.chosen, 1, _unresolved(spec))
+        attempt = build_attempt(named, spec, result.chosen, 1, _unresolved_source(spec))
         attempts.append((attempt, job_class))
     return attempts
 
 
-def _committed(options: Namespace) -> tuple[Attempt, AppliedJobClass | None]:
+def _committed_attempt(options: Namespace) -> tuple[Attempt, AppliedJobClass | None]:
     """The last attempt of a job of the cluster, with its class."""
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
@@ -90,7 +90,7 @@ def _committed(options: Namespace) -> tuple[Attempt, AppliedJobClass | None]:
     return attempt, job.status.job_class
 
 
-def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
+def _unresolved_source(spec: GRPOJobSpec) -> ResumeSource | None:
     """What stands for the other job's checkpoints as long as only its name is known."""
     name = spec.resume_from.grpo_job if spec.resume_from else None
     if name is None:

@@ -116,7 +116,7 @@ def _follow(runs: LocalRuns, name: str) -> GRPOJobStatus:
     """Print a line for each step until the run has ended."""
     printed, stage = 0, ""
     while True:
-        status = runs.read(name).job.status
+        status = runs.read_job(name).job.status
         # Read after the status, so that an ended run has no rows beyond these.
         rows = runs.rows(name)
         for row in rows[printed:]:

@@ -81,7 +81,7 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         yield from _plan(status.plan)
     if status.preflight and status.preflight.report and status.preflight.report.prompts:
         yield "prompts", _prompts(status.preflight.report.prompts)
-    yield from _measured(status)
+    yield from _measured_facts(status)
     if status.checkpoint:
         checkpoint = status.checkpoint
         size = format_bytes(checkpoint.bytes)
@@ -94,7 +94,7 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     yield "attempts", _attempts(job)
     if status.usage and status.usage.effective:
         yield "GPU time", status.usage.description
-    yield from _restricted(status)
+    yield from _restriction_facts(status)
     if status.outcome:
         yield (
             "outcome",
@@ -124,7 +124,7 @@ def _prompts(lengths: PromptLengths) -> str:
     return "; ".join(filter(None, (numbers, lengths.template_warning)))
 
 
-def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
+def _measured_facts(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     """What the run reports of itself: progress, metrics and memory."""
     if status.progress:
         eta = f", {status.progress.eta} to go" if status.progress.eta else ""
@@ -157,7 +157,7 @@ def _stage(progress: ProgressStatus) -> str:
     return f"{progress.stage} since {progress.stage_since}{fetched}"
 
 
-def _restricted(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
+def _restriction_facts(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     """What further attempts keep away from: data that the run diverged on, and nodes."""
     if status.rollbacks:
         left_out = (

@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
     wide = make_table(*HEADINGS, right=NUMBERS)
     for row in shown:
         wide.add_row(*_cells(row))
-    show_table(console(), wide, map(_stacked, shown))
+    show_table(console(), wide, map(_stacked_row, shown))
     if len(rows) == 1:
         console().print(rows[0].usage.description)
     return 0
@@ -130,7 +130,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _stacked(row: Row) -> tuple[Text, ...]:
+def _stacked_row(row: Row) -> tuple[Text, ...]:
     """The same below each other."""
     name, *cells = _cells(row)
     numbers = [f"{head} {cell}" for head, cell in zip(NUMBERS, cells, strict=True)]

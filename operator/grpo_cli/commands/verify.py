@@ -68,14 +68,14 @@ def run(options: Namespace) -> int:
     if not folder.is_dir():
         raise OptionError(f"{folder} is no folder")
     try:
-        return _verified(folder, options)
+        return _verify_folder(folder, options)
     except NotGenuine as error:
-        return _different([str(error)])
+        return _report_difference([str(error)])
     except OSError as error:
         raise OptionError(f"{error.filename} can't be read: {error.strerror}") from error
 
 
-def _verified(folder: Path, options: Namespace) -> int:
+def _verify_folder(folder: Path, options: Namespace) -> int:
     documents = read_documents(folder)
     statement, envelope = documents.statement, documents.envelope
     converted = isinstance(statement, ConversionStatement)
@@ -87,19 +87,21 @@ def _verified(folder: Path, options: Namespace) -> int:
     with _progress() as report_bytes:
         compared = compare_files(folder, statement, options.ignore, report_bytes)
     if compared.problems:
-        return _different(compared.problems)
+        return _report_difference(compared.problems)
     if isinstance(statement, ConversionStatement):
         trained, signed = read_original(folder, statement)
         if key and not signer:
-            return _different([unsigned_message(signed, key)], "these files are a conversion of it")
+            return _report_difference(
+                [unsigned_message(signed, key)], "these files are a conversion of it"
+            )
         conversion = ("converted", statement.predicate.description)
-        _show([*_checked(compared, envelope, signer), conversion, *_facts(trained.predicate)])
+        _show([*_check_facts(compared, envelope, signer), conversion, *_facts(trained.predicate)])
     else:
-        _show([*_checked(compared, envelope, signer), *_facts(statement.predicate)])
+        _show([*_check_facts(compared, envelope, signer), *_facts(statement.predicate)])
     return GENUINE
 
 
-def _different(
+def _report_difference(
     problems: list[str], verdict: str = "this is not the model that was exported"
 ) -> int:
     for problem in (*problems, verdict):
@@ -124,7 +126,7 @@ def _progress() -> Iterator[ReportBytes]:
         yield lambda count: progress.advance(task, count)
 
 
-def _checked(
+def _check_facts(
     compared: Comparison, envelope: Envelope | None, signer: str | None
 ) -> Iterator[tuple[str, str]]:
     """What holds."""

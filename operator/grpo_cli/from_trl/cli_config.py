@@ -52,7 +52,7 @@ def read_config(values: Mapping[str, TrlSetting], source: str, read_module: Read
     typed: dict[str, TrlSetting] = {}
     for former, setting in values.items():
         name = RENAMED.get(former, former)
-        typed[name] = _typed(name, setting)
+        typed[name] = _parse_number(name, setting)
     for name, setting in typed.items():
         if name == "env":
             run.note(setting.line, name, "", "set spec.env; secrets go there by valueFrom")
@@ -68,7 +68,7 @@ def read_config(values: Mapping[str, TrlSetting], source: str, read_module: Read
     return run
 
 
-def _typed(name: str, setting: TrlSetting) -> TrlSetting:
+def _parse_number(name: str, setting: TrlSetting) -> TrlSetting:
     """A text that TRL's parser would read as a number, as one: YAML takes `5e-6` for a text."""
     field = FIELDS.get(name)
     is_number = field is not None and re.match("(int|float)", field.type)
@@ -147,12 +147,12 @@ def _read_rewards(run: TrlRun, values: Mapping[str, TrlSetting], read_module: Re
         elif name in BUILT_IN:
             run.rewards.append(RewardUse(functions.line, name, f"trl.rewards:{name}"))
         elif isinstance(name, str) and "." in name:
-            run.rewards.append(_imported(run, functions.line, name, read_module))
+            run.rewards.append(_imported_reward(run, functions.line, name, read_module))
         else:
             run.note(functions.line, "reward_funcs", name, "no reward function of `trl grpo`")
 
 
-def _imported(run: TrlRun, line: int, path: str, read_module: ReadModule) -> RewardUse:
+def _imported_reward(run: TrlRun, line: int, path: str, read_module: ReadModule) -> RewardUse:
     module, _, name = path.rpartition(".")
     text = read_module(module) if "." not in module else None
     if text is None:

@@ -95,7 +95,7 @@ class ConfigFields:
         self._put_batches()
         for name, setting in self.run.config.items():
             if name in FORMER:
-                self.builder.put(FORMER[name], setting.value, name, setting)
+                self.builder.set_field(FORMER[name], setting.value, name, setting)
             elif name not in FIELDS:
                 self._note(name, setting, "TRL 1.16 has no such field")
             elif name in self._special:
@@ -105,15 +105,15 @@ class ConfigFields:
 
     def _put_defaults(self) -> None:
         """TRL's defaults where a job's own differ."""
-        self.builder.put("training.beta", FIELDS["beta"].default)
+        self.builder.set_field("training.beta", FIELDS["beta"].default)
         if not self._has_steps():
-            self.builder.put("training.numTrainEpochs", FIELDS["num_train_epochs"].default)
+            self.builder.set_field("training.numTrainEpochs", FIELDS["num_train_epochs"].default)
         # TRL drops no prompt, however long; a job would, so it is set to stop at one.
-        self.builder.put("dataset.onLongPrompt", "Fail")
+        self.builder.set_field("dataset.onLongPrompt", "Fail")
         longest = self.run.value("vllm_max_model_length")
         completion = self.run.value("max_completion_length")
         if isinstance(longest, int) and isinstance(completion, int) and longest > completion:
-            self.builder.put("training.maxPromptLength", longest - completion)
+            self.builder.set_field("training.maxPromptLength", longest - completion)
 
     def _put_by_place(self, name: str, setting: TrlSetting) -> None:
         place = PLACES[name]
@@ -127,7 +127,7 @@ class ConfigFields:
         elif setting.value is None and FIELDS[name].default is None:
             return
         elif setting.value is not None and place.path.startswith(PLAIN):
-            self.builder.put(place.path, setting.value, name, setting)
+            self.builder.set_field(place.path, setting.value, name, setting)
         else:
             self._note(name, setting, f"set spec.{place.path}")
 
@@ -147,7 +147,7 @@ class ConfigFields:
         """TRL prints completions, too; a job never has any in its log."""
         trackers = self.run.value("report_to") or []
         if setting.value and any(tracker in TABLE_TRACKERS for tracker in _as_list(trackers)):
-            self.builder.put("tracking.samples", setting.value, name, setting)
+            self.builder.set_field("tracking.samples", setting.value, name, setting)
         elif setting.value:
             self._note(name, setting, "samples are kept beside the checkpoints, for grpo samples")
 
@@ -162,9 +162,9 @@ class ConfigFields:
         prompts = max(1, math.ceil(completions / group))
         whole = prompts * group == completions
         group_setting = self.run.config.get("num_generations")
-        self.builder.put("training.numGenerations", group, "num_generations", group_setting)
+        self.builder.set_field("training.numGenerations", group, "num_generations", group_setting)
         batch_setting = self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
-        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], batch_setting)
+        self.builder.set_field("training.promptsPerStep", prompts, BATCHING[0], batch_setting)
         if self.processes is None:
             advice = (
                 f"one process was assumed, so that a step has {completions} completions; "
@@ -180,7 +180,7 @@ class ConfigFields:
         device_setting = self.run.config.get(BATCHING[0])
         if whole and (device_setting or self._depends_on_micro_batch()):
             path = "training.perDeviceTrainBatchSize"
-            self.builder.put(path, device_batch, BATCHING[0], device_setting)
+            self.builder.set_field(path, device_batch, BATCHING[0], device_setting)
         self._put_generation_batch(device_batch, prompts * group)
 
     def _depends_on_micro_batch(self) -> bool:
@@ -207,7 +207,7 @@ class ConfigFields:
                 advice = f"a job generates whole steps of {step} completions; one was taken"
                 self._note(name, setting, advice)
             elif size != step:
-                self.builder.put("training.generationBatchSize", size, name, setting)
+                self.builder.set_field("training.generationBatchSize", size, name, setting)
 
     def _has_steps(self) -> bool:
         steps = self.run.value("max_steps")
@@ -215,14 +215,14 @@ class ConfigFields:
 
     def _put_steps(self, name: str, setting: TrlSetting) -> None:
         if self._has_steps():
-            self.builder.put("training.maxSteps", setting.value, name, setting)
+            self.builder.set_field("training.maxSteps", setting.value, name, setting)
         elif not isinstance(setting.value, int):
             self._note(name, setting, "set training.maxSteps")
 
     def _put_rate(self, name: str, setting: TrlSetting) -> None:
         """An adapter's rate is a field of its own, without which the plan warns."""
         path = "training.learningRate" if self.run.lora is None else "adapter.learningRate"
-        self.builder.put(path, setting.value, name, setting)
+        self.builder.set_field(path, setting.value, name, setting)
 
     def _put_warmup(self, name: str, setting: TrlSetting) -> None:
         """transformers takes a number below 1 as a share of the steps, and rounds it up."""
@@ -230,10 +230,10 @@ class ConfigFields:
         if not isinstance(steps, int | float) or isinstance(steps, bool):
             self._note(name, setting, "set training.warmupRatio")
         elif steps < 1:
-            self.builder.put("training.warmupRatio", steps, name, setting)
+            self.builder.set_field("training.warmupRatio", steps, name, setting)
         elif self._has_steps():
             ratio = _share(int(steps), self.run.value("max_steps"))
-            self.builder.put("training.warmupRatio", ratio, name, setting)
+            self.builder.set_field("training.warmupRatio", ratio, name, setting)
         else:
             advice = "set training.warmupRatio to this share of all steps, or training.maxSteps"
             self._note(name, setting, advice)
@@ -241,7 +241,7 @@ class ConfigFields:
     def _put_precision(self, name: str, setting: TrlSetting) -> None:
         """TRL's bf16 is autocast over float32 weights, which is a job's dtype Auto."""
         if setting.value is False:
-            self.builder.put("training.dtype", "float32", name, setting)
+            self.builder.set_field("training.dtype", "float32", name, setting)
             if not self.run.value("use_cpu"):
                 advice = "float32 weights; on GPUs that have bfloat16 they compute under autocast"
                 self._note(name, setting, advice)
@@ -250,7 +250,7 @@ class ConfigFields:
 
     def _put_switch(self, name: str, setting: TrlSetting) -> None:
         if setting.value in (True, False):
-            self.builder.put(PLACES[name].path, SWITCHES[setting.value], name, setting)
+            self.builder.set_field(PLACES[name].path, SWITCHES[setting.value], name, setting)
         elif setting.value is not None:
             self._note(name, setting, f"set spec.{PLACES[name].path}")
 
@@ -259,7 +259,7 @@ class ConfigFields:
         if optimizer is None:
             self._note(name, setting, f"a job has {' and '.join(sorted(set(OPTIMIZERS.values())))}")
             return
-        self.builder.put("training.optimizer", optimizer, name, setting)
+        self.builder.set_field("training.optimizer", optimizer, name, setting)
         if setting.value == "adamw_torch":
             self._note(name, setting, "taken as AdamW by fused kernels, equal up to rounding")
 
@@ -267,16 +267,16 @@ class ConfigFields:
         value = setting.value
         if isinstance(value, bool):  # a bool is an int: 1 would pass for True
             value = "group" if value else "none"
-        self.builder.put("training.scaleRewards", value, name, setting)
+        self.builder.set_field("training.scaleRewards", value, name, setting)
 
     def _put_top_k(self, name: str, setting: TrlSetting) -> None:
         is_off = setting.value is None or setting.value == -1
-        self.builder.put("training.topK", 0 if is_off else setting.value, name, setting)
+        self.builder.set_field("training.topK", 0 if is_off else setting.value, name, setting)
 
     def _put_accelerator(self, name: str, setting: TrlSetting) -> None:
         if setting.value is not True:
             return
-        self.builder.put("placement.accelerator", "CPU", name, setting)
+        self.builder.set_field("placement.accelerator", "CPU", name, setting)
         if "bf16" not in self.run.config and not self.run.value("fp16"):
             advice = (
                 "TRL computes under bfloat16 autocast unless bf16=False; a job on CPUs in float32"
@@ -285,7 +285,7 @@ class ConfigFields:
 
     def _put_engine(self, name: str, setting: TrlSetting) -> None:
         if setting.value is not True:
-            self.builder.put("generation.engine", "Transformers", name, setting)
+            self.builder.set_field("generation.engine", "Transformers", name, setting)
             return
         kinds = {"colocate": "Colocated", "server": "Servers"}
         mode = self.run.config.get(
@@ -295,7 +295,7 @@ class ConfigFields:
         if kind is None:
             self._note("vllm_mode", mode, "set spec.generation.engine")
             return
-        self.builder.put("generation.engine", kind, name, setting)
+        self.builder.set_field("generation.engine", kind, name, setting)
 
     def _put_sampling(self, name: str, setting: TrlSetting) -> None:
         """Further arguments of sampling, which belong to the engine that the script has."""
@@ -308,33 +308,35 @@ class ConfigFields:
         stop = arguments.pop("stop" if is_engine else "stop_strings", None)
         if stop is not None:
             stops = [stop] if isinstance(stop, str) else stop
-            self.builder.put("generation.stop", stops, name, setting)
+            self.builder.set_field("generation.stop", stops, name, setting)
         if arguments:
-            self.builder.put("generation.kwargs", arguments, name, setting)
+            self.builder.set_field("generation.kwargs", arguments, name, setting)
             if is_engine:
-                self.builder.put("generation.fallback", "Never")
+                self.builder.set_field("generation.fallback", "Never")
             else:
-                self.builder.put("generation.engine", "Transformers")
+                self.builder.set_field("generation.engine", "Transformers")
 
     def _put_tensor_parallel(self, name: str, setting: TrlSetting) -> None:
         if not self.run.value("use_vllm"):
             self._note(name, setting, "it is an engine's, and use_vllm is not set")
         elif self.run.value("vllm_mode") == "server":
-            self.builder.put("generation.servers.gpusPerReplica", setting.value, name, setting)
+            self.builder.set_field(
+                "generation.servers.gpusPerReplica", setting.value, name, setting
+            )
         elif setting.value in TENSOR_PARALLEL:
-            self.builder.put("generation.tensorParallel", setting.value, name, setting)
+            self.builder.set_field("generation.tensorParallel", setting.value, name, setting)
         else:
             self._note(name, setting, f"generation.tensorParallel is one of {TENSOR_PARALLEL}")
 
     def _put_correction(self, name: str, setting: TrlSetting) -> None:
         if setting.value is False:
-            self.builder.put("training.importanceSampling.mode", "none", name, setting)
+            self.builder.set_field("training.importanceSampling.mode", "none", name, setting)
 
     def _put_correction_mode(self, name: str, setting: TrlSetting) -> None:
         level, _, mode = str(setting.value).partition("_")
-        self.builder.put("training.importanceSampling.level", level, name, setting)
+        self.builder.set_field("training.importanceSampling.level", level, name, setting)
         if self.run.value("vllm_importance_sampling_correction") is not False:
-            self.builder.put("training.importanceSampling.mode", mode, name, setting)
+            self.builder.set_field("training.importanceSampling.mode", mode, name, setting)
 
     def _put_sync(self, name: str, setting: TrlSetting) -> None:
         if not self.run.value("sync_ref_model") or not self.run.value("beta"):
@@ -343,9 +345,9 @@ class ConfigFields:
                 self._note(name, setting, advice)
         elif name == "sync_ref_model":
             if self.builder.get("reference.sync") is None:
-                self.builder.put("reference.sync", {})
+                self.builder.set_field("reference.sync", {})
         else:
-            self.builder.put(PLACES[name].path, setting.value, name, setting)
+            self.builder.set_field(PLACES[name].path, setting.value, name, setting)
 
     def _put_hub(self, name: str, setting: TrlSetting) -> None:
         repository = self.run.config.get("hub_model_id")
@@ -355,10 +357,12 @@ class ConfigFields:
             self._note(name, setting, "set export.hub.repository, with its namespace")
             return
         private = self.run.config.get("hub_private_repo")
-        self.builder.put("export.to", "Hub")
-        self.builder.put("export.hub.repository", repository.value, "hub_model_id", repository)
-        self.builder.put("export.hub.private", bool(private and private.value))
-        self.builder.put("export.hub.tokenSecretRef", {"name": "hub-token", "key": "token"})
+        self.builder.set_field("export.to", "Hub")
+        self.builder.set_field(
+            "export.hub.repository", repository.value, "hub_model_id", repository
+        )
+        self.builder.set_field("export.hub.private", bool(private and private.value))
+        self.builder.set_field("export.hub.tokenSecretRef", {"name": "hub-token", "key": "token"})
         advice = "put a token that may write into the Secret hub-token, key token"
         self._note("hub_model_id", repository, advice)
 
@@ -395,7 +399,7 @@ def put_trackers(run: TrlRun, builder: SpecBuilder, name: str, setting: TrlSetti
             _put_tracker(run, builder, tracker, name, setting)
     run_name = run.config.get("run_name")
     if run_name is not None and run_name.value is not None:
-        builder.put("tracking.runName", run_name.value, "run_name", run_name)
+        builder.set_field("tracking.runName", run_name.value, "run_name", run_name)
 
 
 def _put_tracker(
@@ -409,7 +413,7 @@ def _put_tracker(
         run.note(setting.line, name, tracker, advice)
     if tracker == "trackio":
         settings["space"] = run.value("trackio_space_id")
-    builder.put(f"tracking.{tracker}", settings, name, setting)
+    builder.set_field(f"tracking.{tracker}", settings, name, setting)
 
 
 def _as_list(trackers: Any) -> list[Any]:

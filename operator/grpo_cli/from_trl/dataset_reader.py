@@ -76,7 +76,7 @@ class DatasetReader:
 
     def _load(self, call: ast.Call, scope: Scope) -> None:
         try:
-            arguments = _evaluated(call, _LOADER_POSITIONS, scope)
+            arguments = _evaluate_arguments(call, _LOADER_POSITIONS, scope)
         except Computed as error:
             self._is_made(call, str(error))
             return
@@ -124,11 +124,11 @@ class DatasetReader:
             if method == "map":
                 is_taken = self._take_map(call, scope)
             elif method == "rename_column":
-                arguments = _evaluated(call, _RENAME_POSITIONS, scope)
+                arguments = _evaluate_arguments(call, _RENAME_POSITIONS, scope)
                 old, new = (arguments.get(name) for name in _RENAME_POSITIONS)
                 is_taken = self._rename({new: old})
             elif method == "rename_columns":
-                names = _evaluated(call, ("column_mapping",), scope)["column_mapping"]
+                names = _evaluate_arguments(call, ("column_mapping",), scope)["column_mapping"]
                 is_taken = self._rename({new: old for old, new in names.items()})
             elif method in ("select", "take"):
                 is_taken = self._take_first(call, scope)
@@ -211,7 +211,7 @@ def _is_method(function: ast.expr, scope: Scope) -> bool:
     return not isinstance(target, ast.Import | ast.ImportFrom)
 
 
-def _evaluated(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict[str, Any]:
+def _evaluate_arguments(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict[str, Any]:
     """A call's arguments by their names.
 
     Raises:

@@ -76,20 +76,20 @@ def _put_model(
         )
     if model_setting.value.startswith((".", "/", "~")):
         folder = model_setting.value.rstrip("/").rpartition("/")[2]
-        builder.put("model.name", f"/models/{folder}")
-        builder.put("model.volume", {"claimName": f"{name}-model"})
+        builder.set_field("model.name", f"/models/{folder}")
+        builder.set_field("model.volume", {"claimName": f"{name}-model"})
         advice = "put the folder on the claim of model.volume"
         run.note(model_setting.line, "model", model_setting.value, advice)
     else:
-        builder.put("model.name", model_setting.value)
+        builder.set_field("model.name", model_setting.value)
     if parameters:
-        builder.put("model.parameters", parameters)
+        builder.set_field("model.parameters", parameters)
     elif lookup_shape(model_setting.value) is None:
         advice = "its size is not known: set model.parameters, or give --parameters SIZE"
         run.note(model_setting.line, "model", model_setting.value, advice)
     if run.chat_template is not None:
         template = run.chat_template
-        builder.put("model.chatTemplate", template.value, "chat_template", template)
+        builder.set_field("model.chatTemplate", template.value, "chat_template", template)
     for key, argument in run.model_arguments.items():
         _put_loading(run, builder, key, key, argument)
     initial = run.config.get("model_init_kwargs")
@@ -112,15 +112,15 @@ def _put_loading(
     if key in ("dtype", "torch_dtype"):
         # float32 weights under autocast, which are TRL's default, are dtype Auto.
         if value == "bfloat16":
-            builder.put("training.dtype", value, name, setting)
+            builder.set_field("training.dtype", value, name, setting)
         elif value not in ("float32", None):
             advice = "the weights are loaded as training.dtype says: Auto, bfloat16 or float32"
             run.note(setting.line, name, value, advice)
     elif key == "revision":
         if value not in (None, "main"):
-            builder.put("model.revision", value, name, setting)
+            builder.set_field("model.revision", value, name, setting)
     elif key == "trust_remote_code":
-        builder.put("model.trustRemoteCode", value, name, setting)
+        builder.set_field("model.trustRemoteCode", value, name, setting)
     elif key in ("token", "use_auth_token"):
         run.note(setting.line, name, "", "set model.tokenSecretRef")
     elif key in QUANTISING and value:
@@ -135,22 +135,26 @@ def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
     use = run.dataset
     if use.is_made_by_script or not (use.name or use.files):
         paths = [ROWS_FILE]
-        builder.put("dataset.files", {"volume": {"claimName": f"{name}-data"}, "paths": paths})
+        builder.set_field(
+            "dataset.files", {"volume": {"claimName": f"{name}-data"}, "paths": paths}
+        )
         return
     if use.files:
         files = {"volume": {"claimName": f"{name}-data"}, "paths": list(use.files)}
-        builder.put("dataset.files", files)
+        builder.set_field("dataset.files", files)
     else:
         for field in ("name", "config", "split", "revision"):
             value = getattr(use, field)
             if value is not None:
-                builder.put(f"dataset.{field}", value, f"dataset {field}", TrlSetting(value, 0))
+                builder.set_field(
+                    f"dataset.{field}", value, f"dataset {field}", TrlSetting(value, 0)
+                )
     if use.columns:
-        builder.put("dataset.columns", dict(use.columns))
+        builder.set_field("dataset.columns", dict(use.columns))
     if use.prompt_column != "prompt":
-        builder.put("dataset.promptColumn", use.prompt_column)
+        builder.set_field("dataset.promptColumn", use.prompt_column)
     if use.system_prompt is not None:
-        builder.put("dataset.systemPrompt", use.system_prompt)
+        builder.set_field("dataset.systemPrompt", use.system_prompt)
 
 
 def _put_rewards(run: TrlRun, builder: SpecBuilder, name: str) -> None:
@@ -176,7 +180,7 @@ def _put_rewards(run: TrlRun, builder: SpecBuilder, name: str) -> None:
         entries = [{"python": {"function": "rewards:reward"}}]
         advice = "no reward was found: rewards names a function that you have to write"
         run.note(0, "rewards", "", advice)
-    builder.put("rewards", entries)
+    builder.set_field("rewards", entries)
 
 
 def _weights(run: TrlRun) -> list[float]:
@@ -223,21 +227,21 @@ def _reward_model(run: TrlRun, use: RewardUse, claim: str, position: int) -> dic
 def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
     """An adapter only where the script has one: a job's own default may take one."""
     if run.lora is None:
-        builder.put("adapter.use", "Never")
+        builder.set_field("adapter.use", "Never")
         return
-    builder.put("adapter.use", "Always")
+    builder.set_field("adapter.use", "Always")
     for field, path in LORA_FIELDS.items():
         setting = run.lora.get(field, TrlSetting(PEFT_DEFAULTS[field], 0))
-        builder.put(path, setting.value, field, setting)
+        builder.set_field(path, setting.value, field, setting)
     modules = run.lora.get("target_modules")
     if modules is None or modules.value is None:
-        builder.put("adapter.targetModules", PEFT_MODULES)
+        builder.set_field("adapter.targetModules", PEFT_MODULES)
         advice = "not given: PEFT's choice for Llama, Qwen, Mistral and Gemma models was taken"
         run.note(0, "adapter.targetModules", ", ".join(PEFT_MODULES), advice)
     else:
         is_text = isinstance(modules.value, str)
         names = [modules.value] if is_text else modules.value
-        builder.put("adapter.targetModules", names, "target_modules", modules)
+        builder.set_field("adapter.targetModules", names, "target_modules", modules)
         if is_text and modules.value != "all-linear":
             advice = "PEFT takes a text as a pattern, a job as a module's name: list the names"
             run.note(modules.line, "target_modules", modules.value, advice)
@@ -265,6 +269,6 @@ def _put_checkpoint(builder: SpecBuilder) -> None:
     size = LEAST_GIB
     if builder.get("adapter.use") == "Never":
         size = max(size, round(GIB_PER_BILLION * count / 1e9 / 10) * 10)
-    builder.put(
+    builder.set_field(
         "checkpoint.volumeClaimTemplate", {"size": f"{size}Gi", "accessMode": "ReadWriteOnce"}
     )

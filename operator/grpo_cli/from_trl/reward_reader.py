@@ -79,16 +79,18 @@ class RewardReader:
         assert isinstance(node, ast.Name), "only a name is bound"
         entries = self._entries(first[0].value, first[1])
         if entries is not None:
-            entries += self._added(node.id, first[0].line, first[1])
+            entries += self._appended_items(node.id, first[0].line, first[1])
         return entries
 
-    def _added(self, list_name: str, line: int, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+    def _appended_items(
+        self, list_name: str, line: int, scope: Scope
+    ) -> Iterator[tuple[ast.expr, Scope]]:
         """What is appended to a list below its line."""
         for statement, is_conditional in statements(scope.body):
             names = {name for name, _, _ in bound_names(statement)}
             if list_name not in names or statement.lineno == line:
                 continue
-            added = _appended(statement)
+            added = _appended_item(statement)
             if added is not None and not is_conditional:
                 yield added, scope
             else:
@@ -98,7 +100,7 @@ class RewardReader:
     def _read_entry(self, node: ast.expr, scope: Scope) -> None:
         try:
             target, inner, _ = scope.resolve(node)
-            imported = self._imported(node, target, scope)
+            imported = self._imported_function(node, target, scope)
         except Computed as error:
             self._add_unknown(node, str(error))
             return
@@ -118,7 +120,9 @@ class RewardReader:
         else:
             self._add_unknown(node, "the script does not say where it comes from")
 
-    def _imported(self, node: ast.expr, target: ast.AST, scope: Scope) -> tuple[str, str] | None:
+    def _imported_function(
+        self, node: ast.expr, target: ast.AST, scope: Scope
+    ) -> tuple[str, str] | None:
         """Module and name of a function that the script imports."""
         if isinstance(target, ast.ImportFrom) and isinstance(node, ast.Name):
             for alias in target.names:
@@ -286,7 +290,7 @@ class RewardReader:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
 
-def _appended(statement: ast.stmt) -> ast.expr | None:
+def _appended_item(statement: ast.stmt) -> ast.expr | None:
     """What `list.append(…)` adds; None for other statements."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and called_name(call) == "append" and len(call.args) == 1:
@@ -300,7 +304,7 @@ def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:
     while scope is not None:
         units = [
             unit
-            for unit in _units(scope.body)
+            for unit in _flat_statements(scope.body)
             if any(name in _names_of(statement) for statement, _ in statements([unit]))
         ]
         if units:
@@ -309,12 +313,12 @@ def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:
     return []
 
 
-def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _flat_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, ast.If | ast.With) and (
             is_main_guard(statement) or isinstance(statement, ast.With)
         ):
-            yield from _units(statement.body)
+            yield from _flat_statements(statement.body)
         else:
             yield statement
 

@@ -168,10 +168,10 @@ class _ScriptReader:
             if keyword.arg is not None:
                 arguments[keyword.arg] = keyword.value
                 continue
-            arguments |= dict(self._unpacked(keyword.value, scope))
+            arguments |= dict(self._unpacked_entries(keyword.value, scope))
         return arguments
 
-    def _unpacked(self, node: ast.expr, scope: Scope) -> Iterator[tuple[str, ast.expr]]:
+    def _unpacked_entries(self, node: ast.expr, scope: Scope) -> Iterator[tuple[str, ast.expr]]:
         """The entries of what `**` unpacks, where they are literal."""
         try:
             target, inner, _ = scope.resolve(node)

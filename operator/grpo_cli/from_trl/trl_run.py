@@ -157,7 +157,9 @@ class SpecBuilder:
         self._origins: dict[str, tuple[str, TrlSetting]] = {}
         """TRL's name and value of what was put at a path."""
 
-    def put(self, path: str, value: Any, name: str = "", setting: TrlSetting | None = None) -> None:
+    def set_field(
+        self, path: str, value: Any, name: str = "", setting: TrlSetting | None = None
+    ) -> None:
         """Set a field, such as `training.beta`; `name` and `setting` say where it comes from."""
         *sections, field = path.split(".")
         place = self.spec
@@ -217,7 +219,7 @@ class SpecBuilder:
             if problem not in error_messages(self.spec):
                 self.run.note(setting.line, name, setting.value, f"not allowed here: {message}")
                 return True
-            self.put(path, value, name, setting)
+            self.set_field(path, value, name, setting)
         return False
 
     def _remove(self, path: str) -> tuple[str, TrlSetting]:

@@ -57,7 +57,7 @@ def read_documents(folder: Path) -> Documents:
         same = envelope is None or envelope.content == text
     except ValueError as error:
         raise NotGenuine(
-            f"{ENVELOPE_FILE} is no envelope with a signature: {_first(error)}"
+            f"{ENVELOPE_FILE} is no envelope with a signature: {_first_problem(error)}"
         ) from error
     if not same:
         raise NotGenuine(f"{STATEMENT_FILE} is not what was signed in {ENVELOPE_FILE}")
@@ -65,7 +65,7 @@ def read_documents(folder: Path) -> Documents:
         return Documents(read_statement(text), envelope)
     except ValueError as error:
         raise NotGenuine(
-            f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}"
+            f"{STATEMENT_FILE} is no provenance of a model: {_first_problem(error)}"
         ) from error
 
 
@@ -145,7 +145,7 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes()
 
 
-def _first(error: ValueError) -> str:
+def _first_problem(error: ValueError) -> str:
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}"

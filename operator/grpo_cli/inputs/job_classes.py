@@ -41,9 +41,9 @@ def class_of(options: Namespace, job: Job) -> "AppliedJobClass | None":
         KubectlError: kubectl is missing or fails.
     """
     if options.job_class:
-        return _named(load_classes(options.job_class), job.spec, options.job_class)
+        return _class_of_items(load_classes(options.job_class), job.spec, options.job_class)
     if job.classes:
-        return _named(job.classes, job.spec, "its file")
+        return _class_of_items(job.classes, job.spec, "its file")
     if options.context:
         return class_in_cluster(options, job.spec)
     if job.spec.job_class_name:
@@ -61,10 +61,10 @@ def class_in_cluster(options: Namespace, spec: GRPOJobSpec) -> "AppliedJobClass 
         ManifestError: there is no such class.
         KubectlError: kubectl is missing or fails.
     """
-    return _named(_classes_of_cluster(options, spec), spec, "the cluster")
+    return _class_of_items(_classes_of_cluster(options, spec), spec, "the cluster")
 
 
-def _named(
+def _class_of_items(
     items: Iterable[Mapping[str, Any]], spec: GRPOJobSpec, where: str
 ) -> "AppliedJobClass | None":
     """The class of these that the job names, or the default one; None without any."""

@@ -149,7 +149,7 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
         # None is the key of what a line has beyond the header.
         lines = csv.DictReader(io.StringIO(text, newline=""))
         return [{str(key): value for key, value in line.items()} for line in lines]
-    whole = _parsed(text)
+    whole = _parse_json(text)
     if isinstance(whole, dict) and isinstance(whole.get(HISTORY_KEY), list):
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
@@ -157,7 +157,7 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     return parse_lines(text) or list(printed_rows(text))
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

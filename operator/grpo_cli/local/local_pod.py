@@ -194,7 +194,7 @@ class _PodReader:
             if volume == SIGNING_VOLUME:
                 self._require_signing_key()
             elif _is_in(path, _TRAINER_MOUNTS):
-                mounts |= self._mounted(mount)
+                mounts |= self._mount_source(mount)
             else:
                 self.problems.append(
                     f"spec.volumeMounts mounts {volume} at {path}: a process of this machine has "
@@ -217,13 +217,13 @@ class _PodReader:
         mounts: dict[str, MountSource] = {}
         for mount in container.get("volumeMounts", ()):
             if mount["mountPath"] != SCRATCH:
-                mounts |= self._mounted(mount)
+                mounts |= self._mount_source(mount)
         self._require_no_sources(f"{path}.envFrom", container)
         command_line = [*container.get("command", ()), *container.get("args", ())]
         command = self._command(f"{path}.command", command_line)
         return LocalContainer(container["name"], command, self._environment(container), mounts)
 
-    def _mounted(self, mount: Manifest) -> dict[str, MountSource]:
+    def _mount_source(self, mount: Manifest) -> dict[str, MountSource]:
         """The mount by its path; nothing where its source is refused."""
         path, volume = mount["mountPath"], self._volumes[mount["name"]]
         if claim := volume.get("persistentVolumeClaim"):

@@ -182,7 +182,7 @@ class LocalRuns:
         Raises:
             OptionError: it is still running, or has succeeded.
         """
-        metadata, job = self.read(name)
+        metadata, job = self.read_job(name)
         if job.status.phase in (Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED):
             raise OptionError(
                 f"{name} is {job.status.phase}; only a suspended or failed run starts again"
@@ -198,14 +198,14 @@ class LocalRuns:
         """Names of all jobs of the folder."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{JOB_FILE}"))
 
-    def read(self, name: str) -> LocalJob:
+    def read_job(self, name: str) -> LocalJob:
         """Return a job with its status as it is now.
 
         Raises:
             NotYet: no run has that name, its first attempt has not begun, or another version
                 wrote it.
         """
-        job_document = self._written(name)
+        job_document = self._read_document(name)
         self._reap(name)
         try:
             spec = GRPOJobSpec.model_validate(job_document["spec"])
@@ -239,7 +239,7 @@ class LocalRuns:
         """
         folder = self.run_folder(name) / EXPORT_FOLDER
         if not folder.is_dir():
-            phase = self.read(name).job.status.phase
+            phase = self.read_job(name).job.status.phase
             raise NotYet(f"{name} is {phase} and has no exported model at {folder}")
         return folder
 
@@ -249,7 +249,7 @@ class LocalRuns:
         Raises:
             NotYet: there is no job of that name.
         """
-        self._written(name)
+        self._read_document(name)
         folder = self.run_folder(name)
         if not any(folder.glob(f"{ATTEMPT_PREFIX}*/{file}")):
             return []
@@ -273,7 +273,7 @@ class LocalRuns:
         Raises:
             NotYet: there is no job of that name.
         """
-        self._written(name)
+        self._read_document(name)
         home = self.folder / name
         process_id = 0
         deadline = SYSTEM_CLOCK.now() + KILL_SECONDS
@@ -310,7 +310,7 @@ class LocalRuns:
         spec = with_class(job.spec, job_class, job.metadata).on_platform(PlatformSpec())
         return local_spec(job.metadata["name"], spec, self._processes, self._steps)
 
-    def _written(self, name: str) -> dict[str, Any]:
+    def _read_document(self, name: str) -> dict[str, Any]:
         file = self.folder / name / JOB_FILE
         if not file.is_file():
             there = ", ".join(self.names()) or "none"
@@ -333,7 +333,7 @@ class LocalRuns:
         name = spec.resume_from.grpo_job if spec.resume_from else None
         if name is None:
             return None
-        metadata, job = self.read(name)
+        metadata, job = self.read_job(name)
         volume = checkpoint_volume(name, job.spec.checkpoint)
         assert volume is not None  # local_spec has seen to it
         uid = metadata["uid"]

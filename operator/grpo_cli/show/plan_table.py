@@ -134,7 +134,7 @@ def _candidates(out: Console, candidates: list[Candidate]) -> None:
     wide = make_table(*HEADINGS, right=["s/step"])
     for candidate in candidates:
         add_row(wide, _cells(candidate), _style(candidate))
-    show_table(out, wide, map(_stacked, candidates))
+    show_table(out, wide, map(_stacked_cells, candidates))
 
 
 def _style(candidate: Candidate) -> str:
@@ -158,7 +158,7 @@ def _cells(candidate: Candidate) -> list[str]:
     ]
 
 
-def _stacked(candidate: Candidate) -> tuple[Text, ...]:
+def _stacked_cells(candidate: Candidate) -> tuple[Text, ...]:
     """The same below each other: how and where it runs, its numbers, the verdict."""
     (
         method,
@@ -287,7 +287,7 @@ def show_difference(
         out.print(f"  without {', '.join(left_out)}, which another engine knows")
     if not (before.chosen and after.chosen and before.chosen.memory and after.chosen.memory):
         return
-    _differences(out, list(_compared(before.chosen, after.chosen)))
+    _differences(out, list(_comparison_rows(before.chosen, after.chosen)))
     for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
         if was != now:
             out.print(Text(f"  {was} becomes {now}"))
@@ -302,7 +302,9 @@ def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
     show_table(out, wide, stacked)
 
 
-def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str, str, str, str]]:
+def _comparison_rows(
+    before: ExecutionPlan, after: ExecutionPlan
+) -> Iterator[tuple[str, str, str, str]]:
     """What is compared, then its value before and after, and the difference."""
     old, new = before.memory, after.memory
     assert old is not None, "both are GPU plans"

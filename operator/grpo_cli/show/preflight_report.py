@@ -38,14 +38,14 @@ def print_report(out: Console, name: str, report: PreflightReport) -> None:
 
 def print_prompt(out: Console, prompt: str) -> None:
     """Print the first prompt as the model reads it, without what steers a terminal."""
-    shown = "".join(map(_visible, prompt[:MAX_PROMPT]))
+    shown = "".join(map(_visible_letter, prompt[:MAX_PROMPT]))
     rest = len(prompt) - MAX_PROMPT
     more = f" (its first {MAX_PROMPT:,} of {len(prompt):,} characters)" if rest > 0 else ""
     out.print(f"[dim]first prompt{more}:[/dim]")
     out.print(Text(shown), overflow="fold")
 
 
-def _visible(letter: str) -> str:
+def _visible_letter(letter: str) -> str:
     return letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1]
 
 

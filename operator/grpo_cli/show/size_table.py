@@ -37,10 +37,10 @@ def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     wide = make_table(*HEADINGS, right=NUMBERS)
     for size in sizes:
         add_row(wide, _cells(size), _style(size))
-    show_table(out, wide, map(_stacked, sizes))
+    show_table(out, wide, map(_stacked_cells, sizes))
     if rule := next((size.rule for size in sizes if size.chosen), ""):
         out.print(Text(f"{CHOSEN}: {rule}"))
-    for line in _missing(sizes):
+    for line in _missing_facts(sizes):
         out.print(f"[dim]{line}[/dim]")
 
 
@@ -59,7 +59,7 @@ def _cells(size: Size) -> list[str]:
     ]  # fmt: skip
 
 
-def _stacked(size: Size) -> tuple[Text, ...]:
+def _stacked_cells(size: Size) -> tuple[Text, ...]:
     """The same below each other."""
     gpus, nodes, product, method, seconds, gpu_seconds, hours, price, free, chosen = _cells(size)
     numbers = f"{seconds} s/step, {gpu_seconds} GPU-s/step, {free} of a GPU's memory free"
@@ -69,7 +69,7 @@ def _stacked(size: Size) -> tuple[Text, ...]:
     return where, Text(method), Text(numbers), *([Text(chosen, _style(size))] if chosen else [])
 
 
-def _missing(sizes: Sequence[Size]) -> Iterable[str]:
+def _missing_facts(sizes: Sequence[Size]) -> Iterable[str]:
     """What is not known, and what would make it known."""
     if not sizes:
         yield "nothing fits on any number of these GPUs"

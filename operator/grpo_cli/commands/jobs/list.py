@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
     table = make_table("name", "GPUs", "KL", "reward", "state", right=("GPUs", "KL", "reward"))
     for row in rows:
         table.add_row(*map(Text, row))
-    show_table(console(), table, _stacked(rows))
+    show_table(console(), table, _stacked_rows(rows))
     return 0
 
 
@@ -63,7 +63,7 @@ def _row(item: dict[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
     return name, gpus, *shown, progress_line(job)
 
 
-def _stacked(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
+def _stacked_rows(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
     for name, gpus, kl, reward, state in rows:
         numbers = {"GPUs": gpus, "KL": kl, "reward": reward}
         facts = ", ".join(f"{label} {value}" for label, value in numbers.items() if value)

@@ -77,7 +77,7 @@ def _local_rows(folder: Path) -> Iterator[MeasuredRow]:
     """The rows of the finished runs in a folder."""
     runs = LocalRuns(folder)
     for name in runs.names():
-        job = runs.read(name).job
+        job = runs.read_job(name).job
         ends = runs.outcomes(name)
         if job.status.phase not in FINISHED or not ends:
             continue

@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
     rows = [row for row in (*lines, *sampled_completions(lines)) if "completion" in row]
     if not rows:
         raise OptionError(f"{options.completions}: no row has `completion`")
-    result = _scored(jobs[0], rows, options.files)
+    result = _score_rows(jobs[0], rows, options.files)
     if options.output == "json":
         print(json.dumps(result, indent=2))
     elif "error" not in result:
@@ -74,7 +74,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
+def _score_rows(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
     """What the trainer's process says of the rows.
 
     Raises:
@@ -127,13 +127,15 @@ def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
     for line in lines:
         table.add_row(*map(Text, line))
     out = console()
-    show_table(out, table, _stacked(lines, (*rewards, "sum")))
+    show_table(out, table, _stacked_rows(lines, (*rewards, "sum")))
     for name, reward in rewards.items():
         if reward["problem"]:
             out.print(Text(f"{name}: {reward['problem']}"))
 
 
-def _stacked(lines: list[tuple[str, ...]], labels: tuple[str, ...]) -> Iterator[tuple[Text, ...]]:
+def _stacked_rows(
+    lines: list[tuple[str, ...]], labels: tuple[str, ...]
+) -> Iterator[tuple[Text, ...]]:
     for text, *scores in lines:
         pairs = zip(labels, scores, strict=True)
         yield Text(text), Text(", ".join(f"{label} {score}" for label, score in pairs))

@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
         lines = [_sampled_step(lines, options.step, options.run_name)]
     completions = list(sampled_completions(lines))
     if sorts:
-        completions = _sorted(options, completions)
+        completions = _select_completions(options, completions)
     if options.output == "json":
         print(json.dumps(completions, ensure_ascii=False, indent=2))
         return 0
@@ -74,7 +74,7 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
     return earlier[-1]
 
 
-def _sorted(options: Namespace, completions: list[Row]) -> list[Row]:
+def _select_completions(options: Namespace, completions: list[Row]) -> list[Row]:
     """The best ones first, or the worst ones first.
 
     Raises:
