@@ -193,7 +193,10 @@ async def load(kubeconfig: str | None = None) -> Configuration:
         # Every pod has this variable. A kubeconfig that is named goes before it, for an operator
         # that is run by hand.
         if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
-            await load_kube_config(config_file=path, client_configuration=configuration)
+            loader = await load_kube_config(config_file=path, client_configuration=configuration)
+            # A credential plug-in that says when its token expires is only run again after that.
+            if hasattr(loader, "exec_plugin_expiry"):
+                configuration.refresh_api_key_hook = loader.load_and_set
         else:
             load_incluster_config(client_configuration=configuration)
         _tls(configuration)

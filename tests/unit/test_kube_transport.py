@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo_kube.transport import (
     SHORT_WATCH,
     EmptyLists,
     WatchPace,
+    authorization,
     json_only,
     load,
 )
@@ -181,3 +183,31 @@ async def test_a_certificate_that_is_none_is_named_by_file_and_field(
     file.write_text(json.dumps(config))
     with pytest.raises(ConfigurationError, match=f"no usable {file}: {field}"):
         await load(str(file))
+
+
+@pytest.mark.realtime
+async def test_a_token_of_a_credential_plugin_is_renewed_when_it_expires(tmp_path: Path) -> None:
+    credential: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1"}
+    credential["kind"] = "ExecCredential"
+    token = tmp_path / "token"
+    plugin = {"apiVersion": credential["apiVersion"], "command": sys.executable}
+    plugin |= {"args": ["-c", f"print(open({str(token)!r}).read())"]}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"exec": plugin}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(config))
+
+    def issue(name: str, expires: str) -> None:
+        status = {"token": name, "expirationTimestamp": expires}
+        token.write_text(json.dumps(credential | {"status": status}))
+
+    issue("first", "2020-01-01T00:00:00Z")
+    configuration = await load(str(file))
+    issue("second", "2999-01-01T00:00:00Z")
+    assert await authorization(configuration) == {"Authorization": "Bearer second"}
+    token.unlink()
+    assert await authorization(configuration) == {"Authorization": "Bearer second"}
