@@ -50,6 +50,7 @@ def test_what_makes_no_sense_is_one_sentence(
         ("- a", "holds no settings"),
         ("a: [", "while parsing"),
         ("a: 1", "has no setting of `trl grpo`"),
+        ("distributed_type: FSDP\ndebug: false", "configures `accelerate launch`"),
         ("[" * 3000, "recursion"),
     ],
 )
@@ -153,6 +154,8 @@ STEPS = st.sampled_from([
     "args = GRPOConfig(**kw)", "args = Config()", "args = Config(beta=V)",
     "args = replace(args, beta=V)", "args = replace(args)", "args.beta = V", "args.beta += V",
     "args.beta: float = V", "args.beta, C = V, V", "setattr(args, 'beta', V)",
+    "for name in ['beta']:\n    setattr(args, name, V)",
+    "kw = {'beta': V, 'run_name': str(V)}\nargs = GRPOConfig(**kw)",
     "other = args\nother.beta = V", "if V > 0.5:\n    args.beta = V",
     "def tune(config, beta=V):\n    config.beta = beta", "tune(args)", "tune(args, V)",
     "tune(args, *[V])",
@@ -292,3 +295,48 @@ def main(bonus=2.0, seed=3):
     named = ["rewards.one: rewards is", "bonus:", "seed = 3:", "from_pretrained:", "add_callback"]
     for name in (*named, "chat_template = ", "scale_rewards", "trackio"):
         assert name in said
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("trainer.train(resume_from_checkpoint=True)", "resume_from_checkpoint = True: a job goes"),
+        ("trainer.push_to_hub('a/b')", "trainer.push_to_hub: set export.to to Hub"),
+        ("wandb.init(project='a')", "wandb.init: set tracking.wandb"),
+        ("os.environ['KEY'] = 'SECRET'", "os.environ['KEY']: set it in env"),
+    ],
+)
+def test_what_a_script_sets_beside_the_trainer_is_named(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    spec_of(tmp_path, f"{script()}\n{line}\n")
+    assert any(says in note for note in notes(tmp_path))
+    assert not any("SECRET" in note for note in notes(tmp_path))
+
+
+def test_a_fresh_run_is_no_setting(tmp_path: Path) -> None:
+    spec_of(tmp_path, script() + "\ntrainer.train(resume_from_checkpoint=None)")
+    assert not any("resume" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "rewards", ["list(map(str, FUNCS))", "[f for f in FUNCS]", "FUNCS + [x]", "sorted(FUNCS)"]
+)
+def test_a_computed_list_of_rewards_is_named(tmp_path: Path, rewards: str) -> None:
+    text = script(rewards="=chosen").replace("trainer =", f"chosen = {rewards}\ntrainer =")
+    (reward,) = spec_of(tmp_path, text)["rewards"]
+    assert reward["python"]["function"] == "rewards:reward_1"
+    assert any("the list is computed" in note for note in notes(tmp_path))
+
+
+def test_a_list_in_a_list_of_rewards_is_spread(tmp_path: Path) -> None:
+    text = script(rewards="=[*first, len]").replace("trainer =", "first = [letters]\ntrainer =")
+    assert spec_of(tmp_path, text)["rewards"][0]["python"]["function"] == "rewards:letters"
+
+
+def test_one_computed_entry_does_not_hide_the_others(tmp_path: Path) -> None:
+    text = script("**more").replace(
+        "trainer =", "more = dict(beta=0.5, learning_rate=rate())\ntrainer ="
+    )
+    assert spec_of(tmp_path, text)["training"]["beta"] == 0.5
+    assert any("learning_rate = rate()" in note for note in notes(tmp_path))

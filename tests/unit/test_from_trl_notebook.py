@@ -125,3 +125,9 @@ def test_a_space_without_its_owner_is_asked_for(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, script("report_to='trackio', trackio_space_id='runs'"))
     assert "trackio" not in spec.get("tracking", {})
     assert any("a Space (OWNER/NAME) or a server" in note for note in notes(tmp_path))
+
+
+def test_a_variable_of_a_notebook_is_named_without_its_value(tmp_path: Path) -> None:
+    init(tmp_path, notebook("%env HF_TOKEN=SECRET", script()), name="train.ipynb")
+    (note,) = (note for note in notes(tmp_path) if "HF_TOKEN" in note)
+    assert "SECRET" not in note

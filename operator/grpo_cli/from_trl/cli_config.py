@@ -40,8 +40,13 @@ def read_config(values: Mapping[str, TrlSetting], source: str, read_module: Read
     """The run that a configuration describes, by the values of its keys.
 
     Raises:
-        TrlError: none of the keys is one of `trl grpo`.
+        TrlError: it is accelerate's, or none of the keys is one of `trl grpo`.
     """
+    if {"compute_environment", "distributed_type"} & set(values):
+        raise TrlError(
+            f"{source} configures `accelerate launch`: give the script or the YAML file of `trl "
+            "grpo --config`, and num_processes by --processes"
+        )
     setting_names = {*FIELDS, *CLI_PLACES}
     if not setting_names & set(values):
         raise TrlError(
@@ -86,8 +91,6 @@ def _read_model(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
     for name, argument in {"model_revision": "revision", "dtype": "dtype"}.items():
         if name in values:
             run.model_arguments[argument] = values[name]
-    if values.get("attn_implementation"):
-        run.model_arguments["attn_implementation"] = values["attn_implementation"]
     use_peft = values.get("use_peft")
     if use_peft is None or use_peft.value is not True:
         for name in _LORA:

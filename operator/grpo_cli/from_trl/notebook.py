@@ -13,6 +13,7 @@ from .trl_run import TrlError
 
 SUFFIX = ".ipynb"
 _CELL_MAGIC = re.compile(r"%%(\w+).*")
+_ENV = re.compile(r"^(\s*)%(?:set_)?env\s+(\w+)[=\s].*")
 _IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 """A line of IPython's own: `%pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
 
@@ -62,7 +63,9 @@ def _without_ipython(text: str) -> str:
             line = lines[index] if index < len(lines) else ""
             if not _IPYTHON.match(line):
                 break
-            lines[index] = _IPYTHON.sub(r"\1pass", line)
+            variable = _ENV.match(line)
+            replaced = r'\1os.environ["\2"] = ""' if variable else r"\1pass"
+            lines[index] = (_ENV if variable else _IPYTHON).sub(replaced, line)
         except (ValueError, RecursionError, MemoryError):
             break  # the reader of the whole script says what is wrong
         else:

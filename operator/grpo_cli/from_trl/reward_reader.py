@@ -41,6 +41,13 @@ _RUNNING = (
 """Calls that a reward's process must not repeat."""
 
 
+_LISTS = (ast.BinOp, ast.List, ast.ListComp, ast.Tuple)
+
+
+def _is_list_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and called_name(node) in ("list", "sorted", "tuple")
+
+
 class RewardReader:
     """Fills `run.rewards` and `run.reward_files`."""
 
@@ -66,7 +73,7 @@ class RewardReader:
     def _entries(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
         """What reward_funcs lists, with the scope of each; None if it is no list."""
         if isinstance(node, ast.List | ast.Tuple):
-            return [(element, scope) for element in node.elts]
+            return self._listed(node.elts, scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             function = function_named(scope.module, node.func.id)
             result = function_result(scope.module, node.func.id)
@@ -97,6 +104,20 @@ class RewardReader:
                 advice = "the list changes here: add what it adds to the job's rewards"
                 self.run.note(statement.lineno, "reward_funcs", self._source(statement), advice)
 
+    def _listed(
+        self, elements: Sequence[ast.expr], scope: Scope
+    ) -> list[tuple[ast.expr, Scope]] | None:
+        """What a list has that is written out, with lists that it unpacks."""
+        entries: list[tuple[ast.expr, Scope]] = []
+        for element in elements:
+            inner: list[tuple[ast.expr, Scope]] | None = [(element, scope)]
+            if isinstance(element, ast.Starred):
+                inner = self._entries(element.value, scope)
+            if inner is None:
+                return None
+            entries += inner
+        return entries
+
     def _read_entry(self, node: ast.expr, scope: Scope) -> None:
         try:
             target, inner, _ = scope.resolve(node)
@@ -106,6 +127,8 @@ class RewardReader:
             return
         if imported:
             self._add_imported(node, *imported)
+        elif isinstance(target, _LISTS) or _is_list_call(target):
+            self._add_unknown(node, "the list is computed when the script runs")
         elif isinstance(target, ast.Constant) and isinstance(target.value, str):
             self._add_model(node, target.value)
         elif isinstance(target, ast.Call) and called_name(target) == "from_pretrained":

@@ -18,6 +18,7 @@ from .syntax import (
     changed_attributes,
     dotted_name,
     field_default,
+    literal_entries,
     own_expressions,
     parse,
     statements,
@@ -54,6 +55,14 @@ NOT_TAKEN = {
     "environment_factory": "a job has no environments; write a reward function",
 }
 """Arguments of the trainer that no job has, with what to do."""
+RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
+TRACKER_CALLS = {
+    "wandb.init": "wandb and runName",
+    "trackio.init": "trackio and runName",
+    "mlflow.set_tracking_uri": "mlflow.url",
+    "mlflow.set_experiment": "mlflow.experiment",
+}
+"""Calls by which a script chooses where its run is tracked, and the job's fields."""
 _LOADERS = ("AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
 
 
@@ -107,6 +116,7 @@ class _ScriptReader:
             node = arguments.get(name)
             if node is not None and not _is_none(node):
                 self.run.note(node.lineno, name, self._source(node), advice)
+        self._note_calls()
         for note in self.root.assumptions:
             self.run.note(note.line, note.name, note.value, note.advice)
         return self.run
@@ -173,11 +183,15 @@ class _ScriptReader:
 
     def _unpacked_entries(self, node: ast.expr, scope: Scope) -> Iterator[tuple[str, ast.expr]]:
         """The entries of what `**` unpacks, where they are literal."""
+        value = None
         try:
             target, inner, _ = scope.resolve(node)
+            if inner is scope and (entries := literal_entries(target)) is not None:
+                yield from entries.items()
+                return
             value = inner.evaluate(target) if isinstance(target, ast.expr) else None
         except Computed:
-            value = None
+            pass
         if not isinstance(value, dict):
             advice = "it is computed when the script runs: write its entries into the job"
             self.run.note(node.lineno, f"**{self._source(node)}", "", advice)
@@ -348,6 +362,28 @@ class _ScriptReader:
                     source = self._source(value) if value is not None else ""
                     advice = "a condition decides on it" if is_conditional else "it changes here"
                     self.run.note(statement.lineno, name, source, f"{advice}; set it in the job")
+
+    def _note_calls(self) -> None:
+        """Name what the script sets by calls and variables beside the trainer's arguments."""
+        for node in ast.walk(self.module):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="train"), keywords=keywords):
+                    for keyword in keywords:
+                        if keyword.arg == "resume_from_checkpoint" and not _is_none(keyword.value):
+                            value = self._source(keyword.value)
+                            self.run.note(node.lineno, keyword.arg, value, RESUMES)
+                case ast.Call(func=ast.Attribute(attr="push_to_hub")):
+                    if not self.run.value("push_to_hub"):
+                        advice = "set export.to to Hub, and export.hub.repository"
+                        self.run.note(node.lineno, ast.unparse(node.func), "", advice)
+                case ast.Call() if dotted_name(node.func) in TRACKER_CALLS:
+                    name = dotted_name(node.func)
+                    advice = f"set tracking.{TRACKER_CALLS[name]}"
+                    self.run.note(node.lineno, name, "", advice)
+                case ast.Subscript(ctx=ast.Store()) if dotted_name(node.value) == "os.environ":
+                    # A value may be a token: it is not shown.
+                    advice = "set it in env, if the run needs it; a secret by valueFrom"
+                    self.run.note(node.lineno, ast.unparse(node), "", advice)
 
     def _kind_of(self, attribute: ast.Attribute, scope: Scope) -> str | None:
         """The argument of the trainer that an attribute belongs to, or "trainer"; "unknown" if only

@@ -188,9 +188,12 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
             yield attribute, value
         case ast.AugAssign(target=ast.Attribute() as attribute):
             yield attribute, None
-        case ast.Expr(value=ast.Call(args=[owner, ast.Constant(value=str(name)), value]) as call):
+        case ast.Expr(value=ast.Call(args=[owner, field, given]) as call):
             if called_name(call) == "setattr":
-                yield ast.Attribute(owner, name), value
+                if isinstance(field, ast.Constant):
+                    yield ast.Attribute(owner, str(field.value)), given
+                else:
+                    yield ast.Attribute(owner, f"<{ast.unparse(field)}>"), None
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="add_callback") as attribute)):
             yield attribute, None
 
@@ -220,6 +223,19 @@ def parameters_of(
                 values[keyword.arg] = (keyword.value, False)
     for name, (value, is_default) in values.items():
         yield name, value, is_default
+
+
+def literal_entries(node: ast.AST) -> dict[str, ast.expr] | None:
+    """Expressions of a dict that is written out, by their keys; None for anything else."""
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            pairs = list(zip(keys, values, strict=True))
+            names = {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+            return names if len(names) == len(pairs) else None
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            entries = {keyword.arg: keyword.value for keyword in keywords if keyword.arg}
+            return entries if len(entries) == len(keywords) else None
+    return None
 
 
 def parser_options(module: ast.Module) -> list[ast.Call]:
