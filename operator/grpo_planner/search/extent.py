@@ -2,7 +2,7 @@
 step times. The search skips what cannot win."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -204,10 +204,11 @@ class Times:
         if key not in self._least_sampling:
             stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
-            by_gpus = {_sort_of(variants.engine): variants for variants in stand_in.variants}
+            by_gpus = {_sort_of(engine): engine for engine in stand_in.candidates}
+            every_variants = map(stand_in.variants_with, by_gpus.values())
             seconds = (
                 self.least_sampling(stand_in, variants) + self._comparison(stand_in, variants)
-                for variants in by_gpus.values()
+                for variants in every_variants
             )
             # There may be no room for the only engine that is allowed.
             self._least_sampling[key] = min(seconds, default=inf)
@@ -215,10 +216,10 @@ class Times:
 
     def _comparison(self, extent: Extent, variants: Variants) -> float:
         """Least seconds of the policy's passes that an engine is compared by."""
-        alone, _ = extent.without_engine.quickest
+        if variants.engine is None:
+            return 0.0
         with_engine, _ = variants.quickest
-        scored = replace(alone, scores_old_policy=with_engine.scores_old_policy)
-        return sum(self.training(extent, scored)) - sum(self.training(extent, alone))
+        return sum(self.training(extent, with_engine)) - self.least_training(extent)
 
     def least_sampling(self, extent: Extent, variants: Variants) -> float:
         """Seconds of sampling with an engine at the fastest settings, whether or not they fit."""
@@ -255,16 +256,14 @@ class Times:
     def fitting_training(self, extent: Extent, variants: Variants) -> list[tuple[float, float]]:
         """For each share of a GPU that is weighed: the least seconds of training beside an engine
         that takes nothing, and the factor by which its risk makes them count longer."""
-        scores = variants.quickest[0].scores_old_policy
+        quickest, _ = variants.quickest
+        scores = quickest.scores_old_policy
         if scores not in extent.fitting_training:
             fitting = extent.fitting_training[scores] = []
-            alone = extent.without_engine
-            quickest, _ = alone.quickest
             for share, crowded in zip(SHARES, CROWDED, strict=True):
                 limit = int(share * extent.place.pool.usable_bytes)
-                setups = list(alone.training_setups(limit))
-                scored = (replace(setup, scores_old_policy=scores) for setup in setups)
-                times = [sum(self.training(extent, setup)) for setup in scored]
+                setups = list(variants.training_setups(limit))
+                times = [sum(self.training(extent, setup)) for setup in setups]
                 if times:
                     fitting.append((min(times), crowded))
                 if quickest in setups:

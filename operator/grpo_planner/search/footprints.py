@@ -166,8 +166,8 @@ class Variants:
         return tuple(largest)
 
     def training_setups(self, usable: int) -> Iterator[Setup]:
-        """Setups of the same."""
-        micro_batches = self.training_updates(usable)
+        """Setups of the largest updates that fit beside an engine that takes nothing."""
+        micro_batches = self._alone.training_updates(usable)
         for recomputes, size in zip(self._knobs.checkpointing, micro_batches, strict=True):
             if size:
                 settings = (*self._knobs.fastest[:2], recomputes, size)
