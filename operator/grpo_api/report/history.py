@@ -31,13 +31,14 @@ Row = dict[str, Any]
 def parse_lines(text: str) -> list[Row]:
     """The JSON objects among lines. The start of a line that a kill has cut off is no JSON."""
     # str.splitlines() would also break lines at characters that stand inside of texts.
-    objects = (_parse_json(line) for line in text.split("\n") if line.lstrip().startswith("{"))
+    objects = (parse_json(line) for line in text.split("\n") if line.lstrip().startswith("{"))
     return [each for each in objects if isinstance(each, dict)]
 
 
-def _parse_json(line: str) -> Any:
+def parse_json(text: str) -> Any:
+    """The value that the text is the JSON of, None where it is none."""
     try:
-        return json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

@@ -5,7 +5,6 @@ In the cluster a short-lived pod reads it with the user's own rights.
 
 import csv
 import io
-import json
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from grpo_api.report.history import (
     STEP,
     Row,
     newest_attempt,
+    parse_json,
     parse_lines,
     standing_rows,
 )
@@ -149,16 +149,9 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
         # None is the key of what a line has beyond the header.
         lines = csv.DictReader(io.StringIO(text, newline=""))
         return [{str(key): value for key, value in line.items()} for line in lines]
-    whole = _parse_json(text)
+    whole = parse_json(text)
     if isinstance(whole, dict) and isinstance(whole.get(HISTORY_KEY), list):
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
         return dictionaries_of(whole)
     return parse_lines(text) or list(printed_rows(text))
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
