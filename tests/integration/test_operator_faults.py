@@ -66,10 +66,10 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
         await heard.wait()
         return answer
 
-    def told(cache: Cache[Any], key: ObjectKey, uid: str, version: float) -> Any:
+    def told(cache: Cache[Any], key: ObjectKey, uid: str, *version: float) -> Any:
         if uid in uids:
             heard.set()
-        return discard(cache, key, uid, version)
+        return discard(cache, key, uid, *version)
 
     monkeypatch.setattr(HttpCluster, "create", late)
     monkeypatch.setattr(Cache, "discard", told)
