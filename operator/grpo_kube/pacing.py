@@ -11,8 +11,8 @@ from typing import TypeVar
 
 
 def doubled_pause(first: float, last: float, failures: int) -> float:
-    """Seconds to wait after so many failures in a row: the first pause, doubled with each further
-    one, up to the last."""
+    """Seconds to wait after that number of failures in a row: the first pause, doubled with each
+    further one, up to the last."""
     # Bounded: a power of two overflows after 1,024 failures, which a night may have.
     return min(last, first * 2.0 ** min(failures - 1, 32))
 

@@ -313,7 +313,7 @@ class RunNumbers:
         return next((entry for entry in self._longest if entry.length > length), None)
 
     def has_learned(self, since: int | None) -> bool:
-        """Return True if the reward stands noticeably above its level of so many steps ago, or of
+        """Return True if the reward stands noticeably above its level `since` steps ago, or at
         the run's beginning."""
         series = self.series.get(REWARD)
         if series is None or series.count < 2 * SMOOTH:

@@ -36,7 +36,7 @@ def parse_lines(text: str) -> list[Row]:
 
 
 def parse_json(text: str) -> Any:
-    """The value that the text is the JSON of, None where it is none."""
+    """The value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
