@@ -9,8 +9,9 @@ stored and must outlive the process.
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NewType
+from typing import NewType, TypeVar
 
+Stored = TypeVar("Stored", str, str | None)
 Reported = NewType("Reported", float)
 """Unix seconds by another's clock. Two readings of one clock give a duration; one alone has to be
 held to bounds by the operator's own clock before anything follows from it."""
@@ -54,3 +55,9 @@ def seconds(text: str | None) -> float | None:
 def timestamp(unix: float) -> str:
     """RFC 3339 in UTC with whole seconds, as metav1.Time is written."""
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def not_future(stored: Stored, now: float) -> Stored | str:
+    """A stored timestamp. Now instead of one that a clock left in the future before it was set
+    back, so that a deadline counts from here and not from when the clock has caught up."""
+    return timestamp(now) if (seconds(stored) or 0.0) > now else stored

@@ -24,7 +24,7 @@ from grpo_api.status.status import (
     Phase,
 )
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed, seconds, timestamp
+from grpo_kube.objects.times import Observed, not_future, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
@@ -87,8 +87,8 @@ def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
     action = decision.action
     fields: dict[str, Any] = {
         "observed_generation": observation.job.generation,
-        "attempt_start_time": _not_future(old.attempt_start_time, observation.now),
-        "completion_time": _not_future(old.completion_time, observation.now),
+        "attempt_start_time": not_future(old.attempt_start_time, observation.now),
+        "completion_time": not_future(old.completion_time, observation.now),
     }
     fields |= _attempt(observation, decision)
     fields |= _end(observation, decision)
@@ -267,12 +267,6 @@ def _published_outcome(outcome: Outcome, observation: Observation) -> Outcome:
     return outcome.model_copy(update=fields)
 
 
-def _not_future(stored: str | None, now: float) -> str | None:
-    """A stored time. Now instead of one that a clock left in the future before it was set back, so
-    that a deadline counts from here and not from when the clock has caught up."""
-    return timestamp(now) if (seconds(stored) or 0.0) > now else stored
-
-
 def _with_transition_times(
     old: list[Condition], new: list[Condition], now: float
 ) -> list[Condition]:
@@ -280,7 +274,7 @@ def _with_transition_times(
     they were."""
     by_type: dict[str, Condition] = {}
     for condition in old:
-        update = {"last_transition_time": _not_future(condition.last_transition_time, now)}
+        update = {"last_transition_time": not_future(condition.last_transition_time, now)}
         by_type[condition.type] = condition.model_copy(update=update)
     for condition in new:
         before = by_type.get(condition.type)

@@ -17,7 +17,7 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import GRPOJobStatus
 from grpo_api.status.usage import MAX_PODS, MAX_RECORDS, AttemptUsage, EngineUsage, PodTime, Usage
 from grpo_api.text.timing import Account
-from grpo_kube.objects.times import Reported, seconds, timestamp
+from grpo_kube.objects.times import Reported, not_future, seconds, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
@@ -48,12 +48,10 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     still_holds = old is not None and any(map(has_gpus, old.attempts))
     if job.is_finished and not starts_again and not still_holds:
         return old
-    now = timestamp(observation.now)
-    before = old or Usage(as_of=now)
+    before = old or Usage(as_of=timestamp(observation.now))
     # A time in the future was written by a clock that has been set back, or by another's: pods that
     # hold GPUs would be counted until then.
-    if (seconds(before.as_of) or 0.0) > observation.now:
-        before = before.model_copy(update={"as_of": now})
+    before = before.model_copy(update={"as_of": not_future(before.as_of, observation.now)})
     records = looked_at(observation, before.attempts, before.as_of)
     records = _with_end_of_attempt(records, observation, decision)
     fields: dict[str, Any] = {"as_of": _as_of(observation, before)}
