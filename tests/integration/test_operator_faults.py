@@ -49,6 +49,24 @@ def test_an_operator_that_dies_between_commit_and_start_starts_once(
     assert bench.children() == ["run-1"]
 
 
+def test_orphans_of_a_start_that_was_not_recorded_end_before_the_next_attempt(
+    bench: Bench,
+) -> None:
+    with bench.operating():
+        bench.submit()
+        bench.wait_running()
+    bench.patch(GRPOJOBS, "run/status", {"status": {"jobUid": None}})
+    bench.delete(JOBS, "run-1", propagationPolicy="Orphan")
+    bench.wait("no Job", lambda: bench.children() == [])
+    with bench.operating():
+        bench.wait_running(attempt=2)
+        bench.wait(
+            "no orphan",
+            lambda: all(pod["status"]["phase"] != "Running" for pod in bench.pods(attempt=1)),
+        )
+    assert bench.status()["restarts"] == 0
+
+
 def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_its_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from grpo_operator.records.names import (
     COMPONENT_TRAINER,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,
+    LABEL_CONTROLLER,
     LABEL_INDEX,
     LABEL_JOB,
     LABEL_UID,
@@ -215,7 +216,8 @@ def pod_object(
     index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
     """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason,
-    message, owner, by, arrived (at its kubelet, by that one's clock)."""
+    message, owner, by (empty: an orphan; None: made by hand), arrived (at its kubelet, by that
+    one's clock)."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -234,8 +236,12 @@ def pod_object(
             LABEL_INDEX: str(index),
             LABEL_COMPONENT: more.get("component", COMPONENT_TRAINER),
         },
-        "ownerReferences": [{"controller": True, "uid": more.get("by", f"job-{attempt}")}],
     }
+    by = more.get("by", f"job-{attempt}")
+    if by is not None:
+        meta["labels"][LABEL_CONTROLLER] = f"job-{attempt}"
+    if by:
+        meta["ownerReferences"] = [{"controller": True, "uid": by}]
     if more.get("deleted"):
         meta |= {"deletionTimestamp": at(0), "deletionGracePeriodSeconds": 30}
     status: dict[str, Any] = {

@@ -251,6 +251,22 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "Preempted",
         False,
     ),
+    "orphans mean that their Job was deleted, known uid or not": (
+        make_seen(
+            make_job(status=active_status(jobUid=None)),
+            pod_that("DivergedKL", by=""),
+            make_pod(1, by=""),
+        ),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a pod that somebody made by hand does not mean that a Job was deleted": (
+        make_seen(make_job(status=active_status(jobUid=None)), make_pod(0, by=None)),
+        Action.START,
+        "",
+        False,
+    ),
     "a Job that was seen and is gone was deleted, before its uid was written": (
         make_story(make_job(status=active_status(jobUid=None)), (2, [make_child()]), (0, [])),
         Action.ADMIT,

@@ -350,9 +350,8 @@ def observe(
     engines = _current_engines(current)
     controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
     of_roles = _by_role(labelled, attempt, controllers, engines)
-    orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.is_active:
-        expected = bool(job.status.job_uid) or orphaned
+        expected = bool(job.status.job_uid) or of_roles.has_orphans
         first_seen = first_seen_tracker.update(
             job.key,
             attempt,
@@ -375,7 +374,7 @@ def observe(
         engines=engines,
         engine_pods=of_roles.engines,
         first_seen=first_seen,
-        orphaned=orphaned,
+        orphaned=of_roles.has_orphans,
         gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
         pods_left=pods_left,
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
@@ -389,6 +388,12 @@ class _PodsByRole(NamedTuple):
     trainers: tuple[PodRecord, ...]
     engines: tuple[PodRecord, ...]
     stray: tuple[PodRecord, ...]
+
+    @property
+    def has_orphans(self) -> bool:
+        """True if a Job that is gone made some of them; its pods may have lost it as their
+        owner."""
+        return any(pod.controller_uid or pod.made_by_job for pod in self.stray)
 
 
 def _by_role(

@@ -53,6 +53,10 @@ COMPONENT_PREFLIGHT = "preflight"
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 """Set by the Job controller on pods of an Indexed Job: the node rank."""
 
+LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"
+"""Set by the Job controller on each pod that it makes: the Job's uid. It stays on a pod that
+`--cascade=orphan` takes its owner from."""
+
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 
 KUEUE = "kueue.x-k8s.io"

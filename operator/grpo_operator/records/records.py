@@ -270,7 +270,9 @@ class PodRecord:
     version: int
     grpojob_uid: str
     controller_uid: str
-    """uid of the Job that made it; empty for a pod that somebody made by hand."""
+    """uid of the Job that owns it; empty for an orphan, and for a pod made by hand."""
+    made_by_job: bool
+    """True if a Job made it, also where that Job is deleted and the pod is an orphan."""
     attempt: int
     engine: bool
     """True if its label says that it is an engine's; of a current attempt, its controller does."""
