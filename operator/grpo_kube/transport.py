@@ -150,6 +150,7 @@ def open_session(
         if request.url.origin() != URL(configuration.host).origin():
             raise aiohttp.ClientConnectionError(f"redirected to {request.url.origin()}")
         request.headers.update(await authorization(configuration))
+        request.server_hostname = configuration.tls_server_name
         return await send(request)
 
     return aiohttp.ClientSession(
@@ -157,6 +158,7 @@ def open_session(
         connector=aiohttp.TCPConnector(ssl=_tls(configuration), limit=limit),
         headers={"User-Agent": user_agent, "Accept": "application/json"},
         middlewares=(*middlewares, authorize, WatchPace()),
+        proxy=configuration.proxy,
     )
 
 
@@ -175,6 +177,11 @@ def _tls(configuration: Configuration) -> ssl.SSLContext:
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def _require_http_proxy(proxy: str | None) -> None:
+    if proxy and URL(proxy).scheme not in ("http", "https"):
+        raise ConfigurationError("proxy-url: the proxy is neither http:// nor https://")
 
 
 _BEARER = "BearerToken"
@@ -200,6 +207,7 @@ async def load(kubeconfig: str | None = None) -> Configuration:
         else:
             load_incluster_config(client_configuration=configuration)
         _tls(configuration)
+        _require_http_proxy(configuration.proxy)
     # A file may hold anything, and the kubernetes package raises whatever it stumbles over.
     except Exception as error:
         where = path or str(Path("~/.kube/config"))

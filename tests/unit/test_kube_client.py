@@ -3,7 +3,9 @@
 How they behave towards a real API server is in tests/integration/test_operator_lifecycle.py.
 """
 
+import datetime
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from kubernetes.aio.client import Configuration
 
 from grpo_kube import client as cluster_module
@@ -37,15 +42,15 @@ ALL_PODS = Selection(PODS)
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """A server on loopback that answers everything by the handler; its URL."""
     pages = web.Application()
     pages.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
@@ -140,6 +145,73 @@ async def test_a_redirect_gets_neither_the_token_nor_a_say() -> None:
                 with pytest.raises(Unavailable, match=f"redirected to {login_url}"):
                     await ask
     assert tokens == []
+
+
+def kubeconfig(folder: Path, **cluster: str) -> str:
+    """The path of a new kubeconfig with these fields of its cluster."""
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(config))
+    return str(file)
+
+
+async def test_requests_go_through_the_proxy_url_of_a_kubeconfig(tmp_path: Path) -> None:
+    targets = list[str]()
+
+    async def proxy(request: web.Request) -> web.Response:
+        targets.append(str(request.url))
+        return web.json_response({})
+
+    async with serving(proxy) as url:
+        file = kubeconfig(tmp_path, server="http://api.invalid", **{"proxy-url": url})
+        async with HttpCluster(await transport.load(file)) as client:
+            await client.get(JOBS, "n", "a")
+    assert targets == ["http://api.invalid/apis/batch/v1/namespaces/n/jobs/a"]
+
+
+async def test_a_proxy_that_is_none_of_http_is_refused_with_the_field(tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path, server="http://api.invalid", **{"proxy-url": "socks5://a:1"})
+    with pytest.raises(ConfigurationError, match="proxy-url: the proxy is neither"):
+        await transport.load(file)
+
+
+def certificate_of(name: str, folder: Path) -> Path:
+    """A file with a certificate that this server name signs for itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    key_format = serialization.PrivateFormat.PKCS8
+    key_bytes = key.private_bytes(pem, key_format, serialization.NoEncryption())
+    file = folder / "server.pem"
+    file.write_bytes(certificate.public_bytes(pem) + key_bytes)
+    return file
+
+
+async def test_a_server_is_known_by_the_tls_server_name_of_a_kubeconfig(tmp_path: Path) -> None:
+    file = certificate_of("api.example", tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(file)
+
+    async def api(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "Job"})
+
+    cluster = {"certificate-authority": str(file), "tls-server-name": "api.example"}
+    async with serving(api, tls) as url:
+        configuration = await transport.load(kubeconfig(tmp_path, server=url, **cluster))
+        async with HttpCluster(configuration) as client:
+            assert await client.get(JOBS, "n", "a") == {"kind": "Job"}
 
 
 async def test_an_answer_without_json_is_quoted() -> None:
