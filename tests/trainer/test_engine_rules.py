@@ -134,6 +134,18 @@ class Knowing(RuleBasedStateMachine):
 test_knowing = Knowing.TestCase
 
 
+def test_a_process_that_is_given_up_is_one_loss() -> None:
+    view = EngineView(0, "here")
+    view.record_answer("a")
+    view.record_proof(1)
+    for _ in range(MAX_STRIKES):
+        view.record_failure("failed")
+    assert (view.is_condemned, view.losses) == (True, 1)
+    view.record_answer("b")
+    view.give_up("stalled")
+    assert view.losses == 2
+
+
 class Serving(RuleBasedStateMachine):
     """The engine's own side."""
 

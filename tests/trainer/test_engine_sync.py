@@ -17,8 +17,9 @@ from grpo_trainer.engine_pod.hash_check import expected_prints
 from grpo_trainer.engine_pod.layout import Strided
 from grpo_trainer.engine_pod.transfer import Meeting, TransferFailed
 from grpo_trainer.generation import sync_pass
-from grpo_trainer.generation.engine_client import EngineUnreachable, Prints
+from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachable, Prints
 from grpo_trainer.generation.fleet import Engine, EngineView
+from grpo_trainer.generation.remote_engines import EnginesMain
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
 from harness.programs.patience import wait_for_event
 from tests.stepped_clock import SteppedClock
@@ -233,3 +234,24 @@ def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(
     world.sending.send(NAME, SENT)
     gone, sound = world.finished()
     assert (gone.is_gone, gone.is_blocked, sound.problem) == (True, False, "")
+
+
+def test_a_proven_engine_is_not_sent_its_version_again_where_another_cannot_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Learning(EnginesMain):
+        """Rank 0 with the engines of a world, of which new processes learn nothing."""
+
+        def __init__(self, engines: list[Engine]) -> None:
+            self._fleet: Any = FakeFleet()
+            self._fleet.engines = engines
+            self._fleet.usable_engines = lambda: engines
+            self._lanes, self._clock = {}, SteppedClock()
+
+        def _learn_layout(self, lane: Lane) -> None:
+            raise EngineFailed("answered what can't be read")
+
+    engines = [lane.engine for lane in World(monkeypatch).lanes]
+    engines[0].view.record_proof(VERSION)
+    assert not Learning(engines).begin_sync(VERSION, 0.0)
+    assert engines[1].view.strikes == 1

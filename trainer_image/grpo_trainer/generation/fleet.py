@@ -50,7 +50,10 @@ class EngineView:
     given_up_incarnation: str | None = None
     """The process that gets no further chance."""
     losses: int = 0
-    """Times that it was given up or lost while it had weights."""
+    """Processes that were given up, or lost while they had weights; a lost process that is proven
+    again may count again."""
+    is_loss_counted: bool = False
+    """Whether `losses` has the present process since its last proof."""
     strikes: int = 0
     """Syncs in a row that this process failed."""
     last_message: str = "has not answered yet"
@@ -80,7 +83,7 @@ class EngineView:
         if incarnation != self.incarnation:
             # The new process has random weights until a sync.
             self.record_lost_weights("has restarted")
-            self.incarnation, self.strikes = incarnation, 0
+            self.incarnation, self.strikes, self.is_loss_counted = incarnation, 0, False
         if self.version is None and self.is_usable:
             self.last_message = "is up and waits for weights"
 
@@ -91,7 +94,7 @@ class EngineView:
 
     def record_proof(self, version: int) -> None:
         """Note that the engine was proven to have this version."""
-        self.version, self.strikes = version, 0
+        self.version, self.strikes, self.is_loss_counted = version, 0, False
         self.last_message = f"serves version {version}"
 
     def record_failure(self, reason: str) -> None:
@@ -105,19 +108,22 @@ class EngineView:
 
     def give_up(self, reason: str) -> None:
         """Give up the present process. The next process of the pod is used again."""
-        had = self.version is not None
         self.record_lost_weights(reason)
-        # `record_lost_weights` has counted a process that had weights.
-        self.losses += 0 if had else 1
+        self._count_loss()
         self.given_up_incarnation = self.incarnation
 
     def record_lost_weights(self, reason: str) -> None:
         """Note that the engine lost its proven weights; if it lives it may be sent weights
         again."""
         if self.version is not None:
-            self.losses += 1
+            self._count_loss()
         self.version = None
         self.last_message = reason
+
+    def _count_loss(self) -> None:
+        if not self.is_loss_counted:
+            self.losses += 1
+        self.is_loss_counted = True
 
 
 def engines_message(engines: Iterable[EngineView]) -> str:

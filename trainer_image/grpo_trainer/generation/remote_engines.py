@@ -94,19 +94,15 @@ class EnginesMain:
         Raises:
             WeightSyncTimeout: no engine was usable within the limit.
         """
-        targets = [
-            engine for engine in self._fleet.usable_engines() if not engine.is_serving(version)
-        ]
-        if not targets and any(engine.is_serving(version) for engine in self._fleet.engines):
-            return False
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
-        while not (lanes := self._prepared_lanes(targets)):
+        while not (lanes := self._prepared_lanes(version)):
+            if any(engine.is_serving(version) for engine in self._fleet.engines):
+                return False
             seconds_left = max(0.0, began_at + self._limit - self._clock.now())
             if not self._await_one(seconds_left):
                 raise WeightSyncTimeout(
                     self._no_engine_message(f"took version {version} of the weights")
                 )
-            targets = self._fleet.usable_engines()
         # The seed is new for every pass, also for another pass with the same version: no earlier
         # answer can pass.
         self.sync_pass = SyncPass(self._fleet, lanes, version, new_seed())
@@ -211,14 +207,14 @@ class EnginesMain:
             f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.engines_message()}"
         )
 
-    def _prepared_lanes(self, targets: Sequence[Engine]) -> list[Lane]:
-        """The lanes of the engines that have learnt the layout of the weights; a new process learns
-        it now."""
+    def _prepared_lanes(self, version: int) -> list[Lane]:
+        """The lanes of the usable engines that lack `version` and have learnt the layout of the
+        weights; a new process learns it now."""
         lanes: list[Lane] = []
-        for engine in targets:
+        for engine in self._fleet.usable_engines():
             # Read once: the engines' thread may note at any moment that the process is gone.
             incarnation = engine.view.incarnation
-            if incarnation is None:
+            if incarnation is None or engine.is_serving(version):
                 continue
             lane = self._lane(engine, incarnation)
             try:
