@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.exit_codes import EXIT_CODES
@@ -56,6 +57,12 @@ def test_a_rank_without_rank_0_says_where_it_looked() -> None:
         RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"
     ):
         rendezvous.join_gang(*impatient(port), OTHER)
+
+
+def test_a_rank_that_reaches_rank_0_only_once_says_so() -> None:
+    meeting = PLAN.rendezvous.model_copy(update={"port": free_port()})
+    with pytest.raises(RendezvousTimeout, match=r"rank 1 reached rank 0 .*, but not a second time"):
+        rendezvous._try_network(meeting, OTHER, HashStore(), gpu=False)
 
 
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:

@@ -2,8 +2,10 @@
 other."""
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights import model_files
-from grpo_trainer.weights.checkpoint_files import INDEX, shards
+from grpo_trainer.weights.checkpoint_files import INDEX, open_weights, shards
 from tests.generated import cases
 from tests.trainer.hub import hub_server, use
 
@@ -90,3 +92,21 @@ def test_a_damaged_index_is_bad_input(index: str, tmp_path: Path) -> None:
         BadInput, match=r"index\.json is no index of weights .*copy the model again"
     ):
         shards(tmp_path)
+
+
+@pytest.mark.parametrize("closed", [INDEX, "."])
+def test_an_index_that_may_not_be_read_is_bad_input(closed: str) -> None:
+    with TemporaryDirectory() as name:  # everybody may enter those above it, unlike tmp_path's
+        folder = Path(name) / "model"
+        folder.mkdir()
+        (folder / INDEX).write_text("{}")
+        Path(name).chmod(0o755)
+        (folder / closed).chmod(0o700)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(
+                BadInput, match=r"can't be read by user 65534; `chmod -R a\+rX` its"
+            ):
+                open_weights(folder)
+        finally:
+            os.seteuid(0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from peft import get_peft_model
+from torch import nn
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 from grpo_api.plan.plan import TrainingPlan
@@ -62,6 +63,17 @@ def test_a_configuration_that_does_not_fit_is_rejected(
     if "vocab_size" not in change:
         with pytest.raises(BadInput, match=rf"config\.json .* can't be used: .*{problem}"):
             _load_config(source, remote_code=False)
+
+
+def test_shapes_that_do_not_fit_under_zero_3_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers hands on there what torch says of a module, on rank 0."""
+
+    def loaded(*_: object, **__: object) -> None:
+        nn.Linear(2, 3).load_state_dict(nn.Linear(2, 2).state_dict())
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
+    with pytest.raises(BadInput, match=r"2 weights of other shapes .*: size mismatch for weight"):
+        load_causal(Source("own", Path("/models/own"), "", "float32"), remote_code=False)
 
 
 def test_a_model_whose_code_needs_a_package_that_is_not_there_is_rejected(

@@ -410,7 +410,13 @@ def _as_timeout(problem: str) -> Iterator[None]:
 
 
 def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu: bool) -> None:
-    routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
+    peer = f"{rendezvous.address}:{rendezvous.port}"
+    try:
+        routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
+    except OSError as error:
+        raise RendezvousTimeout(
+            f"rank {place.rank} reached rank 0 at {peer}, but not a second time: {error}"
+        ) from error
     address, interface = choose_interface(routed, os.environ, gpu=gpu)
     log.info(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})")
     check_network(store, place, address, interface)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -78,13 +78,25 @@ class WeightFiles:
         return self._open[path]
 
 
+@contextmanager
+def name_unreadable() -> Iterator[None]:
+    """Raises BadInput where the body may not read a file, or look into its folder."""
+    try:
+        yield
+    except PermissionError as error:
+        raise BadInput(
+            f"{error.filename} can't be read by user {os.geteuid()}; `chmod -R a+rX` its folder"
+        ) from error
+
+
+@name_unreadable()
 def open_weights(folder: Path) -> WeightFiles:
     """The weights of a model folder, and of an adapter in it; every file's header is read and its
     length checked.
 
     Raises:
-        BadInput: no safetensors, a shard of the index is missing, or a file is truncated or no
-            safetensors.
+        BadInput: no safetensors, a shard of the index is missing, or a file can't be read, is
+            truncated or no safetensors.
     """
     files = _weight_files(folder)
     if not files:
@@ -114,12 +126,13 @@ def _weight_files(folder: Path) -> list[Path]:
     return files + ([adapter] if adapter.exists() else [])
 
 
+@name_unreadable()
 def shards(folder: Path) -> list[str]:
     """Names of the files that the folder's index says the weights are in, sorted; empty without an
     index.
 
     Raises:
-        BadInput: the index is damaged.
+        BadInput: the index is damaged or can't be read.
     """
     index = folder / INDEX
     if not index.exists():
@@ -141,12 +154,12 @@ def _keys(path: Path) -> list[str]:
     except FileNotFoundError as error:
         if path.exists():  # safetensors says the same of both
             raise BadInput(
-                f"{path} can't be read by user {os.getuid()}; `chmod -R a+rX` its folder"
+                f"{path} can't be read by user {os.geteuid()}; `chmod -R a+rX` its folder"
             ) from error
         raise BadInput(
             f"{path} is listed in {INDEX} but missing; copy the whole model again"
         ) from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(
             f"{path} can't be read ({error}); it is truncated or damaged, copy the model again"
         ) from error

@@ -19,7 +19,15 @@ from grpo_api.spec.model_config import position_count
 from ..gang import ranks
 from ..hub.repositories import Fetch, Hub, Repository, listed_files
 from ..runtime.errors import BadInput
-from .checkpoint_files import ADAPTER, INDEX, WHOLE, no_weights_message, open_weights, shards
+from .checkpoint_files import (
+    ADAPTER,
+    INDEX,
+    WHOLE,
+    name_unreadable,
+    no_weights_message,
+    open_weights,
+    shards,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +98,7 @@ def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
     return Source(repository.name, folder, commit, dtype)
 
 
+@name_unreadable()
 def _check_folder(repository: Repository) -> str:
     """A folder has no commit; it has to be there."""
     if not Path(repository.name).is_dir():

@@ -17,6 +17,7 @@ The operator plans the next attempt by the shape of the loaded model: it reads n
 declared size may be wrong.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,6 +226,14 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
     except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
         raise BadInput(
             f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
+        ) from error
+    except RuntimeError as error:
+        # Under ZeRO-3 rank 0 alone raises this, and the report names no shapes.
+        if not (sizes := re.findall(r"size mismatch for .*", str(error))):
+            raise
+        raise BadInput(
+            f"model {source.name} has {len(sizes)} weights of other shapes than its config.json "
+            f"says: {sizes[0]} Save it again with save_pretrained"
         ) from error
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, configured = mismatched[0]
