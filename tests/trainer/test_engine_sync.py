@@ -243,12 +243,11 @@ def test_a_proven_engine_is_not_sent_its_version_again_where_another_cannot_take
         """Rank 0 with the engines of a world, of which new processes learn nothing."""
 
         def __init__(self, engines: list[Engine]) -> None:
-            self._fleet: Any = FakeFleet()
-            self._fleet.engines = engines
-            self._fleet.usable_engines = lambda: engines
-            self._lanes, self._clock = {}, SteppedClock()
+            fleet: Any = FakeFleet()
+            fleet.engines, fleet.usable_engines = engines, lambda: engines
+            self._fleet, self._lanes, self._clock = fleet, {}, SteppedClock()
 
-        def _learn_layout(self, lane: Lane) -> None:
+        def _learn_layout(self, _: Lane) -> None:
             raise EngineFailed("answered what can't be read")
 
     engines = [lane.engine for lane in World(monkeypatch).lanes]
