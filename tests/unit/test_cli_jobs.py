@@ -16,7 +16,7 @@ from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
 from grpo_cli.cluster.job_end import PATIENCE_SECONDS, POLL_SECONDS, wait_for_end
 from grpo_cli.commands.jobs.why import explanation
-from grpo_cli.show.errors import NOT_ENDED, KubectlError
+from grpo_cli.show.errors import NOT_ENDED, KubectlError, KubectlExitError
 from tests.samples import SPEC, job
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import active_status, condition, make_job
@@ -42,9 +42,9 @@ def wait(
     def get_job(_: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
         phase = next(left, None)
         if phase is None:
-            raise KubectlError("Unable to connect to the server: connection refused")
+            raise KubectlExitError("Unable to connect to the server: connection refused")
         if phase == "gone":
-            raise KubectlError(f'grpojobs.grpo.dev "{name}" not found (NotFound)')
+            raise KubectlExitError(f'grpojobs.grpo.dev "{name}" not found (NotFound)')
         return {}, job_in(phase)
 
     with monkeypatch.context() as patch:
@@ -77,6 +77,29 @@ def test_a_cluster_that_stays_silent_or_never_answered_is_an_error(
     for answers in stories:
         with pytest.raises(KubectlError):
             wait(monkeypatch, answers)
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("program", ["no-such-kubectl", "echo"])
+def test_what_no_waiting_changes_ends_the_wait_at_once(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECTL", program)
+    clock = SteppedClock()
+    with pytest.raises(KubectlError):
+        wait_for_end(Namespace(timeout=None, context=None, namespace=None), "run", clock)
+    assert clock.sleeps == []
+
+
+def test_a_job_that_a_newer_operator_wrote_ends_the_wait_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newer = job("run", SPEC) | {"status": {"phase": "Hibernating"}}
+    monkeypatch.setattr(kubectl, "get_json", lambda *_: newer)
+    clock = SteppedClock()
+    with pytest.raises(KubectlError, match="run was written by another version"):
+        wait_for_end(Namespace(timeout=None), "run", clock)
+    assert clock.sleeps == []
 
 
 @given(st.floats(0, 100))

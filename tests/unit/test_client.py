@@ -16,7 +16,7 @@ from grpo_api.report.history import Row
 from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_cli.inputs import manifest
-from grpo_cli.show.errors import KubectlError
+from grpo_cli.show.errors import KubectlError, KubectlExitError
 from grpo_planner.result.result import PlanResult
 from tests.samples import SPEC, changed, job
 from tests.stepped_clock import SteppedClock
@@ -107,7 +107,7 @@ def test_waiting_and_watching_outlive_a_restart_of_the_api_server(
 
     def job(script: Script, name: str) -> Job:
         if next(silences, True):
-            raise KubectlError("connection refused")
+            raise KubectlExitError("connection refused")
         return answer(script, name)
 
     monkeypatch.setattr(Script, "job", job)

@@ -11,14 +11,14 @@ from grpo_api.job_object import GRPOJob
 from grpo_api.status.status import Phase
 from grpo_api.text.clock import Clock
 
-from ..show.errors import ENDED_BADLY, NOT_ENDED, KubectlError
+from ..show.errors import ENDED_BADLY, NOT_ENDED, KubectlExitError
 from . import kubectl
 from .clock import SYSTEM_CLOCK
 
 POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 300.0
 """How long a cluster may fail to answer: longer than an API server's restart."""
-_GONE = "NotFound"
+_REFUSALS = ("(NotFound)", "(Forbidden)")
 J = TypeVar("J")
 
 
@@ -60,7 +60,8 @@ def poll_job(fetch_job: Callable[[], J], seconds: float, clock: Clock) -> Iterat
     cluster does not answer and may still do so.
 
     Raises:
-        KubectlError: there is no such job any more, or the cluster does not answer for too long.
+        KubectlError: there is no such job any more, it can't be read, or the cluster does not
+            answer for too long.
     """
     answered_at = clock.now()
     while True:
@@ -68,8 +69,9 @@ def poll_job(fetch_job: Callable[[], J], seconds: float, clock: Clock) -> Iterat
         try:
             job = fetch_job()
             answered_at = clock.now()
-        except KubectlError as error:
-            if clock.now() - answered_at >= PATIENCE_SECONDS or _GONE in str(error):
+        except KubectlExitError as error:
+            is_refused = any(reason in str(error) for reason in _REFUSALS)
+            if is_refused or clock.now() - answered_at >= PATIENCE_SECONDS:
                 raise
         yield job
         clock.sleep(seconds)

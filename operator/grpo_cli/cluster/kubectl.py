@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
 
-from ..show.errors import KubectlError
+from ..show.errors import KubectlError, KubectlExitError
 
 if TYPE_CHECKING:
     from grpo_api.job_object import GRPOJob
@@ -170,7 +170,7 @@ def _run(line: list[str], stdin: str | None = None) -> str:
     except OSError as error:
         raise _missing_program_error(line[0], error) from error
     if completed_process.returncode:
-        raise KubectlError(completed_process.stderr.strip())
+        raise KubectlExitError(completed_process.stderr.strip())
     return completed_process.stdout
 
 

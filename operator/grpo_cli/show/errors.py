@@ -4,7 +4,8 @@ CliError
 ├── ManifestError   2 a file that is no YAML, or holds no GRPOJob that can be read
 ├── InventoryError  2 an inventory or a config.json that can't be read, or none where one is needed
 ├── OptionError     2 an option whose value means nothing, or asks for what can't be done here
-├── KubectlError    4 kubectl is missing, ended with an error, or printed what is no answer
+├── KubectlError    4 kubectl is missing, or printed what is no answer
+│   └── KubectlExitError  it ended with an error, such as a cluster that does not answer
 └── NotYet          5 what the command shows is not there: no plan, no pod
 
 `grpo plan` has 3 for a job that fits nowhere, `grpo diagnose` for a run with findings. Commands
@@ -42,6 +43,10 @@ class KubectlError(CliError):
     it."""
 
     exit_code = CLUSTER
+
+
+class KubectlExitError(KubectlError):
+    """kubectl ended with an error; the message is what it printed."""
 
 
 class NotYet(CliError):
