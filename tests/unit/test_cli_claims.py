@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from grpo_cli.cluster import kubectl
 from grpo_cli.cluster.claims import Holder, pin_to_claims, pin_to_holder
 from grpo_cli.cluster.delivery import Delivery
+from grpo_cli.cluster.job_pods import waiting_message
 from grpo_cli.show.errors import KubectlError, NotYet
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
@@ -191,3 +192,16 @@ def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it
     cluster.items["events"] = KubectlError("(Forbidden)")
     with pytest.raises(KubectlError, match=r"does not run after 600 s: $"):
         Delivery(OPTIONS, {}, holder, SteppedClock()).wait_for_listing()
+
+
+def test_a_job_whose_pod_a_quota_denies_says_so_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kubectl, "create_object", lambda *_: "run-export-x")
+    denied = {"reason": "FailedCreate", "message": "pods is forbidden: exceeded quota: small"}
+    Cluster(monkeypatch, pods=[], events=[denied])
+    quota = "FailedCreate: pods is forbidden: exceeded quota: small"
+    with pytest.raises(KubectlError, match=f"does not run after 600 s: {quota}$"):
+        Delivery(OPTIONS, {}, clock=SteppedClock()).wait_for_listing()
+    assert capsys.readouterr().err == f"waiting for the pod of run-export-x: {quota}\n"
+    assert waiting_message(OPTIONS, "run-check", []) == quota

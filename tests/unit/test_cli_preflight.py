@@ -168,7 +168,7 @@ with (folder / "log").open("a") as log:
     log.write(" ".join(sys.argv[1:]) + "\\n")
 if "create" in sys.argv:
     print(sys.stdin.read())
-if "get" in sys.argv and "grpojobclasses.grpo.dev" in sys.argv:
+if "get" in sys.argv and {"grpojobclasses.grpo.dev", "events"} & {*sys.argv}:
     print('{"items": []}')
 elif "get" in sys.argv:
     kind = "pods" if "pods" in sys.argv else "jobs"

@@ -292,7 +292,7 @@ class Delivery:
             if phase == "Running":
                 name: str = pod["metadata"]["name"]
                 return name
-            if phase == "Pending":
+            if phase in ("", "Pending"):
                 why = self._waiting_reason(pod, why)
             if phase in ("Succeeded", "Failed"):
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
@@ -306,7 +306,10 @@ class Delivery:
             self._clock.sleep(POLL_SECONDS)
 
     def _waiting_reason(self, pod: Manifest, why: str) -> str:
-        """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""
+        """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone, and
+        the Job controller of a quota that denies the pod."""
+        if not pod:
+            return kubectl.newest_warning(self._options, self._job) or why
         if ":" not in why:
             why = kubectl.newest_warning(self._options, pod["metadata"]["name"]) or why
         if self._holder and why:

@@ -33,8 +33,23 @@ def job_end(job: Object) -> str:
     return ""
 
 
-def waiting_message(pod: Object) -> str:
-    """Why a pod doesn't run yet, as the scheduler or the kubelet says; empty if nobody does."""
+def waiting_message(options: Namespace, job: str, pods: list[Object]) -> str:
+    """Why the Job's pods don't run yet, or why it has none; empty if nobody says."""
+    if not pods:
+        return kubectl.newest_warning(options, job)
+    reasons = [_status_message(pod) or _pending_warning(options, pod) for pod in pods]
+    return "; ".join(filter(None, reasons))
+
+
+def _pending_warning(options: Namespace, pod: Object) -> str:
+    """What only events say of a pod that doesn't run yet, such as a volume that can't be
+    mounted."""
+    pending = pod.get("status", {}).get("phase") == "Pending"
+    return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
+
+
+def _status_message(pod: Object) -> str:
+    """Why a pod doesn't run yet, by its status; empty where that says nothing."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses") or []:
         waiting = container.get("state", {}).get("waiting") or {}

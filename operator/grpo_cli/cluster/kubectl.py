@@ -59,12 +59,12 @@ def get_json(options: Namespace, *arguments: str) -> dict[str, Any]:
     return _object(line[0], _run(line))
 
 
-def newest_warning(options: Namespace, pod: str) -> str:
-    """Return the message of the pod's newest Warning event; empty without one, or if events can't
-    be read."""
+def newest_warning(options: Namespace, name: str) -> str:
+    """Return the message of the newest Warning event of a pod or Job; empty without one, or if
+    events can't be read."""
     try:
         events = get_json(
-            options, "events", f"--field-selector=involvedObject.name={pod},type=Warning"
+            options, "events", f"--field-selector=involvedObject.name={name},type=Warning"
         )["items"]
     except KubectlError:
         return ""

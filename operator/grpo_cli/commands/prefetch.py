@@ -150,8 +150,7 @@ def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
             )
         if end := job_pods.job_end(job):
             return _print_end(end, pods)
-        reasons = [job_pods.waiting_message(pod) or _pending_warning(options, pod) for pod in pods]
-        waiting = "; ".join(filter(None, reasons))
+        waiting = job_pods.waiting_message(options, name, pods)
         if holder and waiting:
             waiting += f"; it can run only beside {holder.description}"
         shown_reason = job_pods.print_waiting(name, waiting, shown_reason)
@@ -161,13 +160,6 @@ def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
 def _has_log(pod: Object) -> bool:
     """True if the pod has a log."""
     return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
-
-
-def _pending_warning(options: Namespace, pod: Object) -> str:
-    """What only events say of a pod that doesn't run yet, such as a volume that can't be
-    mounted."""
-    pending = pod.get("status", {}).get("phase") == "Pending"
-    return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
 
 
 def _print_end(end: str, pods: list[Object]) -> int:

@@ -119,7 +119,7 @@ def _awaited_report(options: Namespace, job: str) -> PreflightReport:
                 return report
         if child is None or job_pods.job_end(child):
             raise NotYet(f"job {job} ended without a report; see its pod's log")
-        waiting = "; ".join(filter(None, map(job_pods.waiting_message, pods)))
+        waiting = job_pods.waiting_message(options, job, pods)
         shown = job_pods.print_waiting(job, waiting, shown)
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
