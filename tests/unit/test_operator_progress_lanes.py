@@ -163,6 +163,28 @@ def test_a_target_that_refuses_for_days_is_asked_on() -> None:
     assert gangs.asked.total() > days / SLOWEST / 1.2
 
 
+def test_a_target_whose_answer_is_a_mistake_of_ours_is_asked_on() -> None:
+    asked: list[str] = []
+
+    async def fetch(target: Target) -> Progress:
+        asked.append(target.ip)
+        raise ValueError("an answer that nobody thought of")
+
+    target = Target(ObjectKey("n", "a"), "a", "a", "job", 1)
+    puller = ProgressPuller(lambda: [target], fetch, lambda _: None, INTERVAL)
+
+    async def story() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS):
+                await puller.run()
+
+    virtually(story())
+    silence = puller.silence(target.key)
+    assert len(asked) > 2
+    assert silence is not None
+    assert silence.problem == "an answer that nobody thought of"
+
+
 def test_a_target_that_is_gone_before_its_turn_is_not_asked() -> None:
     async def story() -> Gangs:
         gangs = Gangs(Mix(quick=0, slow=0, refusing=0, silent=400, turning=0).delays(), NEVER)

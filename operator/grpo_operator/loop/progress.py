@@ -168,7 +168,10 @@ class ProgressPuller:
             progress = await self._query_target(target, state)
         except _Gone:
             return
-        except PullFailed as error:
+        except Exception as error:
+            # What answers is the user's code: whatever it makes go wrong, it is asked again.
+            if not isinstance(error, PullFailed):
+                log.exception("%s: the pull from %s failed", target.key, target.ip)
             state.failures += 1
             state.problem = str(error)
             self._count("error")
