@@ -140,9 +140,13 @@ def test_two_gangs_do_not_get_one_quota() -> None:
     assert "4 are used, and the gang needs 4" in found["uid-b"].message
 
 
-@pytest.mark.parametrize(("since", "reason"), [(-5, "WaitingForQuota"), (-60, "Admitted")])
+@pytest.mark.parametrize(
+    ("since", "reason", "look_again"),
+    [(-5, "WaitingForQuota", 5.0), (-60, "Admitted", None), (3600, "WaitingForQuota", 10.0)],
+    ids=["just now", "long ago", "by a clock that was set back"],
+)
 def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
-    since: float, reason: str
+    since: float, reason: str, look_again: float | None
 ) -> None:
     new = job("new", gang(1, 4), active=True)
     status = new.status.model_copy(update={"attempt_start_time": at(since)})
@@ -152,7 +156,7 @@ def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
     asked = CycleInput(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
     found = schedule(asked, Plans())
     assert found.verdicts["uid-a"].reason == reason
-    assert found.look_again == (5.0 if since == -5 else None), "the quota may not change again"
+    assert found.look_again == look_again, "the quota may not change again"
 
 
 def test_a_priority_class_that_does_not_exist_holds_nothing() -> None:

@@ -272,7 +272,8 @@ class _CycleRun:
         committed_at = seconds(claim.job.status.attempt_start_time)
         if committed_at is None:
             return False
-        seconds_since_commit = self._input.now - committed_at
+        # a clock that was set back has left the commit in the future
+        seconds_since_commit = max(0.0, self._input.now - committed_at)
         seconds_left = UNCOUNTED_SECONDS - seconds_since_commit
         if seconds_left <= 0 or self._remaining.has_bound_pod(claim.job):
             return False

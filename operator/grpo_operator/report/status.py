@@ -87,6 +87,7 @@ def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
     action = decision.action
     fields: dict[str, Any] = {
         "observed_generation": observation.job.generation,
+        "start_time": not_future(old.start_time, observation.now),
         "attempt_start_time": not_future(old.attempt_start_time, observation.now),
         "completion_time": not_future(old.completion_time, observation.now),
     }
@@ -232,7 +233,7 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
             "plan": decision.plan,
             "job_class": decision.job_class,
             "job_uid": None,
-            "start_time": old.start_time or now,
+            "start_time": not_future(old.start_time or now, observation.now),
             "attempt_start_time": now,
             "active_seconds": active_seconds,
             "pods": [],
