@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, GeneratedCompletions
 from grpo_trainer.generation.dispatch import (
+    MOST_FLEETS,
     CompletionDispatch,
     CompletionRequest,
     prompts_per_engine,
@@ -25,7 +26,7 @@ from grpo_trainer.generation.engine_client import (
     WeightsLost,
 )
 from grpo_trainer.generation.fleet import Engine, EngineView, poll_engine
-from grpo_trainer.runtime.errors import TrainingError
+from grpo_trainer.runtime.errors import EngineLost, TrainingError
 from tests.virtual_time import virtually
 
 VERSION = 7
@@ -114,6 +115,21 @@ def test_completions_are_the_same_whichever_engines_are_lost(
     assert [sample.tokens for sample in completing.samples] == [one.tokens for one in wanted]
     assert {sample.version for sample in completing.samples} <= set(range(VERSION, version + 1))
     assert sum(one.view.losses for one in engines) <= sum(len(one) for one in failures)
+
+
+@pytest.mark.parametrize(
+    "failure", [EngineUnreachable("gone"), EngineFailed("answered /generate with 500: poison")]
+)
+def test_a_prompt_that_no_engine_survives_ends_the_generation(failure: EngineFailed) -> None:
+    engines = [engine(index, dict.fromkeys(range(1, 99), failure)) for index in range(2)]
+    completing = CompletionDispatch(engines, sound, PIECES, {}, max_sequences=4, stall_seconds=60.0)
+    for version in range(VERSION + 1, VERSION + MOST_FLEETS):
+        assert not virtually(completing.sample_remaining(version - 1))
+        for one in engines:
+            one.view.record_answer(f"process-{one.view.index}")
+            one.view.record_proof(version)
+    with pytest.raises(EngineLost, match=f"all engines {MOST_FLEETS} times.*{failure}"):
+        virtually(completing.sample_remaining(version))
 
 
 def completed_although(failure: EngineFailed) -> list[Engine]:

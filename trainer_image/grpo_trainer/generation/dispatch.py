@@ -16,9 +16,9 @@ from typing import Any
 from grpo_api.report.training_metrics import ENGINE_TOKENS
 
 from ..engine_pod.messages import Generate, GeneratedCompletions
-from ..runtime.errors import TrainingError
+from ..runtime.errors import EngineLost, TrainingError
 from .engine_client import EngineFailed, RequestRejected, WeightsLost
-from .fleet import Engine
+from .fleet import Engine, engines_message
 from .generation_base import Sample
 
 
@@ -90,6 +90,8 @@ def prompts_per_engine(max_sequences: int, completions: int) -> int:
 
 
 TICK_SECONDS = 1.0
+MOST_FLEETS = 3
+"""How often one generation may lose all engines: a prompt that ends each would do so for ever."""
 Prove = Callable[[Engine], Awaitable[None]]
 
 
@@ -140,6 +142,7 @@ class CompletionDispatch:
         loop."""
         self._tokens: dict[int, int] = {}
         self._seconds = 0.0
+        self._lost_fleets = 0
 
     @property
     def samples(self) -> list[Sample]:
@@ -161,6 +164,7 @@ class CompletionDispatch:
 
         Raises:
             TrainingError: the engines don't take a prompt.
+            EngineLost: all engines were lost MOST_FLEETS times.
         """
         begun = asyncio.get_running_loop().time()
         try:
@@ -175,6 +179,7 @@ class CompletionDispatch:
                 )
                 self._drop(concerned - set(live))
                 if not live:
+                    self._record_lost_fleet()
                     return False
                 await self._advance(live, version)
             return True
@@ -182,6 +187,15 @@ class CompletionDispatch:
             # After an exception the answers of open requests are not taken.
             self._drop(set(self._assignment.prompts_by_engine))
             self._seconds += asyncio.get_running_loop().time() - begun
+
+    def _record_lost_fleet(self) -> None:
+        self._lost_fleets += 1
+        if self._lost_fleets == MOST_FLEETS:
+            views = (engine.view for engine in self._engines.values())
+            raise EngineLost(
+                f"one generation has lost all engines {MOST_FLEETS} times, maybe by one of its "
+                f"prompts: {engines_message(views)}"
+            )
 
     async def _advance(self, live: list[int], version: int) -> None:
         """Hand out what engines have room for, and wait for an answer or a moment."""
