@@ -136,10 +136,13 @@ def test_an_operator_stands_for_a_lease_as_its_pod() -> None:
         (["--leader-elect", "a/b"], "", "$POD_NAME is empty; set it to the pod's name"),
         (["--leader-elect", "lease"], "pod-1", "'lease' is not NAMESPACE/NAME"),
         (["--leader-elect", "a/b/c"], "pod-1", "'a/b/c' is not NAMESPACE/NAME"),
-        (
-            ["--leader-elect", "a/b", "--lease-seconds", "0"],
-            "pod-1",
-            "is not a time above 0 seconds",
+        *(
+            (
+                ["--leader-elect", "a/b", "--lease-seconds", seconds],
+                "pod-1",
+                "is not a time above 0",
+            )
+            for seconds in ("0", "nan", "inf")
         ),
     ],
 )

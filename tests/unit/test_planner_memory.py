@@ -304,6 +304,20 @@ def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
     assert scored.phases["reference"] > scored.static
 
 
+def test_the_old_policy_and_the_reference_score_one_after_the_other() -> None:
+    def bytes_of_scoring(**options: Any) -> int:
+        return predict(BIG, replace(of_length("mixed", 64), **options)).phases["reference"]
+
+    passes = bytes_of_scoring(reference="Clone"), bytes_of_scoring(reference="Offload")
+    own = bytes_of_scoring(scores_old_policy=True)
+    static = predict(BIG, replace(of_length("mixed", 64), reference="Clone")).static
+    clone = static - predict(BIG, of_length("mixed", 64)).static
+    both = [
+        bytes_of_scoring(reference=where, scores_old_policy=True) for where in ("Clone", "Offload")
+    ]
+    assert both == [max(passes[0], own + clone), max(passes[1], own)]
+
+
 def test_the_cache_is_as_wide_as_the_weights_and_windows_bound_it() -> None:
     setup = of_length("mixed", 1024, generation_batch=3)
     assert cache(BIG, setup, 2048) == 2 * 28 * 2048 * 4 * 128 * 4 * 3

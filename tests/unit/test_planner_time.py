@@ -164,6 +164,14 @@ def test_completions_are_scored_once_however_often_they_are_trained_on(zero: Any
     assert scoring(4) == pytest.approx(scoring(1) / 4)
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_an_offloaded_reference_comes_once_however_often_completions_are_trained_on(
+    zero: Any,
+) -> None:
+    once = replace(SETUP, zero=zero, reference="Offload")
+    assert time(replace(once, iterations=4)).offload == pytest.approx(time(once).offload / 4)
+
+
 @pytest.mark.parametrize("product", [L4, H100])
 def test_an_engine_that_is_compared_with_costs_the_policy_a_pass(product: str) -> None:
     """TRL computes the policy's log-probabilities of all that an engine has sampled."""

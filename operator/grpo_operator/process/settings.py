@@ -146,6 +146,24 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         action="store_true",
         help="check jobs on GPUs whose spec.preflight is Auto before they are admitted",
     )
+    _add_pages(parser, default)
+    _add_logging(parser, default)
+    parser.add_argument(
+        "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
+    )
+    _add_intervals(parser, default)
+    parser.add_argument(
+        "--workers", type=int, default=default.workers, help="jobs that are worked on at a time"
+    )
+    _add_hardware(parser)
+    _add_measured_runs(parser)
+    _add_tracing(parser, environment)
+    _add_leader_election(parser)
+    return parser
+
+
+def _add_pages(parser: argparse.ArgumentParser, default: Settings) -> None:
+    """Add the options of the pages that the operator serves."""
     parser.add_argument(
         "--metrics-address", default=default.metrics_address, help="default: every address"
     )
@@ -155,6 +173,10 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         default=default.metrics_port,
         help="/healthz, /readyz and /metrics",
     )
+
+
+def _add_logging(parser: argparse.ArgumentParser, default: Settings) -> None:
+    """Add the options of the log."""
     parser.add_argument(
         "--log-format",
         choices=("auto", "json", "text"),
@@ -164,9 +186,10 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level
     )
-    parser.add_argument(
-        "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
-    )
+
+
+def _add_intervals(parser: argparse.ArgumentParser, default: Settings) -> None:
+    """Add how often the cluster is looked at, and how long a gang may take to be bound."""
     parser.add_argument(
         "--resync-seconds", type=_duration, default=default.resync, help="between two full LISTs"
     )
@@ -182,9 +205,10 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         default=default.limits.scheduling_timeout_seconds,
         help="a gang that isn't bound whole by then is released",
     )
-    parser.add_argument(
-        "--workers", type=int, default=default.workers, help="jobs that are worked on at a time"
-    )
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    """Add what the cluster's hardware costs and runs."""
     parser.add_argument(
         "--gpu-hour-price",
         action="append",
@@ -206,10 +230,6 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
             f"repeated); default: {', '.join(IMAGE_ARCHITECTURES)}"
         ),
     )
-    _add_measured_runs(parser)
-    _add_tracing(parser, environment)
-    _add_leader_election(parser)
-    return parser
 
 
 def _add_measured_runs(parser: argparse.ArgumentParser) -> None:
@@ -346,7 +366,7 @@ def _count(text: str) -> int:
 
 def _duration(text: str) -> float:
     value = float(text)
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")
     return value
 

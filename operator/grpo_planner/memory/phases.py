@@ -275,16 +275,15 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
 
 
 def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
-    """A pass without gradients, by the reference or by the policy itself; 0 when there is
-    neither."""
-    own_pass = setup.scores_old_policy
-    if setup.reference == "None" and not own_pass:
-        return 0
+    """The higher of two passes without gradients, which come one after the other: that of the
+    policy itself, and that of the reference. 0 when there is neither."""
+    own_pass = passes.scoring + passes.casts if setup.scores_old_policy else 0
+    if setup.reference == "None":
+        return own_pass
     # A Sharded reference is an engine of its own: its gathered modules come beside the policy's.
     live = states.live_parameters(shape, setup) if setup.reference == "Sharded" else 0
     visiting = states.visiting_reference(shape, setup)
-    casts = passes.casts if own_pass else 0
-    return live + visiting + passes.scoring + casts
+    return max(own_pass, live + visiting + passes.scoring)
 
 
 def backward_peak(

@@ -145,7 +145,8 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     """Gradients to the host and weights back over its link, and CPU Adam's 28 bytes per parameter.
 
     Each micro-batch after the first also brings the sum so far to the GPU to add to it. An
-    offloaded reference comes to the GPU once, under ZeRO-3 in partitions for every micro-batch.
+    offloaded reference comes to the GPU once for all iterations over a generation, under ZeRO-3 in
+    partitions for every micro-batch.
     """
     seconds = 0.0
     if setup.offload:
@@ -154,5 +155,6 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
         seconds += partition * (moved / PCIE_GB_PER_S + 28 / HOST_ADAM_GB_PER_S) / GIGA
     if setup.reference == "Offload":
         copies = setup.accumulation / setup.world if setup.zero == 3 else 1
-        seconds += copies * shape.parameters * setup.weight_bytes / (PCIE_GB_PER_S * GIGA)
+        whole = shape.parameters * setup.weight_bytes / (PCIE_GB_PER_S * GIGA)
+        seconds += copies * whole / setup.iterations
     return seconds
