@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from grpo_api.text.messages import printable_text
+
 from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
 from .show.errors import CliError
 
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
     except CliError as error:
         for problem in error.problems:
-            print(f"grpo: {problem}", file=sys.stderr)
+            print(f"grpo: {printable_text(problem)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

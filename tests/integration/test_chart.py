@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from grpo_api.report import metrics, training_metrics
-from grpo_cli.inputs.manifest import load_documents
+from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_codegen import recording_rules
 from grpo_operator.process import settings
 from grpo_operator.records import names

@@ -16,7 +16,7 @@ import yaml
 from allpairspy import AllPairs
 
 from grpo_api.text.contract import GROUP, PLURAL
-from grpo_cli.inputs.manifest import load_documents
+from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_codegen import chart_page
 from harness.definitions import is_discovered
 from harness.fixtures import AnyCluster

@@ -145,9 +145,9 @@ def test_a_spec_of_the_contract_and_an_object_are_the_same_job() -> None:
     ("document", "message"),
     [
         (job("tiny", changed({"training.learningRate": "fast"})), "spec.training.learningRate"),
-        (job("Tiny", SPEC), "metadata.name is 'Tiny'; it takes 1 to"),
+        (job("Tiny", SPEC), 'metadata.name is "Tiny"; it takes 1 to'),
         (job("tiny", changed({"training.learnigRate": 1.0})), "learnigRate"),
-        ({"spec": SPEC}, "apiVersion is None"),
+        ({"spec": SPEC}, "apiVersion is null"),
     ],
 )
 def test_a_wrong_job_is_refused_by_its_path(document: dict[str, Any], message: str) -> None:

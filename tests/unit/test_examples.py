@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.inputs.manifest import load_documents, load_jobs
+from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.inputs.manifest import load_jobs
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.yaml"))

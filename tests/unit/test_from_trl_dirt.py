@@ -13,7 +13,7 @@ from grpo_cli.from_trl.job_file import render
 from grpo_cli.from_trl.job_spec import job_documents
 from grpo_cli.from_trl.script_reader import read_script
 from grpo_cli.from_trl.trl_run import TrlError
-from grpo_cli.inputs.manifest import load_documents
+from grpo_cli.inputs.kubectl_yaml import load_documents
 from tests.generated import cases
 from tests.unit.trl_scripts import CHAT, init, notes, script, spec_of
 
@@ -48,10 +48,10 @@ def test_what_makes_no_sense_is_one_sentence(
     ("text", "says"),
     [
         ("- a", "holds no settings"),
-        ("a: [", "while parsing"),
+        ("a: [", "line 1, column 5"),
         ("a: 1", "has no setting of `trl grpo`"),
         ("distributed_type: FSDP\ndebug: false", "configures `accelerate launch`"),
-        ("[" * 3000, "recursion"),
+        ("[" * 3000, "nested too deeply"),
     ],
 )
 def test_a_yaml_file_of_something_else_is_one_sentence(
@@ -72,7 +72,7 @@ def test_options_that_mean_nothing_are_refused(
     assert main(["init", "-o", str(tmp_path / "no" / "job.yaml")]) == 2
     (tmp_path / "train.py").write_text(script())
     assert main(["init", "--from-trl", str(tmp_path / "train.py"), "--name", "No_name"]) == 2
-    assert "--name: metadata.name is 'No_name'; it takes" in capsys.readouterr().err
+    assert '--name: metadata.name is "No_name"; it takes' in capsys.readouterr().err
     assert main(["init", "--from-trl", str(tmp_path / "none.py")]) == 2
     assert main(["init", "--from-trl", str(tmp_path)]) == 2
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.text.messages import MAX_MESSAGE, connection_problem, plain_text, shorten
+from grpo_api.text.messages import (
+    MAX_MESSAGE,
+    connection_problem,
+    plain_text,
+    shorten,
+    value_text,
+)
 from tests.generated import cases
 from tests.message_rules import RULES, broken_rules
 
@@ -63,6 +69,19 @@ def test_what_is_no_secret_stays() -> None:
     assert plain_text(text) == text
     secrets = "https://me:word@hub/x with Bearer abcdefgh12345678== and hf_abcdefghijkl"
     assert plain_text(secrets) == "https://…@hub/x with Bearer … and hf_…"
+
+
+def test_a_value_is_shown_as_json_without_secrets() -> None:
+    env = {"WANDB_API_KEY": "0123456789abcdef", "A": None, "hub_token": "abc", "B": "hf_abcdefghij"}
+    assert value_text(env) == ('{"WANDB_API_KEY": "…", "A": null, "hub_token": "…", "B": "hf_…"}')
+    assert (
+        value_text([{"name": "PASSWORD", "value": "x"}]) == '[{"name": "PASSWORD", "value": "…"}]'
+    )
+    assert value_text("s3://me:word@bucket") == '"s3://…@bucket"'
+    assert (
+        value_text({"answerColumn": "answer", "b": "é" * 90}, 40)[:28]
+        == '{"answerColumn": "answer", "'
+    )
 
 
 TEXTS = st.lists(

@@ -18,7 +18,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
-from grpo_cli.inputs.manifest import load_documents
+from grpo_cli.inputs.kubectl_yaml import load_documents
 from tests.prose import read_page
 
 ROOT = Path(__file__).parents[2]

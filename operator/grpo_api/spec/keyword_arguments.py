@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_snake
 
 from ..text.base import Model, Rule
+from ..text.messages import value_text
 from ..text.problems import requirement
 from .trl_places import PLACES
 
@@ -65,7 +66,7 @@ class Overrides(KeywordArguments):
 def override_refusal(name: str, value: object) -> str:
     """Why `training.overrides` has no field of that name, and what to write instead."""
     path = f"spec.training.overrides.{name[:_MOST_LETTERS]}"
-    value_note = f"(got {value!r:.40})"
+    value_note = f"(got {value_text(value, 40)})"
     place = PLACES.get(name)
     if place is None:
         suggestion = _suggestion(name)
@@ -301,7 +302,7 @@ def _problems(
             names = ", ".join(sorted(argument_types))
             yield f"kwargs.{name}: not for engine {engine}, which takes {names}"
         elif problem := _value_problem(engine, name, value):
-            yield f"kwargs.{name}: {problem} (got {value!r:.40})"
+            yield f"kwargs.{name}: {problem} (got {value_text(value, 40)})"
 
 
 def _value_problem(engine: str, name: str, value: Any) -> str:

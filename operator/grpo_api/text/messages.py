@@ -4,6 +4,7 @@ Conditions, events and a trainer's reports show them. What Python prints of an e
 and objects, and a service's answer may hold a token: neither belongs into a status.
 """
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -22,6 +23,10 @@ _FAILURES = (
 """What is wrong with a connection, by what libraries call it: Python's, aiohttp, httpx, Rust's."""
 _PREFIX = re.compile(r"^(?:[A-Z]+ \S+://\S+: |[\w.]+(?:Error|Exception): |\[Errno -?\d+\] )+")
 _SECRETS = re.compile(r"\b(hf_|sk-|ghp_|AKIA|Bearer )[A-Za-z0-9._~+/-]{8,}=*|(://)[^\s/@]+(?=@)")
+_SECRET_FIELDS = re.compile(
+    r'("(?:\w*(?:key|token|secret|password)|value)": )"[^"]*"', re.IGNORECASE
+)
+"""Of an object as JSON; variables may hold secrets."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 
@@ -46,6 +51,13 @@ def plain_text(text: str) -> str:
     """The text on one line, without secrets, addresses of objects and Go's word for nothing."""
     line = " ".join(text.split()).replace("<nil>", "null")
     return _ADDRESS.sub("", _SECRETS.sub(r"\1\2…", line))
+
+
+def value_text(value: object, most: int = 80) -> str:
+    """A value as JSON has it, without secrets, in at most `most` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+    text = _SECRETS.sub(r"\1\2…", _SECRET_FIELDS.sub(r'\1"…"', text))
+    return f"{text[:most]}…" if len(text) > most else text
 
 
 def printable_text(text: str, keep: str = "\n\t") -> str:

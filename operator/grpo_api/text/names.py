@@ -22,6 +22,7 @@ _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 LABEL_KEY = (
     r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
 )
+LABEL_VALUE = "^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$"
 
 Name = Annotated[
     str, Field(min_length=1, max_length=253, pattern=rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$")
@@ -32,9 +33,7 @@ DNSLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{_DNS_L
 """The name of a container or of a pod's volume."""
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
-LabelValue = Annotated[
-    str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")
-]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[
     dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from .base import dotted_path
 from .contract import KIND
+from .messages import value_text
 from .names import (
     DNSLabel,
     Endpoint,
@@ -33,8 +34,6 @@ from .schema import Schema, schema_fields
 _LIKENESS = 0.8
 _MAX_PLACES = 5
 """A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
-_MOST_SHOWN = 80
-"""Characters of a value that a message repeats."""
 
 
 def _pattern(field_type: Any) -> str:
@@ -105,6 +104,7 @@ _REQUIREMENTS: dict[str, Callable[[Limits], str]] = {
     "string_too_short": lambda limits: _characters(limits, "at least", "min_length"),
     "string_too_long": lambda limits: _characters(limits, "at most", "max_length"),
     "string_type": lambda _: "must be text; a number in quotes is text",
+    "string_unicode": lambda _: "must be text of Unicode characters",
     "dict_type": lambda _: "must be an object of keys and values",
     "int_from_float": lambda _: "must be a whole number",
     "finite_number": lambda _: "must be a finite number",
@@ -146,9 +146,7 @@ def _value_message(problem: ErrorDetails) -> str:
     value, what is missing has none, and a list that is too long says so by its length."""
     if problem["type"] in ("rule", "missing", "too_long"):
         return ""
-    text = json.dumps(problem["input"], ensure_ascii=False, default=str, skipkeys=True)
-    cut = f"{text[:_MOST_SHOWN]}…" if len(text) > _MOST_SHOWN else text
-    return f" (got {cut})"
+    return f" (got {value_text(problem['input'])})"
 
 
 def requirement(problem: ErrorDetails, schema: Schema) -> str:

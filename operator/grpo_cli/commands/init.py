@@ -9,15 +9,14 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-import yaml
-
 from ..from_trl.cli_config import read_config
 from ..from_trl.job_file import render, small_job
 from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, notebook_script
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
-from ..inputs.manifest import load_lines, reading_problem
+from ..inputs.kubectl_yaml import load_lines
+from ..inputs.manifest import reading_problem
 from ..show.errors import ManifestError, OptionError
 
 WRITTEN = 0
@@ -100,8 +99,8 @@ def _read_source(source: Path) -> TrlRun:
         return read_script(text, source.name, read_module)
     try:
         lines = load_lines(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ManifestError(f"{source}: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ManifestError(f"{source}: {error}") from error
     values = {name: TrlSetting(value, line) for name, (value, line) in lines.items()}
     return read_config(values, source.name, read_module)
 

@@ -29,7 +29,8 @@ from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import job_classes, sources
-from ..inputs.manifest import Job, load_specs, load_value
+from ..inputs.kubectl_yaml import KubectlDumper, load_value
+from ..inputs.manifest import Job, load_specs
 from ..show import plan_table
 from ..show.errors import WRONG, NotYet, OptionError
 from ..show.terminal import console
@@ -212,7 +213,10 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
     elif options.output == "yaml":
         # The file may have several jobs: each is a document of its own.
         fields = result.model_dump(mode="json")
-        print(yaml.safe_dump(fields, sort_keys=False, width=120, explicit_start=True), end="")
+        text = yaml.dump(
+            fields, Dumper=KubectlDumper, sort_keys=False, width=120, explicit_start=True
+        )
+        print(text, end="")
     else:
         plan_table.show_plan(console(), name, result, everything=options.all)
         if job_class:
@@ -379,7 +383,7 @@ def _without_values(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
 def _value(change: str, text: str) -> Any:
     try:
         return load_value(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
 
 

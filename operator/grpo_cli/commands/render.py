@@ -20,6 +20,7 @@ from grpo_operator.records.names import checkpoint_claim, run_folder
 from ..cluster import kubectl
 from ..cluster.delivery_pod import TRAINER_IMAGE, build_attempt
 from ..inputs import job_classes, sources
+from ..inputs.kubectl_yaml import KubectlDumper
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
 
@@ -51,7 +52,7 @@ def run(options: Namespace) -> int:
     for attempt, job_class in attempts:
         if job_class:
             print(f"# {attempt.key.name}: {job_classes.class_message(attempt.spec, job_class)}")
-    print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
+    print(yaml.dump_all(objects, Dumper=KubectlDumper, sort_keys=False, width=120), end="")
     return 0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from ..inputs.kubectl_yaml import KubectlDumper
 from .trl_run import Note
 
 SMALL_JOB = """\
@@ -36,7 +37,7 @@ spec:
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(KubectlDumper):
     """Writes texts of several lines as blocks."""
 
 

@@ -11,8 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo_planner.time.measured_runs import (
     FIT,
     MeasuredRow,
@@ -22,7 +20,7 @@ from grpo_planner.time.measured_runs import (
 )
 
 from ..show.errors import InventoryError
-from .manifest import load_value
+from .kubectl_yaml import load_value
 
 HEAD = "# Step times of finished jobs, by `grpo calibrate`; for `grpo plan --calibration`.\n"
 MOST_PROBLEMS = 5
@@ -60,7 +58,7 @@ def load_measured_rows(file: Path) -> list[MeasuredRow]:
         rows, problems = read_rows(_runs_of(document))
     except OSError as error:
         raise InventoryError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise InventoryError(f"{file} is no YAML: {error}") from error
     if problems:
         more = len(problems) - MOST_PROBLEMS

@@ -1,7 +1,6 @@
-"""Reads GRPOJobs from YAML files, every value as kubectl reads it.
+"""Reads GRPOJobs from YAML files.
 
-YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Metadata that the
-API server would refuse is found here, before a command counts on it.
+Metadata that the API server would refuse is found here, before a command counts on it.
 """
 
 import re
@@ -10,42 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.text.contract import API_VERSION, CLASS_KIND, KIND, MAX_JOB_NAME
+from grpo_api.text.messages import shorten, value_text
+from grpo_api.text.names import LABEL_KEY, LABEL_VALUE
 
 from ..show.errors import ManifestError
+from .kubectl_yaml import load_documents
 
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl does
-    for JSON."""
-
-    def construct_number(self, node: yaml.ScalarNode) -> float:
-        """A float, or an int where there is no fraction."""
-        value: float = self.construct_yaml_float(node)
-        return int(value) if value.is_integer() else value
-
-
+_FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
+MAX_NAMESPACE = 63
+"""Characters of a namespace's name, and of a label's value."""
 _NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
-
-
-def _without_timestamps(
-    resolvers: list[tuple[str, re.Pattern[str]]],
-) -> list[tuple[str, re.Pattern[str]]]:
-    """Return YAML's resolvers of plain scalars without that of dates, which kubectl takes for
-    text."""
-    return [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: _without_timestamps(resolvers)
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 class Job(NamedTuple):
@@ -165,9 +140,11 @@ def _jobs_of_files(
         if manifest["kind"] == KIND
     ]
     if not jobs:
+        kinds = sorted({str(manifest["kind"]) for _, objects in documents for manifest in objects})
+        others = f", but {shorten(', '.join(kinds), 80)}" if kinds else ""
         raise ManifestError(
-            f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: "
-            f"{KIND}`"
+            f"{source} holds no {KIND}{others}; one begins with `apiVersion: {API_VERSION}` and "
+            f"`kind: {KIND}`"
         )
     for file, job, _ in jobs:
         if problem := reading_problem(job):
@@ -184,7 +161,9 @@ def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
         documents = load_documents(_text_of(file) if stdin is None else stdin)
     except OSError as error:
         raise ManifestError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{file}: it is not UTF-8 text; save it as UTF-8") from error
+    except ValueError as error:
         raise ManifestError(f"{file}: {error}") from error
     return [document for document in documents if "kind" in document]
 
@@ -193,54 +172,15 @@ def _text_of(file: str) -> str:
     return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
-def load_documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML stream, empty documents and anything that is no object left out.
-
-    Raises:
-        yaml.YAMLError: the text is no YAML.
-        ValueError: a number in it has no digits, such as `0b_`.
-        RecursionError: it is nested deeper than Python's stack.
-    """
-    documents = yaml.load_all(text, Loader=_Loader)
-    return [document for document in documents if isinstance(document, dict)]
-
-
-def load_value(text: str) -> Any:
-    """One YAML value, such as `5e-6`, `[q_proj, v_proj]` or `null`.
-
-    Raises:
-        yaml.YAMLError: the text is no YAML.
-        ValueError: a number in it has no digits, such as `0b_`.
-        RecursionError: it is nested deeper than Python's stack.
-    """
-    return yaml.load(text, Loader=_Loader)
-
-
-def load_lines(text: str) -> dict[str, tuple[Any, int]]:
-    """The entries of one YAML mapping, each with its line.
-
-    Raises:
-        yaml.YAMLError: the text is no YAML.
-        ValueError: it is no mapping, or a number in it has no digits, such as `0b_`.
-        RecursionError: it is nested deeper than Python's stack.
-    """
-    node = yaml.compose(text, Loader=_Loader)
-    values = yaml.load(text, Loader=_Loader)
-    if not isinstance(node, yaml.MappingNode):
-        raise ValueError(  # noqa: TRY004  # of the text, not of a type
-            "the file holds no settings; write them as key: value"
-        )
-    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
-    return {str(key): (value, lines.get(str(key), 0)) for key, value in values.items()}
-
-
 def reading_problem(job: dict[str, Any]) -> str:
     """What keeps a GRPOJob from being read at all; empty when nothing does."""
-    metadata = job.get("metadata")
-    if job.get("apiVersion") != API_VERSION:
-        return f"apiVersion is {job.get('apiVersion')!r}; this version reads {API_VERSION}"
+    metadata, version = job.get("metadata"), job.get("apiVersion")
+    if version != API_VERSION:
+        return f"apiVersion is {value_text(version)}; this version reads {API_VERSION}"
     if not isinstance(job.get("spec"), dict):
         return f"the {KIND} has no spec"
+    if unknown := [name for name in job if name not in _FIELDS]:
+        return f"{unknown[0]}: unknown field beside spec; indent it if it belongs into spec"
     if not isinstance(metadata, dict) or metadata.get("name") is None:
         return f"the {KIND} has no metadata.name; give it one, such as first-job"
     return _metadata_problem(metadata)
@@ -251,19 +191,32 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
     name, namespace = metadata["name"], metadata.get("namespace")
     if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
         return (
-            f"metadata.name is {name!r}; it takes 1 to {MAX_JOB_NAME} small letters, digits and "
-            "hyphens, with a letter or digit at both ends"
+            f"metadata.name is {value_text(name)}; it takes 1 to {MAX_JOB_NAME} small letters, "
+            "digits and hyphens, with a letter or digit at both ends"
         )
     if not isinstance(namespace, str | None):
-        return f"metadata.namespace is {namespace!r}; put it in quotes to make it a text"
+        return f"metadata.namespace is {value_text(namespace)}; put it in quotes to make it a text"
+    if namespace and not (_NAME.fullmatch(namespace) and len(namespace) <= MAX_NAMESPACE):
+        return (
+            f"metadata.namespace is {value_text(namespace)}; it takes 1 to {MAX_NAMESPACE} small "
+            "letters, digits and hyphens, with a letter or digit at both ends"
+        )
     for field in ("labels", "annotations"):
         entries = metadata.get(field) or {}
         if not isinstance(entries, dict):
-            return f"metadata.{field} is {entries!r}; write it as key: value"
+            return f"metadata.{field} is {value_text(entries)}; write it as key: value"
         for key, value in entries.items():
-            if not (isinstance(key, str) and isinstance(value, str)):
-                return (
-                    f"metadata.{field} has {key!r}: {value!r}; put both in quotes to make them "
-                    "texts"
-                )
+            if problem := _entry_problem(field, key, value):
+                return f"metadata.{field}.{key} {problem} (got {value_text(value)})"
+    return ""
+
+
+def _entry_problem(field: str, key: str, value: object) -> str:
+    """What is wrong with a label or an annotation."""
+    if not isinstance(value, str):
+        return "must be text; put the value in quotes"
+    if not re.fullmatch(LABEL_KEY, key):
+        return "must have a key such as team or example.com/team"
+    if field == "labels" and not (len(value) <= MAX_NAMESPACE and re.fullmatch(LABEL_VALUE, value)):
+        return f"must be at most {MAX_NAMESPACE} letters, digits, `-`, `_` and `.`"
     return ""

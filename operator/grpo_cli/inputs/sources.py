@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from grpo_api.job import GRPOJobSpec
@@ -37,6 +36,7 @@ from ..cluster import kubectl
 from ..show.errors import InventoryError, KubectlError
 from .calibration_file import read_calibration
 from .job_classes import MISSING_KIND
+from .kubectl_yaml import load_value
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -137,12 +137,10 @@ def _named_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
                 options.gpus, _bytes(options.host_memory) if options.host_memory else None
             )
         if options.inventory:
-            return parse_inventory(
-                yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8"))
-            )
+            return parse_inventory(load_value(Path(options.inventory).read_text(encoding="utf-8")))
     except OSError as error:
         raise InventoryError(f"{options.inventory}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except ValueError as error:
         where = f"{options.inventory}: " if options.inventory else ""
         raise InventoryError(f"{where}{error}") from error
     if options.context:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line, readable_job
+from ...inputs.kubectl_yaml import KubectlDumper
 from ...show.terminal import console, make_table, show_table
 
 
@@ -34,7 +35,7 @@ def run(options: Namespace) -> int:
         print(json.dumps(jobs, indent=2))
         return 0
     if options.output == "yaml":
-        print(yaml.safe_dump(jobs, sort_keys=False), end="")
+        print(yaml.dump(jobs, Dumper=KubectlDumper, sort_keys=False), end="")
         return 0
     rows = [_row(item, with_namespace=options.all_namespaces) for item in jobs["items"]]
     if not rows:
