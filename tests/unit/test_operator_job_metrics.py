@@ -77,6 +77,18 @@ def of(found: list[Sample], name: str, **labels: str) -> list[float]:
     return [one.value for one in found if one.name == name and labels.items() <= one.labels.items()]
 
 
+def test_the_expected_wait_is_of_the_turns_of_jobs_on_gpus() -> None:
+    waits = [
+        make_job(status={"phase": "Queued", "reason": "WaitingForGPUs"}, name=f"waits-{number}")
+        for number in range(2)
+    ]
+    ends = {"progress": {"attempt": 1, "etaSeconds": 3600}, "attemptStartTime": at(0)}
+    on_cpus = make_job(status=active_status(phase="Running", **ends), name="on-cpus")
+    found = samples([*waits, live(**ends), on_cpus])
+    assert of(found, "grpo_jobs_waiting", reason="WaitingForGPUs") == [2]
+    assert of(found, "grpo_jobs_expected_wait_seconds", reason="WaitingForGPUs") == [7200]
+
+
 def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
     said = [
         condition("Admitted"),

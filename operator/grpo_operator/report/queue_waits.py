@@ -48,7 +48,8 @@ class QueueWaits:
             stated = job.status.reason or ""
             reason = stated if stated in _KNOWN else "Unknown"
             self._waits.setdefault(reason, []).append(_seconds_waited(job, self.now))
-        elif job.phase == Phase.RUNNING:
+        # A job on CPUs frees nothing that others wait for.
+        elif job.phase == Phase.RUNNING and job.status.plan and job.status.plan.gpus:
             self._runs.append(_seconds_of_run(job, self.now))
 
     def samples(self) -> Iterator[tuple[Metric, str, float]]:
