@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_kube.objects.errors import AlreadyExists, Denied
+from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
@@ -39,14 +39,16 @@ class World:
         denies: bool = False,
         open_to_all: bool = False,
         there: dict[str, Any] | None = None,
+        goes: bool = False,
         unbindable: str = "",
     ) -> None:
         """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these
-        differences of its metadata from what is wanted. `unbindable`: why a claim never gets a
-        volume."""
+        differences of its metadata from what is wanted. `goes`: it is deleted before anybody reads
+        it. `unbindable`: why a claim never gets a volume."""
         self.denies = denies
         self.open_to_all = open_to_all
         self.there = there
+        self.goes = goes
         self.unbindable = unbindable
         self.created: list[dict[str, Any]] = []
         self.services: list[str] = []
@@ -61,6 +63,8 @@ class World:
         return self.created[-1]
 
     async def get(self, *_: Any) -> dict[str, Any]:
+        if self.goes:
+            raise NotFound("jobs run-1 not found", 404)
         return self.created[-1]
 
     async def ensure_service(self, _: str, name: str = "grpo-rendezvous") -> None:
@@ -142,6 +146,12 @@ async def test_a_job_of_the_engines_name_is_taken_only_if_it_is_this_attempts(
     else:
         assert answer
         assert (answer.action, answer.reason) == (Action.WAIT, "NameTaken")
+
+
+async def test_a_name_that_becomes_free_meanwhile_is_tried_again() -> None:
+    answer = await World(there={}, goes=True).start(seen_of())
+    assert answer
+    assert (answer.action, answer.reason) == (Action.WAIT, "NameTaken")
 
 
 async def test_pods_that_no_policy_may_protect_are_not_made_and_those_that_run_go_on() -> None:

@@ -139,7 +139,10 @@ class AttemptStarter:
         try:
             return await self._cluster.create(JOBS, job.key.namespace, body)
         except AlreadyExists:
-            answer = await self._cluster.get(JOBS, job.key.namespace, name)
+            try:
+                answer = await self._cluster.get(JOBS, job.key.namespace, name)
+            except NotFound:  # it has gone meanwhile
+                return None
         existing_job = self._caches.jobs.parse_item(answer)
         if existing_job is None or existing_job.deleting:
             return None
