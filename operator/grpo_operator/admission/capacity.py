@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
@@ -20,7 +19,7 @@ from grpo_planner.result.formatting import plural
 
 from ..pods.roles import Role, roles
 from ..records.records import GRPOJobRecord
-from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers
+from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers, thousandths
 from .node_fit import (
     CPU,
     MEMORY,
@@ -441,14 +440,9 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
         (node.host_memory_free, use.get(MEMORY, 0.0)),
         (node.cpu_free, use.get(CPU, 0.0)),
     ]
-    in_thousandths = [(_milli(free), _milli(wanted)) for free, wanted in free_and_wanted]
+    in_thousandths = [(thousandths(free), thousandths(wanted)) for free, wanted in free_and_wanted]
     counts = [free // wanted for free, wanted in in_thousandths if wanted]
     return max(0, min(counts))
-
-
-def _milli(amount: float) -> int:
-    """Thousandths, as the scheduler counts cores: sums of floats are off in the last digit."""
-    return ceil(round(amount * 1000, 3))
 
 
 def empty_nodes(

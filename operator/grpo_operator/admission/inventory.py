@@ -11,6 +11,7 @@ requests are more than the sum of its containers' requests.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from types import MappingProxyType
 
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
@@ -44,6 +45,11 @@ def quantity(value: object) -> float:
         return float(parse_quantity(str(value)))
     except ValueError:
         return 0.0
+
+
+def thousandths(amount: float) -> int:
+    """The amount as the scheduler counts cores: sums of floats are off in the last digit."""
+    return ceil(round(amount * 1000, 3))
 
 
 def amounts(part: JsonObject) -> Amounts:
@@ -436,8 +442,7 @@ def planner_node(node: NodeFacts, kind: Cards, allocated_resources: Amounts) -> 
     memory = node.offers.get("memory", 0.0)
     memory_free = max(0.0, memory - allocated_resources.get("memory", 0.0))
     cpu = node.offers.get("cpu", 0.0)
-    # To millicores: what floats add to a sum would keep a pod from the cores that it just fits.
-    cpu_free = max(0.0, round(cpu - allocated_resources.get("cpu", 0.0), 3))
+    cpu_free = max(0, thousandths(cpu - allocated_resources.get("cpu", 0.0))) / 1000
     node_gbps = _amount(node.labels, NODE_GBPS_LABEL)
     # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not
     # theirs.

@@ -14,7 +14,7 @@ from ..pods.roles import roles
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .checks import Problem
-from .inventory import Amounts
+from .inventory import Amounts, thousandths
 from .node_fit import pod_amounts, pod_limits
 from .snapshot import QuotaFacts, Snapshot, is_in_scope
 
@@ -107,9 +107,7 @@ class Allowance:
             for name, hard in sorted(quota.hard.items()):
                 wanted = needs(spec, plan, name)
                 used = quota.used.get(name, 0.0) + uncounted.get(name, 0.0)
-                # To thousandths: as floats, 0.6 cores and 3 times 0.8 are more than 3.
-                excess = round(used + wanted - hard, 3)
-                if wanted and excess > 0:
+                if wanted and thousandths(used + wanted) > thousandths(hard):
                     allowance = f"allows {_quantity(hard)} {name}; {_quantity(used)} are used"
                     message = (
                         f"ResourceQuota {quota.name} of namespace {quota.namespace} {allowance}, "
