@@ -82,7 +82,8 @@ def test_the_expected_wait_is_of_the_turns_of_jobs_on_gpus() -> None:
         make_job(status={"phase": "Queued", "reason": "WaitingForGPUs"}, name=f"waits-{number}")
         for number in range(2)
     ]
-    ends = {"progress": {"attempt": 1, "etaSeconds": 3600}, "attemptStartTime": at(0)}
+    ends: dict[str, Any] = {"progress": {"attempt": 1, "etaSeconds": 3600}}
+    ends["attemptStartTime"] = at(0)
     on_cpus = make_job(status=active_status(phase="Running", **ends), name="on-cpus")
     found = samples([*waits, live(**ends), on_cpus])
     assert of(found, "grpo_jobs_waiting", reason="WaitingForGPUs") == [2]
