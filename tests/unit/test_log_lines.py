@@ -49,9 +49,11 @@ def test_a_line_says_when_whose_and_what() -> None:
 
 def test_an_error_has_its_traceback_and_no_number_breaks_the_line() -> None:
     error = (ValueError, ValueError("a bug"), None)
-    found = line("failed", exc_info=error, loss=math.nan, kl=-math.inf, folder=Exception("x"))
+    found = line(
+        "failed", exc_info=error, loss=math.nan, kl=[-math.inf], folder=Exception("x"),
+    )  # fmt: skip
     assert "ValueError: a bug" in found["traceback"]
-    assert (found["loss"], found["kl"], found["folder"]) == ("nan", "-inf", "x")
+    assert (found["loss"], found["kl"], found["folder"]) == ("nan", ["-inf"], "x")
 
 
 @given(st.text(), st.dictionaries(st.text(min_size=1).map("x_{}".format), st.floats() | st.text()))

@@ -7,9 +7,10 @@ has gone back behind stand in them, marked.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ..text.log_lines import finite_values
 
 METRICS_FILE = "metrics.jsonl"
 """A JSON object for each logged step: TRL's keys, and ours of what it does not log."""
@@ -50,19 +51,9 @@ def json_line(row: Mapping[str, Any]) -> str:
     into a checkpoint and read it back.
     """
     # What is no value of JSON, such as an image in a prompt, is text, too.
-    line = json.dumps(_finite_values(dict(row)), ensure_ascii=False, default=str, sort_keys=True)
+    line = json.dumps(finite_values(dict(row)), ensure_ascii=False, default=str, sort_keys=True)
     # Half of a surrogate pair has no UTF-8.
     return line.encode(errors="replace").decode()
-
-
-def _finite_values(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite_values(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_values(each) for each in value]
-    return value
 
 
 def begin_rows(sealed: Iterable[Row], earlier: Iterable[Row]) -> list[Row]:

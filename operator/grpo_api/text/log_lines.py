@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
         }
         for key, value in vars(record).items():
             if key not in _OF_EVERY_RECORD:
-                line[key] = _finite_value(value)
+                line[key] = finite_values(value)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
@@ -109,8 +109,13 @@ def _short_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _finite_value(value: Any) -> Any:
-    # JSON has no NaN and no infinity.
+def finite_values(value: Any) -> Any:
+    """The value with NaN and infinities as text, also in lists and maps: JSON has no such
+    numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, dict):
+        return {key: finite_values(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_values(each) for each in value]
     return value

@@ -74,7 +74,10 @@ class JsonObject:
 
     def required_text(self, name: str) -> str:
         """A string that must not be empty."""
-        return self.text(name) or self._raise_type_error(name, "set")
+        text = self.text(name)
+        if not text:
+            raise self._type_error(name, "set")
+        return text
 
     def integer(self, name: str) -> int:
         """An integer of 64 bits; 0 when absent."""
@@ -150,9 +153,6 @@ class JsonObject:
         if "/" in name or "." in name:
             return f"{above}[{truncate(name, 80)}]"
         return f"{above}.{name}"
-
-    def _raise_type_error(self, name: str, wanted: str) -> str:
-        raise self._type_error(name, wanted)
 
     def _type_error(self, name: str, wanted: str) -> Unreadable:
         return Unreadable(
