@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from grpo_api.report import training_metrics as catalogue
+from grpo_api.report import training_metrics
 from grpo_api.report.report import STEP_PHASES, Progress
 from grpo_api.status.status import MetricsStatus
 from grpo_api.text.contract import PROGRESS_PORT
@@ -109,27 +109,27 @@ def test_scrape_and_progress_agree_on_every_number_after_the_last_step(
 ) -> None:
     said, page = last_words.progress, scraped(last_words.page)
     numbers: dict[str, tuple[str, ...]] = {
-        metric.key: (metric.name,) for metric in catalogue.TRAINING
+        metric.key: (metric.name,) for metric in training_metrics.TRAINING
     }
-    for metric in catalogue.LABELLED:
+    for metric in training_metrics.LABELLED:
         keys = [key for key in said.metrics if key.startswith(f"{metric.key}/")]
         numbers |= {key: (metric.name, key.partition("/")[2]) for key in keys}
     # What is counted is told to Prometheus as sums, and to the operator as the last step's.
-    counted = {metric.key for metric in catalogue.COUNTED}
+    counted = {metric.key for metric in training_metrics.COUNTED}
     told = {
         key: value for key, value in said.metrics.items() if key.partition("/")[0] not in counted
     }
     assert {key: page[numbers[key]] for key in told} == told
-    assert page[f"{catalogue.STEP_SECONDS.name}_count",] == STEPS
+    assert page[f"{training_metrics.STEP_SECONDS.name}_count",] == STEPS
     assert {
         "kl",
         "reward",
         "reward_by_function/accuracy",
         "phase_seconds/generate",
     } <= said.metrics.keys()
-    run = [page[metric.name,] for metric in (catalogue.STEP, catalogue.TOTAL_STEPS)]
+    run = [page[metric.name,] for metric in (training_metrics.STEP, training_metrics.TOTAL_STEPS)]
     assert run == [said.step, said.total_steps] == [STEPS, STEPS]
-    assert page[catalogue.MEMORY_BESIDE["host"].name,] == said.memory["host"]
+    assert page[training_metrics.MEMORY_BESIDE["host"].name,] == said.memory["host"]
 
 
 def test_the_status_says_the_same_before_the_pods_end_and_after(

@@ -5,7 +5,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from grpo_api.findings.diagnosis import RULES
-from grpo_api.report import training_metrics as catalogue
+from grpo_api.report import training_metrics
 from grpo_api.report.metrics import Metric
 from grpo_api.report.report import LOAD, STEP_PHASES, Progress
 from grpo_kube.objects.times import Observed
@@ -36,21 +36,21 @@ def rank0_series(engines: int) -> int:
     def is_exported(metric: Metric) -> bool:
         return bool(engines) or not any(part in metric.name for part in OF_ENGINES)
 
-    metrics = {metric.key: 1.0 for metric in catalogue.TRAINING if is_exported(metric)}
-    for metric in catalogue.LABELLED:
+    metrics = {metric.key: 1.0 for metric in training_metrics.TRAINING if is_exported(metric)}
+    for metric in training_metrics.LABELLED:
         names: list[str] = list(REWARDS)
-        if metric in catalogue.BY_ENGINE:
+        if metric in training_metrics.BY_ENGINE:
             names = [str(number) for number in range(engines)]
-        elif metric is catalogue.FINDING:
+        elif metric is training_metrics.FINDING:
             names = list(RULES)
         metrics |= {f"{metric.key}/{name}": 1.0 for name in names}
-    sizes = dict.fromkeys((LOAD, *STEP_PHASES, *catalogue.MEMORY_BESIDE), 1)
+    sizes = dict.fromkeys((LOAD, *STEP_PHASES, *training_metrics.MEMORY_BESIDE), 1)
     progress = Progress(
         attempt=1, step=7, total_steps=9, seconds_per_step=2.0, metrics=metrics, memory=sizes
     )
     limits: dict[Metric, dict[tuple[str, ...], float]] = {
         metric: {(phase,): 1.0 for phase in PLANNED} if metric.labels else {(): 1.0}
-        for metric in filter(is_exported, catalogue.LIMITS)
+        for metric in filter(is_exported, training_metrics.LIMITS)
     }
     counters = StepCounters()
     counters.add_step(1.0, dict.fromkeys(STEP_PHASES, 1.0))

@@ -1,4 +1,4 @@
-"""One logged step of any origin: TRL's keys and ours become the keys of one catalogue.
+"""One logged step of any origin: TRL's keys and ours become those of training_metrics.py.
 
 TRL logs to trackers, files and the terminal under its own keys, and trackers put a prefix before
 them. The trainer's history and /progress carry ours. Rules read one kind of row.
@@ -42,7 +42,7 @@ class StepRow:
 
     step: int
     values: Mapping[str, float] = field(default_factory=dict)
-    """By key of the catalogue; may be NaN."""
+    """By key of training_metrics.py; may be NaN."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean of each reward function."""
     phases: Mapping[str, float] = field(default_factory=dict)

@@ -24,7 +24,7 @@ _KEYS[trainer.PHASE_SECONDS.name] = trainer.PHASE_SECONDS.key
 _STEP, _MAX_KL, _SLOWEST = "step", "max_kl", "straggler_ratio"
 _KEYS |= {trainer.STEP.name: _STEP, trainer.MAX_KL.name: _MAX_KL}
 Exported = dict[int, dict[str, Timeline]]
-"""Timelines by attempt and key of the catalogue."""
+"""Timelines by attempt and key of training_metrics.py."""
 
 
 def with_findings(world: World, minutes: int, steps: Sequence[Mapping[str, Any]] = ()) -> World:

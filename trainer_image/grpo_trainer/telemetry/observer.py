@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo_api.findings.diagnosis import RULES, Diagnosis
 from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
-from grpo_api.report import training_metrics as catalogue
+from grpo_api.report import training_metrics
 from grpo_api.report.history import ATTEMPT, FINDINGS, STEP, Row
 from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
@@ -38,7 +38,7 @@ from .phases import PhaseClock
 
 log = logging.getLogger(__name__)
 
-_TIMED = f"{catalogue.PHASE_SECONDS.key}/"
+_TIMED = f"{training_metrics.PHASE_SECONDS.key}/"
 """Metrics that this pod measures itself at each step."""
 
 
@@ -82,12 +82,12 @@ class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not
             self._tracking.send_samples(state.global_step, groups)
 
 
-_REWARD_METRICS = {"mean": catalogue.REWARD, "std": catalogue.REWARD_STD}
-_BY_TRL_KEY = {metric.trl: metric.key for metric in catalogue.TRAINING if metric.trl}
+_REWARD_METRICS = {"mean": training_metrics.REWARD, "std": training_metrics.REWARD_STD}
+_BY_TRL_KEY = {metric.trl: metric.key for metric in training_metrics.TRAINING if metric.trl}
 
 
 def translate_logs(logs: Mapping[str, Any]) -> dict[str, float]:
-    """TRL's logs by the catalogue's keys; values that are None are left out."""
+    """TRL's logs by the keys of training_metrics.py; values that are None are left out."""
     values = {}
     for name, value in logs.items():
         key = _BY_TRL_KEY.get(name) or _reward_key(name)
@@ -148,11 +148,11 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         """Merge the step's numbers."""
         logs = logs or {}
         values = translate_logs(logs)
-        if catalogue.TOKENS.key in values:
-            self._recorder.counters.record_tokens(values[catalogue.TOKENS.key])
-        if not all(math.isfinite(values.get(key, 0.0)) for key in catalogue.MUST_BE_FINITE):
+        if training_metrics.TOKENS.key in values:
+            self._recorder.counters.record_tokens(values[training_metrics.TOKENS.key])
+        if not all(math.isfinite(values.get(key, 0.0)) for key in training_metrics.MUST_BE_FINITE):
             self._recorder.record_nonfinite_step(state.global_step)
-        overflow = catalogue.KL_OVERFLOW.key
+        overflow = training_metrics.KL_OVERFLOW.key
         if overflow in values:  # TRL logs the mean over the step's micro-batches
             before = self._recorder.progress.metrics.get(overflow, 0.0)
             values[overflow] = before + values[overflow] * args.gradient_accumulation_steps
@@ -194,12 +194,12 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
 
     def _checkpoint_numbers(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What is new of the run's checkpoints since the last row."""
-        failures = metrics.get(catalogue.CHECKPOINT_FAILURES.key, 0.0)
-        numbers = {catalogue.CHECKPOINT_FAILURES.key: failures} if failures else {}
-        step = metrics.get(catalogue.CHECKPOINT_STEP.key)
+        failures = metrics.get(training_metrics.CHECKPOINT_FAILURES.key, 0.0)
+        numbers = {training_metrics.CHECKPOINT_FAILURES.key: failures} if failures else {}
+        step = metrics.get(training_metrics.CHECKPOINT_STEP.key)
         if step is not None and step != self._checkpoint_step:
             self._checkpoint_step = step
-            keys = (catalogue.CHECKPOINT_STEP.key, catalogue.CHECKPOINT_SECONDS.key)
+            keys = (training_metrics.CHECKPOINT_STEP.key, training_metrics.CHECKPOINT_SECONDS.key)
             numbers |= {key: metrics[key] for key in keys if key in metrics}
         return numbers
 
@@ -213,7 +213,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         names = [finding.finding for finding in findings]
         self._recorder.record_findings(findings)
         self._recorder.record_metrics(
-            {f"{catalogue.FINDING.key}/{name}": float(name in names) for name in RULES}
+            {f"{training_metrics.FINDING.key}/{name}": float(name in names) for name in RULES}
         )
         return names
 
@@ -233,7 +233,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if not state.is_world_process_zero:
             return
         if progress.checkpoint_problem:
-            failures = progress.metrics.get(catalogue.CHECKPOINT_FAILURES.key)
+            failures = progress.metrics.get(training_metrics.CHECKPOINT_FAILURES.key)
             log_numbers(
                 f"the checkpoint of step {state.global_step} could not be written",
                 checkpointFailed=state.global_step,
@@ -244,7 +244,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             log_numbers(
                 f"checkpoint of step {state.global_step}",
                 checkpoint=state.global_step,
-                seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key),
+                seconds=progress.metrics.get(training_metrics.CHECKPOINT_SECONDS.key),
             )
 
 

@@ -24,7 +24,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report import training_metrics as catalogue
+from grpo_api.report import training_metrics
 from grpo_api.report.metrics import Metric
 from grpo_api.report.report import Progress
 from grpo_api.text.contract import (
@@ -68,28 +68,28 @@ class ProgressCollector:
         by_phase: Values = {
             (name,): float(size)
             for name, size in progress.memory.items()
-            if name not in catalogue.MEMORY_BESIDE
+            if name not in training_metrics.MEMORY_BESIDE
         }
-        yield _family(catalogue.MEMORY, by_phase)
-        for metric in catalogue.LABELLED:
+        yield _family(training_metrics.MEMORY, by_phase)
+        for metric in training_metrics.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
-        yield _family(catalogue.STRAGGLER, _stragglers(progress))
+        yield _family(training_metrics.STRAGGLER, _stragglers(progress))
         lost: Values = {(tracker.name,): float(tracker.lost_rows) for tracker in progress.trackers}
-        yield _family(catalogue.TRACKING_LOST, lost)
-        yield _family(catalogue.STAGE, {(progress.stage,): progress.stage_seconds})
-        yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
+        yield _family(training_metrics.TRACKING_LOST, lost)
+        yield _family(training_metrics.STAGE, {(progress.stage,): progress.stage_seconds})
+        yield _family(training_metrics.BUILD_INFO, {tuple(self._versions): 1.0})
 
 
 def _single_values(progress: Progress) -> Iterator[tuple[Metric, Value]]:
     """The families of one value each."""
-    yield catalogue.STEP, progress.step
-    yield catalogue.TOTAL_STEPS, progress.total_steps
-    yield catalogue.ETA, progress.eta_seconds
-    for metric in catalogue.TRAINING:
-        if metric not in catalogue.COUNTED:
+    yield training_metrics.STEP, progress.step
+    yield training_metrics.TOTAL_STEPS, progress.total_steps
+    yield training_metrics.ETA, progress.eta_seconds
+    for metric in training_metrics.TRAINING:
+        if metric not in training_metrics.COUNTED:
             yield metric, progress.metrics.get(metric.key)
-    for key, metric in catalogue.MEMORY_BESIDE.items():
+    for key, metric in training_metrics.MEMORY_BESIDE.items():
         yield metric, progress.memory.get(key)
 
 
@@ -101,20 +101,20 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
     reference_every = sync.every_steps if sync else None
     usable_memory = memory.usable_bytes if memory else None
     single = {
-        catalogue.MAX_KL: plan.guard.max_kl,
-        catalogue.MAX_ENGINE_MISMATCH: engine.max_mismatch if engine else None,
-        catalogue.ALLREDUCE_ASSUMED: execution.link_bytes_per_second,
-        catalogue.MAX_COMPLETION: plan.training.max_completion_length,
-        catalogue.SAVE_EVERY: save_every,
-        catalogue.REFERENCE_EVERY: reference_every,
-        catalogue.USABLE_MEMORY: usable_memory,
+        training_metrics.MAX_KL: plan.guard.max_kl,
+        training_metrics.MAX_ENGINE_MISMATCH: engine.max_mismatch if engine else None,
+        training_metrics.ALLREDUCE_ASSUMED: execution.link_bytes_per_second,
+        training_metrics.MAX_COMPLETION: plan.training.max_completion_length,
+        training_metrics.SAVE_EVERY: save_every,
+        training_metrics.REFERENCE_EVERY: reference_every,
+        training_metrics.USABLE_MEMORY: usable_memory,
     }
     values_by_metric: dict[Metric, Values] = {
         metric: {(): value} for metric, value in single.items() if value is not None
     }
     if memory:
         phases = memory.phases.model_dump(by_alias=False)
-        values_by_metric[catalogue.PREDICTED_MEMORY] = {
+        values_by_metric[training_metrics.PREDICTED_MEMORY] = {
             (name,): float(size) for name, size in phases.items()
         }
     return values_by_metric

@@ -233,7 +233,7 @@ def _trained_model(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedM
         (logs for logs in reversed(state.log_history) if "loss" in logs), {}
     )
     translated = translate_logs(last)
-    # A key with a slash is of one reward function, which the catalogue's keys can't name.
+    # A key with a slash is of one reward function, which no key of training_metrics.py names.
     metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
     revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
     address = hub.repository if hub else HERE
