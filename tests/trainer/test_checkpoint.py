@@ -74,6 +74,12 @@ def test_newest_is_by_step_over_all_attempts(tmp_path: Path) -> None:
     assert [path.name for path in complete(tmp_path)] == ["checkpoint-20", "checkpoint-5"]
 
 
+def test_a_folder_whose_owner_can_not_be_read_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "owner.json").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"owner\.json does not say whose the folder is"):
+        claim(make_plan(tmp_path))
+
+
 @pytest.fixture
 def unwritable() -> Iterator[Path]:
     """A folder that may be read only, since the test runs as a user who owns nothing."""
@@ -143,13 +149,18 @@ def test_an_export_is_durable_before_it_has_its_name(
         Path(folder, "model.safetensors").write_bytes(b"w" * 9)
         Path(folder, "tokenizer", "vocabulary").write_text("a b")
 
-    plan = make_plan(tmp_path)
+    plan = make_plan(tmp_path, attempt=2)
     claim(plan)
+    killed, newer = tmp_path / ".export-attempt-1", tmp_path / ".export-attempt-3"
+    killed.mkdir()
+    newer.mkdir()
     monkeypatch.setattr(os, "fsync", noted)
     exported = export_model(plan, Source("demo", tmp_path, "", "float32"), write)
     assert exported == tmp_path / "export"
     parts = ("", "/tokenizer", "/model.safetensors", "/tokenizer/vocabulary")
-    assert {f"{tmp_path}/.export-attempt-1{part}" for part in parts} | {str(tmp_path)} <= durable
+    assert {f"{tmp_path}/.export-attempt-2{part}" for part in parts} | {str(tmp_path)} <= durable
+    assert not killed.exists()
+    assert newer.exists()
     assert sorted(list_files(exported)) == [
         "SHA256SUMS",
         "model.safetensors",

@@ -34,7 +34,7 @@ from grpo_api.text.contract import (
 )
 from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
-from grpo_trainer.process.outcome import keep_outcome, make_outcome
+from grpo_trainer.process.outcome import ProcessEnd, keep_outcome, make_outcome
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.process_setup import (
     hide_unused_libraries,
@@ -169,6 +169,17 @@ def test_an_outcome_carries_the_last_numbers_also_those_that_are_none() -> None:
     assert outcome.model_copy(update={"metrics": {}}) == Outcome(
         result=Result.ERROR, rank=3, step=5, total_steps=9, attempt=2, message="gone"
     )
+
+
+def test_an_outcome_is_durable_where_the_termination_message_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    (tmp_path / "attempt-1").mkdir()
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path))  # as on a full disk: an OSError
+    outcome = make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6))
+    assert ProcessEnd(plan, lambda _: None).finish(outcome) == 0
+    assert finished_attempt(plan) == outcome
 
 
 def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:

@@ -216,6 +216,13 @@ def test_what_changes_the_meaning_of_the_weights_is_named(
     assert message in str(caught.value)
 
 
+def test_a_configuration_of_no_kind_of_adapter_is_rejected(model: Path, tmp_path: Path) -> None:
+    fresh(model).save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(BadInput, match="peft_type: adapter None, now LORA"):
+        load_adapter(fresh(model), tmp_path, source(model))
+
+
 def test_a_base_that_is_not_said_and_a_branch_can_not_differ(model: Path, tmp_path: Path) -> None:
     fresh(model).save_pretrained(tmp_path)
     edit(tmp_path, base_model_name_or_path=None, revision="main")

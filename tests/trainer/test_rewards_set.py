@@ -98,6 +98,12 @@ def test_answers_are_checked_before_training(accuracy: dict[str, Any], message: 
         rewards_of({"accuracy": accuracy}).check_dataset(ROWS)
 
 
+def test_a_missing_number_is_no_answer() -> None:
+    rows = Dataset.from_list([{"answer": 1.0}, {"answer": float("nan")}])
+    with pytest.raises(BadInput, match=r"row 2 of those that are trained on: the answer is empty"):
+        rewards_of({"accuracy": {}}).check_dataset(rows)
+
+
 def test_good_answers_pass_the_check() -> None:
     rewards_of(
         {"accuracy": {"compare": "Numeric"}}, {"accuracy": {"answerColumn": "word"}}

@@ -69,6 +69,13 @@ def test_logs_are_translated_and_absent_stays_absent() -> None:
     }
 
 
+def test_a_clock_that_is_set_while_a_process_starts_costs_no_progress() -> None:
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time() + 3600.0)
+    recorder.record_startup_point("imports")
+    text = recorder.progress.model_dump_json()
+    assert Progress.model_validate_json(text).startup_seconds["imports"] < 60.0
+
+
 def test_all_that_several_threads_publish_at_once_is_kept() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     began = threading.Barrier(4)
@@ -322,6 +329,7 @@ def test_a_row_has_what_trl_logs_the_times_of_the_step_and_new_checkpoints() -> 
     for step in (1, 2, 3):
         recorder.record_metrics({"phase_seconds/generate": float(step)})
         logs = {"loss": 0.5, "reward": 1.0, "rewards/tall/std": 0.25}
+        logs["attempt"] = 9.0  # as a user's reward function may call its metric
         state.global_step = step
         state.log_history.append({**logs, "step": step})
         publish.on_log(args, state, None, logs=logs)

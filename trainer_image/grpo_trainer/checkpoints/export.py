@@ -22,7 +22,7 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from ..gang import rank0_task, ranks
 from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_tree
 from ..runtime.errors import DiskFailed
-from ..runtime.paths import attempt_folder_name, run_folder
+from ..runtime.paths import attempt_folder_name, number_in_name, run_folder
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from ..weights.model_files import Source
 from ..weights.models import load_causal
@@ -60,7 +60,7 @@ def export_model(
     if root is None or (plan.export and not plan.export.is_model_kept):
         return None
     folder = root / EXPORT_FOLDER
-    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_folder_name(plan.job.attempt)}")
+    temporary = _temporary_folder(root, plan.job.attempt)
 
     def complete(temporary: Path) -> None:
         describe(temporary)
@@ -102,10 +102,20 @@ def _root(directory: str | None, export: ExportSpec | None, job_uid: str) -> Pat
 def _write_and_publish(
     temporary: Path, save: Callable[[str], None], publish: Callable[[], None]
 ) -> None:
-    # A try that failed may have left files that this one does not write.
-    rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
+    rank0_task.run_on_rank0(lambda: _remove_begun(temporary))
     ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
     rank0_task.run_on_rank0(publish)
+
+
+def _remove_begun(temporary: Path) -> None:
+    """Remove what tries of this attempt and of older ones have left: files that this try does not
+    write, and whole models of attempts that were killed."""
+    for attempt in range(1, number_in_name(temporary) + 1):
+        shutil.rmtree(_temporary_folder(temporary.parent, attempt), ignore_errors=True)
+
+
+def _temporary_folder(root: Path, attempt: int) -> Path:
+    return root / f".{EXPORT_FOLDER}-{attempt_folder_name(attempt)}"
 
 
 def _publish(

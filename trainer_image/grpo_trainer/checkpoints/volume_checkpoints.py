@@ -87,8 +87,8 @@ def _take(folder: Path, owner: Owner) -> None:
         require_owner(folder, owner)
     # Check and write are two steps, so of two attempts that claim at once both may pass. Each
     # writes below its own folder: that costs time and damages nothing.
-    write_atomically(folder / OWNER, owner.model_dump_json())
     (folder / attempt_folder_name(owner.attempt)).mkdir(exist_ok=True)
+    write_atomically(folder / OWNER, owner.model_dump_json())
 
 
 def require_owner(folder: Path, claimant: Owner) -> None:
@@ -98,7 +98,12 @@ def require_owner(folder: Path, claimant: Owner) -> None:
         BadInput: another job owns it.
         Preempted: a newer attempt owns it.
     """
-    owner = Owner.model_validate_json((folder / OWNER).read_text(encoding="utf-8"))
+    try:
+        owner = Owner.model_validate_json((folder / OWNER).read_bytes())
+    except ValidationError as error:
+        raise BadInput(
+            f"{folder / OWNER} does not say whose the folder is; if it is this job's, remove it"
+        ) from error
     if owner.uid != claimant.uid:
         raise BadInput(
             f"checkpoint_directory {folder} belongs to the job with uid {owner.uid}, this one is "

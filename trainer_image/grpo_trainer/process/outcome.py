@@ -82,8 +82,11 @@ def termination_log() -> Path:
 
 def announce_outcome(outcome: Outcome) -> int:
     """Write the termination message and return the exit code."""
-    text = outcome.model_dump_json()
-    write_termination_message(text)
+    try:
+        write_termination_message(outcome.model_dump_json())
+    # A node's full disk must not keep the watchdog from ending the process.
+    except OSError as error:
+        log.warning(f"the termination message can't be written: {error}")
     is_failure = outcome.result not in (Result.SUCCEEDED, Result.PREEMPTED)
     level = logging.ERROR if is_failure else logging.INFO
     log.log(level, f"{outcome.result}: {outcome.message}")

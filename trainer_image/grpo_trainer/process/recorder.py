@@ -177,6 +177,7 @@ class Recorder:
         """Its `clock` is read when it is asked for."""
         self.started_at = started_at
         """Unix time of the process's start, in seconds."""
+        self._made_at = now()
         self._last_event = self._last_heard = now()
         self._stage_since = self._phase_since = self._fetch_since = self._last_event
         self._phase: Stage = "Training"
@@ -351,8 +352,8 @@ class Recorder:
             )
 
     def record_startup_point(self, name: str) -> None:
-        """Publish how long after the process's start the start-up came to this point."""
-        self.record_startup(name, unix_time() - self.started_at)
+        """Publish how long after the recorder was made the start-up came to this point."""
+        self.record_startup(name, self._now() - self._made_at)
 
     def record_fetched_bytes(self, num_bytes: int) -> None:
         """Something is being fetched of the hub; `num_bytes` bytes of it are there."""

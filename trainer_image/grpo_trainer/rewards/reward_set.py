@@ -223,7 +223,8 @@ def check_answers(name: str, accuracy: AccuracyReward, rows: datasets.Dataset) -
                 f"{row}: {cell!r:.80} is neither text nor a number; write an answer, or remove the "
                 "row"
             )
-        if not expected_answer(cell):
+        # A missing number of a table is NaN.
+        if not expected_answer(cell) or cell != cell:  # noqa: PLR0124
             raise BadInput(f"{row}: the answer is empty; write one, or remove the row")
         if numeric and parse_number(expected_answer(cell)) is None:
             problem = (

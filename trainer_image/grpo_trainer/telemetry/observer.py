@@ -183,10 +183,11 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         before a restart had would stand still.
         """
         metrics = self._recorder.progress.metrics
-        row: Row = {STEP: step, ATTEMPT: self._recorder.progress.attempt, "time": unix_time()}
         # Numbers of others that this step did not log are old.
-        row |= {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
+        row: Row = {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
         row |= logs
+        # After TRL's, among which a user's function may have logged some of such a name.
+        row |= {STEP: step, ATTEMPT: self._recorder.progress.attempt, "time": unix_time()}
         version = metrics.get(WEIGHTS_VERSION.key)
         if version is not None:
             row[WEIGHTS_VERSION.key] = version

@@ -125,7 +125,8 @@ def _base_differences(saved: PeftConfig, source: Source) -> list[str]:
 
 def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
     if saved.peft_type != current.peft_type:
-        return [_difference("peft_type", saved.peft_type.value, current.peft_type.value)]
+        kind = saved.peft_type and saved.peft_type.value
+        return [_difference("peft_type", kind, current.peft_type.value)]
     problems: list[str] = []
     for name in [field.name for field in fields(current) if field.name not in _FREE]:
         theirs, ours = getattr(saved, name), getattr(current, name)
