@@ -173,7 +173,7 @@ def test_samples_are_those_of_a_step_or_the_best_and_worst(
     assert "\x1b[2J" not in last
     assert "good 11" in printed(capsys, "samples", run_folder, "--step", 20)
     found = printed(capsys, "samples", run_folder, "--step", 0, code=5)
-    assert "has no samples of step 0; sampled steps: 1, 11, 21" in found
+    assert "has no samples up to step 0; sampled steps: 1, 11, 21" in found
 
     def texts(*arguments: object) -> list[str]:
         text = printed(capsys, "samples", run_folder, "-o", "json", *arguments)
@@ -192,6 +192,9 @@ def test_a_folder_without_a_history_says_so(
 ) -> None:
     assert "has no metrics.jsonl" in printed(capsys, "history", tmp_path, code=2)
     assert "No such file" in printed(capsys, "history", tmp_path / "gone.csv", code=2)
+    (tmp_path / "empty.jsonl").touch()
+    assert "no logged steps" in printed(capsys, "history", tmp_path / "empty.jsonl", code=2)
+    assert "has no samples\n" in printed(capsys, "samples", tmp_path / "empty.jsonl", code=5)
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
     assert "no logged steps" in printed(capsys, "diagnose", tmp_path / "binary.jsonl", code=2)
 

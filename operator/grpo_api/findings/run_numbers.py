@@ -6,7 +6,7 @@ any length of a run: the trainer judges every step.
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -232,8 +232,8 @@ class RunNumbers:
     """The run so far."""
 
     def __init__(self) -> None:
-        self.series: dict[str, Series] = {}
-        self.rewards: dict[str, Series] = {}
+        self.series: defaultdict[str, Series] = defaultdict(Series)
+        self.rewards: defaultdict[str, Series] = defaultdict(Series)
         self.reward_peak = Peak()
         self.long_reward_peak = Peak(4 * SMOOTH)
         """Shows what falls below the noise of a few steps, as those of one prompt each."""
@@ -268,9 +268,9 @@ class RunNumbers:
         for phase, seconds in row.phases.items():
             values[f"seconds/{phase}"] = seconds
         for key, value in values.items():
-            self.series.setdefault(key, Series()).add(value)
+            self.series[key].add(value)
         for name, value in row.rewards.items():
-            self.rewards.setdefault(name, Series()).add(value)
+            self.rewards[name].add(value)
         if row.rank_seconds:
             self.rank_seconds.append(row.rank_seconds)
         self._count_missing_rewards(row)

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..report.training_metrics import TRAINING
 
-STEP_KEYS = ("step", "global_step", "_step")
+TRAINER_STEP_KEYS = ("step", "global_step")
+STEP_KEYS = (*TRAINER_STEP_KEYS, "_step")
 """Names of the step's number, the most exact first."""
 PREFIXES = ("train/", "train_")
 """What trackers write before a key of the training loop."""
@@ -22,6 +23,7 @@ TRL_PHASES = {
     "profiling/Time taken: GRPOTrainer._generate_and_score_completions": "generation",
 }
 """Durations that TRL logs to trackers, in seconds, by the phase that they belong to."""
+_NAMES_OF_DPO = ("chosen", "rejected", "margins", "accuracies")
 EVALUATION_KEYS = ("eval_reward", "eval/reward", "evaluation")
 MAX_NAME = 100
 """Characters of a reward function's name that are kept."""
@@ -78,7 +80,7 @@ def as_number(value: object) -> float | None:
 
 def step_row(logged: Mapping[str, Any]) -> StepRow | None:
     """The row of a logged dictionary; None where it has neither a step nor a number."""
-    step: int | None = None
+    steps: dict[str, int] = {}
     values: dict[str, float] = {}
     rewards: dict[str, float] = {}
     phases: dict[str, float] = {}
@@ -90,7 +92,8 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
         key = _without_prefix(str(name))
         reward = _reward_name(key)
         if key.lower() in STEP_KEYS:
-            step = step if math.isnan(number) or abs(number) > 2**53 else int(number)
+            if abs(number) <= 2**53:
+                steps[key.lower()] = int(number)
         elif name in EVALUATION_KEYS:
             evaluation = number
         elif reward is not None:
@@ -101,6 +104,7 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
             phases[key.removeprefix(PHASE_PREFIX)] = number
         elif key in _KEYS:
             values[_KEYS[key]] = number
+    step = next((steps[name] for name in STEP_KEYS if name in steps), None)
     if step is None:
         return None
     ranks = _rank_seconds(logged.get(RANK_SECONDS))
@@ -122,8 +126,11 @@ def _reward_name(key: str) -> str | None:
     name = ""
     if key.startswith(REWARD_PREFIX):
         name = key.removeprefix(REWARD_PREFIX)
-    elif key.startswith("rewards/") and key.endswith("/mean"):
-        name = key[len("rewards/") : -len("/mean")]
+    elif key.startswith("rewards/"):
+        name = key.removeprefix("rewards/").removesuffix("/mean")
+        # TRL had no "/mean" up to 0.15. Its "/std" is no mean, and DPO's names are no functions.
+        if not key.endswith("/mean") and ("/" in name or name in _NAMES_OF_DPO):
+            return None
     return name[:MAX_NAME] or None
 
 

@@ -6,11 +6,12 @@ step, and ms-swift logs its step as a part of all: `"global_step/max_steps": "15
 """
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_api.findings.run_numbers import REWARD
-from grpo_api.findings.step_row import STEP_KEYS, step_row
+from grpo_api.findings.step_row import STEP_KEYS, TRAINER_STEP_KEYS, as_number, step_row
 from grpo_api.report.history import STEP, Row
 
 _DICT = re.compile(r"\{['\"].*\}")
@@ -37,6 +38,9 @@ def printed_rows(text: str) -> Iterator[Row]:
 def number_steps(rows: Sequence[Row]) -> Sequence[Row]:
     """The rows with their steps; where none has one, each reward that was logged is one more."""
     rows = [_with_whole_step(row) for row in rows]
+    known_steps = [_trainer_step(row) for row in rows]
+    if any(step is not None for step in known_steps):
+        return _fill_steps(rows, known_steps)
     if any(key.rpartition("/")[2] in STEP_KEYS for row in rows for key in map(str, row)):
         return rows
     step, steps = 0, []
@@ -47,6 +51,27 @@ def number_steps(rows: Sequence[Row]) -> Sequence[Row]:
             step += 1
         steps.append({STEP: max(1, step), **row})
     return steps
+
+
+def _trainer_step(row: Row) -> float | None:
+    """The row's step as the trainer counts it; None where it has none."""
+    for key, value in row.items():
+        if str(key).rpartition("/")[2].lower() in TRAINER_STEP_KEYS:
+            step = as_number(value)
+            if step is not None and math.isfinite(step):
+                return step
+    return None
+
+
+def _fill_steps(rows: Sequence[Row], steps: Sequence[float | None]) -> Sequence[Row]:
+    """The rows with the trainer's steps. W&B also has rows without one, of durations that TRL logs
+    before their step, and counts all rows as `_step`."""
+    step = [step for step in steps if step is not None][-1]
+    filled = []
+    for row, own_step in zip(reversed(rows), reversed(steps), strict=True):
+        step = step if own_step is None else own_step
+        filled.append({**row, STEP: step})
+    return filled[::-1]
 
 
 def _with_whole_step(row: Mapping[str, object]) -> Row:

@@ -120,7 +120,7 @@ def load_rows(path: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from error
-    return _dictionaries(text, is_csv=path.suffix == ".csv")
+    return _dictionaries(text, is_csv=path.suffix.lower() in (".csv", ".tsv"))
 
 
 def sampled_completions(lines: Iterable[Row]) -> Iterator[Row]:
@@ -145,13 +145,24 @@ def dictionaries_of(value: Any) -> list[Row]:
 
 def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     if is_csv:
-        csv.field_size_limit(2**31 - 1)  # a completion may have more than the default, 128 KiB
-        # None is the key of what a line has beyond the header.
-        lines = csv.DictReader(io.StringIO(text, newline=""))
-        return [{str(key): value for key, value in line.items()} for line in lines]
+        return _csv_rows(text)
     whole = parse_json(text)
     if isinstance(whole, dict) and isinstance(whole.get(HISTORY_KEY), list):
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
         return dictionaries_of(whole)
-    return parse_lines(text) or list(printed_rows(text))
+    rows = parse_lines(text) or list(printed_rows(text))
+    # A table without the suffix of one is known by its columns.
+    return rows or [row for row in _csv_rows(text) if step_row({STEP: 1, **row})]
+
+
+def _csv_rows(text: str) -> list[Row]:
+    """The rows of a table with a header, whose columns a comma, a semicolon or a tab separates."""
+    csv.field_size_limit(2**31 - 1)  # a completion may have more than the default, 128 KiB
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    lines = csv.DictReader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
+    )
+    # None is the key of what a line has beyond the header.
+    return [{str(key): value for key, value in line.items()} for line in lines]

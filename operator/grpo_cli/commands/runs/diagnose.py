@@ -8,7 +8,8 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
-from grpo_api.findings.run_numbers import RunLimits
+from grpo_api.findings.run_numbers import REWARD, RunLimits
+from grpo_api.findings.step_row import StepRow
 from grpo_api.report.report import Finding
 
 from ...cluster.delivery_pod import add_pod_arguments
@@ -50,9 +51,7 @@ def run(options: Namespace) -> int:
         print(json.dumps(_items(findings_by_run), indent=2))
     else:
         for name, findings in findings_by_run.items():
-            # An evaluation is logged beside a step, under the same number.
-            steps = len({row.step for row in steps_by_run[name]})
-            _print_findings(name, steps, findings)
+            _print_findings(name, steps_by_run[name], findings)
     return HAS_FINDINGS if any(findings_by_run.values()) else 0
 
 
@@ -67,10 +66,14 @@ def _items(findings_by_run: dict[str, list[Finding]]) -> list[dict[str, object]]
     return items
 
 
-def _print_findings(name: str, steps: int, findings: list[Finding]) -> None:
+def _print_findings(name: str, rows: list[StepRow], findings: list[Finding]) -> None:
     out = console()
     if not findings:
+        # An evaluation is logged beside a step, under the same number.
+        steps = len({row.step for row in rows})
         doubt = f"; most rules need {LEAST_STEPS} steps" if steps < LEAST_STEPS else ""
+        if not any(REWARD in row.values for row in rows):
+            doubt = "; most rules need rewards, and none is logged"
         out.print(f"{name}: no findings in {steps} steps{doubt}", markup=False)
     for finding in findings:
         line = f"{name}: {finding_message(finding)}, confidence {finding.confidence:.2f}"

@@ -13,7 +13,7 @@ from grpo_api.report.history import ATTEMPT, STEP, Row, standing_rows
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_history
 from ...show import curves
-from ...show.errors import OptionError
+from ...show.errors import ManifestError, OptionError
 from ...show.pictures import write_figure
 from ...show.terminal import console
 
@@ -57,6 +57,8 @@ def run(options: Namespace) -> int:
     if options.output == "png" and options.to is None:
         raise OptionError("-o png: name its file by --to")
     rows = load_history(options, options.run_name)
+    if not rows:
+        raise ManifestError(f"{options.run_name} has no logged steps")
     if options.output == "csv":
         shown = rows if options.rolled_back else standing_rows(rows)
         _print_csv(shown, options.key)
@@ -83,8 +85,14 @@ def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
 
 
 def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
-    """All rows; the columns that most people look for first, then those that appear."""
+    """All rows; the columns that most people look for first, then those that appear.
+
+    Raises:
+        OptionError: no row has one of the keys.
+    """
     all_columns = dict.fromkeys(key for row in rows for key in row)
+    if unknown := [key for key in keys or () if key not in all_columns]:
+        raise OptionError(f"--key {unknown[0]}: there are {', '.join(all_columns)}")
     usual = [key for key in USUAL_COLUMNS if key in all_columns]
     others = [key for key in all_columns if key not in (STEP, *usual)]
     columns = [STEP, *(keys or [*usual, *others])]

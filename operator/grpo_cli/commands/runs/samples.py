@@ -45,6 +45,8 @@ def run(options: Namespace) -> int:
     if options.reward and not sorts:
         raise OptionError("--reward: add --best or --worst, which it sorts by")
     lines = load_history(options, options.run_name, SAMPLES_FILE)
+    if next(sampled_completions(lines), None) is None:
+        raise NotYet(f"{options.run_name} has no samples")
     if options.step is not None or not sorts:
         lines = [_sampled_step(lines, options.step, options.run_name)]
     completions = list(sampled_completions(lines))
@@ -68,9 +70,7 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
     earlier = [line for line in lines if step is None or step_of(line) <= step]
     if not earlier:
         sampled = ", ".join(str(step_of(line)) for line in lines[:10])
-        raise NotYet(
-            f"{run_name} has no samples of step {step}; sampled steps: {sampled or 'none'}"
-        )
+        raise NotYet(f"{run_name} has no samples up to step {step}; sampled steps: {sampled}")
     return earlier[-1]
 
 

@@ -1,0 +1,143 @@
+"""`grpo diagnose` reads every kind of file that people have of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.findings.diagnosis import diagnose
+from grpo_api.findings.step_row import step_row
+from grpo_cli.__main__ import main
+from grpo_cli.inputs.printed_logs import number_steps, printed_rows
+from grpo_codegen.stories.logged_runs import SICK, STEPS, logged_steps
+from tests.generated import cases
+from tests.unit.test_findings import rows
+
+
+def written(path: Path, steps: list[dict[str, Any]]) -> str:
+    """The steps in a file of the kind that its name says."""
+    if path.name == "trainer_state.json":
+        path.write_text(json.dumps({"log_history": steps, "global_step": len(steps)}))
+    elif path.suffix in TABLES:
+        keys, separator = list(steps[0]), TABLES[path.suffix]
+        table = [keys] + [[str(row[key]) for key in keys] for row in steps]
+        path.write_text("\n".join(map(separator.join, table)))
+    elif path.name == "printed.log":
+        path.write_text(printed(steps))
+    elif path.name == "swift.jsonl":
+        parts = [{"global_step/max_steps": f"{row.pop('step')}/{len(steps)}"} for row in steps]
+        logged = [part | row for part, row in zip(parts, steps, strict=True)]
+        path.write_text("\n".join(map(json.dumps, logged)))
+    else:
+        path.write_text("a line of a log\n" + "\n".join(map(json.dumps, steps)))
+    return str(path)
+
+
+def printed(steps: list[dict[str, Any]]) -> str:
+    """The steps as transformers prints them: dicts of numbers or of text, beside a progress bar."""
+    lines = ["Loading weights: 100%|██████████| 3/3", "{'not a dict': }", "{1: {2}, [}"]
+    for at, row in enumerate(steps, start=1):
+        logs = {key: str(value) if at % 2 else value for key, value in row.items() if key != "step"}
+        lines.append(f"\r {at}%|█▎   | {at}/{len(steps)} [20:01<2:01, 20.9s/it]{logs} ")
+    lines.append("{'train_runtime': 12.3, 'train_loss': nan, 'epoch': 1.0}")
+    return "\n".join(lines)
+
+
+TABLES = {".csv": ",", ".CSV": ";", ".tsv": "\t", ".txt": ", "}
+"""What stands between the columns, by the suffix of a file."""
+KINDS = ["trainer_state.json", "run.jsonl", "printed.log", "swift.jsonl"]
+KINDS += [f"run{suffix}" for suffix in TABLES]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_diagnose_reads_every_kind_of_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    sick = written(tmp_path / name, logged_steps(SICK["the reward falls"][1]))
+    assert main(["diagnose", sick, "-o", "json"]) == 3
+    (item,) = json.loads(capsys.readouterr().out)
+    assert item.keys() == {"finding", "since", "confidence", "evidence", "advice"}
+    assert item["finding"] == "RewardFalling"
+    well = written(tmp_path / name, logged_steps())
+    assert main(["diagnose", well]) == 0
+    assert capsys.readouterr().out == f"{well}: no findings in {STEPS} steps\n"
+
+
+def test_numbers_that_python_prints_by_name_are_read() -> None:
+    text = "12 {'loss': nan, 'reward': -inf, 'note': 'nan: nan', 'kl': 0.5}"
+    (row,) = printed_rows(text)
+    assert row == {"loss": "nan", "reward": "-inf", "note": "nan: nan", "kl": 0.5}
+    evaluated = {"eval_reward": 2.0, "epoch": 1.0}
+    assert [row["step"] for row in number_steps([row, evaluated, {"reward": 1}])] == [1, 1, 2]
+
+
+HACKED = "format is rewarded and accuracy lost, longer answers"
+
+
+def test_rewards_under_the_keys_of_trl_0_15_are_judged() -> None:
+    early = [
+        {key.replace("/mean", "") if "rewards" in key else key: row[key] for key in row}
+        for row in logged_steps(SICK[HACKED][1])
+    ]
+    assert "rewards/accuracy" in early[0]
+    assert [finding.finding for finding in diagnose(rows(early))] == ["RewardHacking"]
+    of_dpo = {"step": 1, "rewards/chosen": 1, "rewards/margins": 1, "rewards/accuracy/std": 1}
+    assert step_row(of_dpo) is None
+
+
+def test_rows_of_a_tracker_without_the_trainer_s_step_belong_to_the_next_one() -> None:
+    timed = {"_step": 7, "train/global_step": "", "profiling/a": 1.0}
+    logged: list[dict[str, Any]] = [
+        {"train/global_step": 1, "_step": 6, "train/reward": 2},
+        timed,
+        {"train/global_step": 2.0, "_step": 8, "train/reward": 3},
+        {**timed, "_step": 9},
+    ]
+    assert [row["step"] for row in number_steps(logged)] == [1, 2, 2, 2]
+    parsed = step_row(logged[0])
+    assert parsed is not None
+    assert parsed.step == 1
+
+
+def test_a_run_without_rewards_is_not_called_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written(tmp_path / "sft.jsonl", [{"step": at, "loss": 1.0} for at in range(1, 31)])
+    assert main(["diagnose", run]) == 0
+    assert "most rules need rewards, and none is logged" in capsys.readouterr().out
+
+
+@given(text=st.text(alphabet="{}[]()'\"\\:, \r\nnaif1.e-x", max_size=60))
+@settings(max_examples=cases(500, gate=100))
+def test_any_text_of_a_terminal_is_read(text: str) -> None:
+    assert all(isinstance(row, dict) for row in number_steps(list(printed_rows(text))))
+
+
+def test_diagnose_names_the_run_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick = written(tmp_path / "sick.jsonl", logged_steps(SICK["entropy rises"][1]))
+    well = written(tmp_path / "well.jsonl", logged_steps(steps=10))
+    assert main(["diagnose", well, sick]) == 3
+    out = capsys.readouterr().out
+    assert f"{well}: no findings in 10 steps; most rules need 20 steps" in out
+    assert f"{sick}: EntropyExploding since step" in out
+    main(["diagnose", well, sick, "-o", "json"])
+    assert [item["run"] for item in json.loads(capsys.readouterr().out)] == [sick]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"nothing", b"[1, 2]", b'{"step": 1}', b"[" * 100_000, b"a,b\n1,2"],
+)
+def test_a_file_without_steps_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    for name in ("run.json", "run.csv"):
+        (tmp_path / name).write_bytes(content)
+        assert main(["diagnose", str(tmp_path / name)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["diagnose", str(tmp_path / "absent")]) == 2
