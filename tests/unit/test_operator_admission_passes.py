@@ -168,11 +168,13 @@ async def test_a_verdict_is_for_one_generation(taken: int, verdict: Action) -> N
     assert await bench.action(changed) is None
 
 
-async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while() -> None:
+@pytest.mark.parametrize("set_back", [0, 3600])
+async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while(set_back: int) -> None:
     first, second = waiting(2)
     bench = Bench([first, second], cluster(8))
     await bench.news()
     bench.queue.release_denied(first)
+    bench.now -= set_back
     assert await bench.action(first) is None
     assert await bench.news() == [("j1", False)]
     assert await bench.action(second) is Action.COMMIT

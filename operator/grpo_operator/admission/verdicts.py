@@ -175,7 +175,10 @@ class Assumptions:
     def denial_pauses(self, now: float) -> dict[str, float]:
         """Return, by uid, the seconds for which a job takes no place because its commit was
         denied."""
+        # A clock that was set back makes no pause longer.
         self._denied_until = {
-            uid: until for uid, until in self._denied_until.items() if until > now
+            uid: min(until, now + DENIED_PAUSE)
+            for uid, until in self._denied_until.items()
+            if until > now
         }
         return {uid: until - now for uid, until in self._denied_until.items()}
