@@ -30,7 +30,7 @@ def begun(model: str = QWEN_7B, *groups: Any, **changes: Any) -> Run:
     "generation",
     [
         {"engine": "Auto"}, {"engine": "Colocated", "sleep": True}, {"engine": "Colocated",
-        "memoryShare": 0.3},
+        "memoryShare": 0.3}, {"engine": "Colocated", "sequencesAtATime": 3},
         {"engine": "Servers", "servers": {"replicas": 3}},
         {"engine": "Colocated", "engineArguments": {"maxNumSeqs": 5, "kvCacheDtype": "fp8",
         "enforceEager": True}},

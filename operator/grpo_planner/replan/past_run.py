@@ -6,6 +6,7 @@ differs a little from it.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import HOST, Learned
@@ -199,7 +200,7 @@ class Run:
         engine = self.plan.engine
         if engine is None or engine.kind == "Servers":
             return self.plan.generation_sub_batch or whole
-        return max(1, engine.max_sequences // engine.tensor_parallel)
+        return ceil(engine.max_sequences / engine.tensor_parallel)
 
     @cached_property
     def prediction(self) -> Prediction:
