@@ -1,4 +1,4 @@
-"""What is found in runs: every sick story within the half of what is lost, nothing in healthy ones."""
+"""What is found in runs: every sick story within half of what is lost, nothing in healthy ones."""
 
 import json
 import math

@@ -79,6 +79,12 @@ def test_a_users_labels_and_annotations_reach_the_pods_beside_ours() -> None:
     assert template["annotations"].keys() == {"note", "grpo.dev/plan"}
 
 
+def test_no_annotation_lifts_a_pod_above_the_restricted_standard() -> None:
+    profile = "container.apparmor.security.beta.kubernetes.io/trainer"
+    body = job(podTemplate={"metadata": {"annotations": {profile: "unconfined"}}})
+    assert body["spec"]["template"]["metadata"]["annotations"].keys() == {"grpo.dev/plan"}
+
+
 def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
     given = {"team": "a", "app.kubernetes.io/managed-by": "Helm"}
     found = make_job(labels=given, annotations={"example.com/cost": "42", "note": "job"})

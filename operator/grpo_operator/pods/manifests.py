@@ -33,6 +33,7 @@ from grpo_api.text.contract import (
 from grpo_kube.objects.resources import ObjectKey
 
 from ..records.names import (
+    APP_ARMOR,
     LABEL_APP,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,
@@ -202,9 +203,12 @@ def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
 
 def pod_annotations(attempt: Attempt) -> dict[str, str]:
     """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the
-    plan."""
+    plan. None of AppArmor's: they could lift a pod above the `restricted` standard."""
     plan = plan_json(training_plan(attempt))
-    template_annotations = attempt.spec.pod_template.metadata.annotations
+    annotations = attempt.spec.pod_template.metadata.annotations
+    template_annotations = {
+        key: value for key, value in annotations.items() if not key.startswith(APP_ARMOR)
+    }
     return {**attempt.annotations, **template_annotations, PLAN_ANNOTATION: plan}
 
 

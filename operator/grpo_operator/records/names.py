@@ -81,12 +81,9 @@ ANNOTATION_PAUSED = f"{GROUP}/paused"
 suspended."""
 
 NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", "job-name", "controller-uid")
-NOT_INHERITED_PREFIXES = (
-    f"{GROUP}/",
-    f"{KUEUE}/",
-    "batch.kubernetes.io/",
-    "container.apparmor.security.beta.kubernetes.io/",
-)
+APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/"
+"""Prefix of annotations that set a container's AppArmor profile."""
+NOT_INHERITED_PREFIXES = (f"{GROUP}/", f"{KUEUE}/", "batch.kubernetes.io/", APP_ARMOR)
 """Labels and annotations that mean something else on a Job or pod: kubectl's record of what was
 applied, Kueue's, which are for the Workload, those of the Job controller, which the API server
 refuses from others, AppArmor's, which could lift a pod above the `restricted` standard, and ours.
