@@ -5,6 +5,7 @@ These decide whether a run can lose work. The disk errors are real: a limit on f
 kernel.
 """
 
+import errno
 import os
 import resource
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,12 +22,12 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.keyword_arguments import Overrides
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.spec.training import ImportanceSamplingSpec
-from grpo_trainer.checkpoints import volume_checkpoints
+from grpo_trainer.checkpoints import hashing, volume_checkpoints
 from grpo_trainer.checkpoints.export import describe_export
 from grpo_trainer.checkpoints.hashing import damage, digests, list_files, records, split_into_parts
 from grpo_trainer.checkpoints.manifest import Manifest, identity, require_same_run
 from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
-from grpo_trainer.runtime.errors import BadInput, Preempted
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, Preempted
 from grpo_trainer.runtime.paths import MANIFEST
 from grpo_trainer.weights.model_files import Source
 from tests.support.ranks import runs
@@ -207,6 +208,22 @@ def test_nothing_undamaged_left_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"
     ):
+        choose(plan, {})
+
+
+def test_checkpoints_that_a_volume_does_not_give_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    save(plan, 10)
+    (save(plan, 20) / "model.safetensors").unlink()
+
+    def away(*_: object) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(hashing, "_digest", away)
+    with pytest.raises(DiskFailed, match=r"no checkpoint can be read .*Stale file handle"):
         choose(plan, {})
 
 

@@ -1,19 +1,24 @@
 """Models and adapters that can't be used as declared: a damaged tokenizer, an unknown kind, modules
 not there."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from peft import get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, dynamic_module_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.checkpoint import ExportSpec
 from grpo_trainer.preflight.model_checks import _load_config
-from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.model_files import Source
+from grpo_trainer.runtime.errors import BadInput, DiskFailed
+from grpo_trainer.weights import checkpoint_files
+from grpo_trainer.weights.checkpoint_files import open_weights
+from grpo_trainer.weights.model_files import Source, load_tokenizer
 from grpo_trainer.weights.models import LoadedModel, load_causal, load_policy
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder, export_model
@@ -63,6 +68,32 @@ def test_a_configuration_that_does_not_fit_is_rejected(
     if "vocab_size" not in change:
         with pytest.raises(BadInput, match=rf"config\.json .* can't be used: .*{problem}"):
             _load_config(source, remote_code=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
+        OSError(f"{os.strerror(errno.EIO)} (os error 5)"),  # as safetensors says it
+    ],
+)
+def test_a_model_on_a_volume_that_does_not_answer_may_be_good(
+    model: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    source = Source("own", model, "", "float32")
+    monkeypatch.setattr(checkpoint_files, "safe_open", away)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", away)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", away)
+    for read in (
+        lambda: open_weights(model),
+        lambda: load_causal(source, remote_code=False),
+        lambda: load_tokenizer(source, remote_code=False),
+    ):
+        with pytest.raises(DiskFailed, match=os.strerror(error.errno or errno.EIO)):
+            read()
 
 
 def test_shapes_that_do_not_fit_under_zero_3_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

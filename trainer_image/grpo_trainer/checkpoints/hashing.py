@@ -27,6 +27,8 @@ from .manifest import FileRecord
 
 CHUNK_BYTES = 64 * MIB
 """Bytes of a file under one hash; the last chunk of a file is shorter."""
+UNREADABLE = "can't be read"
+"""What is said of a file that the disk fails to give."""
 READ_BYTES = 2 * MIB
 """Bytes read at a time: few calls, and still in the processor's cache when they are hashed."""
 
@@ -210,5 +212,5 @@ def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
         if _digest(folder, part) != expected:
             return difference_message(part)
     except OSError as error:
-        return f"{part.name} can't be read: {error.strerror}"
+        return f"{part.name} {UNREADABLE}: {error.strerror}"
     return None

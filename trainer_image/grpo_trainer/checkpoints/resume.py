@@ -18,6 +18,7 @@ from ..runtime.errors import BadInput, DiskFailed, Diverged
 from ..runtime.paths import CHECKPOINTS
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from .checkpoint_target import CheckpointSource, CheckpointTarget
+from .hashing import UNREADABLE
 from .manifest import Manifest, require_continuable, require_same_run
 from .volume_checkpoints import read_manifest
 
@@ -95,6 +96,7 @@ def choose(
         Diverged: there are checkpoints but all are outdated.
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are
             damaged.
+        DiskFailed: a disk gives none of them.
     """
     # spec.resumeFrom is only where the run began: its own checkpoints have come further.
     if target and (checkpoints := target.list_checkpoints()):
@@ -175,8 +177,12 @@ def _newest_undamaged(
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
         if ranks.rank() == 0:
             log.warning(f"passed over a damaged checkpoint, {damaged[-1]}")
+    problems_of_all = "; ".join(damaged)
+    # They may be whole: a volume that is away for a moment must not end the run for good.
+    if UNREADABLE in problems_of_all:
+        raise DiskFailed(f"no checkpoint can be read ({problems_of_all})")
     raise BadInput(
-        f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0"
+        f"every checkpoint is damaged ({problems_of_all}); delete them to start again at step 0"
     )
 
 

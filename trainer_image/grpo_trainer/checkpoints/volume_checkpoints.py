@@ -45,7 +45,7 @@ from ..runtime.paths import (
     number_in_name,
 )
 from .checkpoint_target import CheckpointSource, CheckpointTarget
-from .hashing import damage, digests, list_files, records, share, split_into_parts
+from .hashing import UNREADABLE, damage, digests, list_files, records, share, split_into_parts
 from .manifest import OWNER, FileRecord, Manifest, Owner
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except OSError as error:
-        raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
+        raise BadInput(f"{checkpoint / MANIFEST} {UNREADABLE}: {error.strerror}") from error
     except ValidationError as error:
         raise BadInput(
             f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}"

@@ -35,7 +35,7 @@ from ..gang import rank0_task
 from ..hub.repositories import Hub, Repository, run_under_lease
 from ..hub.retry import passing_error
 from ..runtime.durable_files import sync_folder
-from ..runtime.errors import BadInput
+from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 
 Row = dict[str, Any]
 csv.field_size_limit(2**31 - 1)  # Python's own is 128 KiB, which a long prompt exceeds
@@ -144,6 +144,8 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
     try:
         file = FileTable(name, _parquet_table(path, most_rows))
     except (pa.ArrowInvalid, OSError) as error:
+        if is_volume_away(error):
+            raise DiskFailed(f"{name}: {error}") from error
         raise BadInput(f"{name} can't be read as Parquet: {error}; copy the file again") from error
     for column in file.table.column_names:
         try:

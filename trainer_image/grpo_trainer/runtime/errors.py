@@ -27,6 +27,9 @@ Our code raises one of these classes where it finds the problem. Errors of torch
 recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
+import errno
+import os
+
 from grpo_api.report.data_order import Generations
 from grpo_api.report.report import EngineCause, Result
 
@@ -40,6 +43,7 @@ _OUT_OF_MEMORY = (
 _DISK = ("(os error ", "inline_container.cc", "iostream error")
 """What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own
 raise OSError."""
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -185,6 +189,12 @@ def is_disk_error(error: Exception) -> bool:
     # Our own errors name their cause by their class; their text may quote a path or a disk's
     # message.
     return not isinstance(error, TrainingError) and _mentions(str(error), _DISK)
+
+
+def is_volume_away(error: Exception) -> bool:
+    """Whether an error tells that a volume did not answer, which says nothing of what is on it."""
+    # By its words: Rust's libraries and Arrow raise no errno.
+    return any(os.strerror(number) in str(error) for number in _AWAY)
 
 
 def classify_error(error: BaseException) -> tuple[Result, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 
-from ..runtime.errors import BadInput
+from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 
 if TYPE_CHECKING:
     import torch
@@ -160,6 +160,8 @@ def _keys(path: Path) -> list[str]:
             f"{path} is listed in {INDEX} but missing; copy the whole model again"
         ) from error
     except (SafetensorError, OSError, ValueError) as error:
+        if is_volume_away(error):
+            raise DiskFailed(f"{path}: {error}") from error
         raise BadInput(
             f"{path} can't be read ({error}); it is truncated or damaged, copy the model again"
         ) from error

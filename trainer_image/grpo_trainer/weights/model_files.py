@@ -18,7 +18,7 @@ from grpo_api.spec.model_config import position_count
 
 from ..gang import ranks
 from ..hub.repositories import Fetch, Hub, Repository, listed_files
-from ..runtime.errors import BadInput
+from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 from .checkpoint_files import (
     ADAPTER,
     INDEX,
@@ -144,6 +144,8 @@ def load_tokenizer(
         )
     # The tokenizers library raises anything at a damaged file.
     except Exception as error:
+        if is_volume_away(error):
+            raise DiskFailed(f"model {source.name}: {error}") from error
         raise BadInput(
             f"model {source.name} has no usable tokenizer: {type(error).__name__}: {error}; save "
             "it again beside the model"

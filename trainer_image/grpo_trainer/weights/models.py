@@ -42,7 +42,7 @@ from grpo_api.spec.rewards import ModelReward
 from grpo_api.spec.training import AdapterSpec
 
 from ..hub.repositories import Hub, Repository
-from ..runtime.errors import BadInput, TrainingError
+from ..runtime.errors import BadInput, DiskFailed, TrainingError, is_volume_away
 from .checkpoint_files import open_weights
 from .model_files import Source, architecture_of_config, load_tokenizer, locate_model
 from .proof import prove_weights
@@ -186,6 +186,7 @@ def load_causal(source: Source, remote_code: bool) -> PreTrainedModel:
 
     Raises:
         BadInput: incomplete, or no such model.
+        DiskFailed: its volume does not answer.
     """
     return without_dropout(_load(AutoModelForCausalLM, source, remote_code))
 
@@ -224,6 +225,8 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
+        if is_volume_away(error):
+            raise DiskFailed(f"model {source.name}: {error}") from error
         raise BadInput(
             f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
         ) from error
