@@ -2,7 +2,9 @@
 what it refuses."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_trainer.engine_pod.engine_http import EngineServer
+from grpo_trainer.engine_pod.hash_check import config_fingerprint
 from grpo_trainer.engine_pod.messages import (
     ATTEMPT_HEADER,
     Completion,
@@ -130,6 +133,26 @@ async def test_weights_come_in_are_proven_and_sampled_with(world: World) -> None
     answer = await world.client.generate(wanted(state.incarnation))
     assert [one.tokens for one in answer.completions] == [[5], [6]]
     assert (answer.version, answer.incarnation) == (3, state.incarnation)
+
+
+async def test_an_engine_with_another_configuration_is_refused(
+    world: World, tmp_path: Path
+) -> None:
+    sampler: Any = world.sampler
+    sampler.folder = tmp_path
+
+    def write(**changes: Any) -> str:
+        config = {"rms_norm_eps": 1e-6, "rope": {"theta": 1e4}, "transformers_version": "5.0"}
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        return config_fingerprint(tmp_path)
+
+    request = Learn(shapes=SHAPES, dtype="float32", config=write())
+    assert write(transformers_version="5.1") == request.config
+    await world.client.learn(request, PATIENCE)
+    for changes in ({"rms_norm_eps": 1e-5}, {"rope": {"theta": 1e6}}):
+        write(**changes)
+        with pytest.raises(WeightsLost, match=r"config\.json is another than rank 0's"):
+            await world.client.learn(request, PATIENCE)
 
 
 async def test_what_was_not_confirmed_is_not_sampled_with(world: World) -> None:

@@ -30,6 +30,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from .engine_metrics import EngineMetrics
+from .hash_check import config_fingerprint
 from .messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
@@ -128,6 +129,11 @@ class EngineServer:
         """By worker: for each tensor the slices of it that the worker holds, and why there is no
         proof, if so."""
         message = await _body(request, Learn)
+        if message.config and message.config != config_fingerprint(self._sampler.folder):
+            raise RequestRefused(
+                f"{self._sampler.folder}/config.json is another than rank 0's; compare the model's "
+                "files on the nodes, or set spec.model.revision"
+            )
         self._shapes = message.shapes
         # Learning overwrites the weights that were there.
         self._served.record_failure()

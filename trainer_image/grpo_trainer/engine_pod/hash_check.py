@@ -23,12 +23,15 @@ The second coefficients are products of two, one for the place in a block and on
 on CPUs the coefficients of places are made once per seed.
 """
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from .layout import Strided, source_part
 
@@ -44,6 +47,18 @@ _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 """Constants of splitmix64 (Steele, Lea and Flood, 2014), which draws the coefficients."""
+
+
+_SETTLED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache")
+"""Keys of a config.json that change nothing, or that the plan decides."""
+
+
+def config_fingerprint(folder: Path) -> str:
+    """32 hex digits over what the config.json of a model says of how it computes: epsilons, scales
+    and rotary bases are in no weight."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    read = {key: value for key, value in config.items() if key not in _SETTLED}
+    return xxhash.xxh3_128_hexdigest(json.dumps(read, sort_keys=True).encode())
 
 
 def new_seed() -> int:

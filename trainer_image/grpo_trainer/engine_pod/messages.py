@@ -58,6 +58,8 @@ class Learn(Model):
     """Shape of each of the trainer's tensors by name."""
     dtype: Literal["bfloat16", "float32"]
     """Type in which they will be sent."""
+    config: Annotated[str, Field(max_length=32)] = ""
+    """Fingerprint of rank 0's config.json; empty where it is not compared."""
 
 
 class Sync(Model):

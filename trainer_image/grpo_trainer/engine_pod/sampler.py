@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -41,6 +42,8 @@ class Sampler:
             Exception: whatever vLLM raises at a model or a setting that it can't use.
         """
         self.load = load = Load()
+        self.folder = Path(settings["model"])
+        """Where its configuration is."""
 
         class KeepLoad(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by the type checker
             """Keeps the newest numbers of vLLM's scheduler."""

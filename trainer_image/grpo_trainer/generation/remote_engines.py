@@ -18,7 +18,7 @@ from torch import nn
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.text.clock import Clock
 
-from ..engine_pod.hash_check import new_seed
+from ..engine_pod.hash_check import config_fingerprint, new_seed
 from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
 from ..engine_pod.vllm_arguments import engine_dtype
@@ -51,6 +51,7 @@ class EnginesMain:
         self._clock = clock
         self._addresses = plan.engines
         self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
+        self._config = config_fingerprint(setup.folder)
         # A wait for engines must end with its own error before the watchdog calls it a hang.
         self._limit = min(
             float(plan.guard.weight_sync_timeout_seconds),
@@ -236,7 +237,8 @@ class EnginesMain:
         return self._lanes[incarnation]
 
     def _learn_layout(self, lane: Lane) -> None:
-        message = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
+        dtype = engine_dtype(self._setup.plan.execution)
+        message = Learn(shapes=self._shapes, dtype=dtype, config=self._config)
         workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
         if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
             raise unprovable_error(problems, self._setup.plan.generation)
