@@ -27,9 +27,6 @@ Our code raises one of these classes where it finds the problem. Errors of torch
 recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
-import errno
-import os
-
 from grpo_api.report.data_order import Generations
 from grpo_api.report.report import EngineCause, Result
 
@@ -43,7 +40,14 @@ _OUT_OF_MEMORY = (
 _DISK = ("(os error ", "inline_container.cc", "iostream error")
 """What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own
 raise OSError."""
-_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+_AWAY = (
+    "Input/output error",
+    "Stale file handle",
+    "Connection timed out",
+    "Transport endpoint is not connected",
+)
+"""What the C library says of a network file system that fails: Rust's libraries and Arrow raise no
+errno."""
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -193,8 +197,7 @@ def is_disk_error(error: Exception) -> bool:
 
 def is_volume_away(error: Exception) -> bool:
     """Whether an error tells that a volume did not answer, which says nothing of what is on it."""
-    # By its words: Rust's libraries and Arrow raise no errno.
-    return any(os.strerror(number) in str(error) for number in _AWAY)
+    return _mentions(str(error), _AWAY)
 
 
 def classify_error(error: BaseException) -> tuple[Result, str]:
