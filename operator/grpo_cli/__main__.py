@@ -7,18 +7,20 @@ nothing.
 """
 
 import argparse
+import errno
 import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_api.text.messages import printable_text
 
 from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
-from .show.errors import CliError
+from .show.errors import ENDED_BADLY, CliError
 
 
 class Command(NamedTuple):
@@ -60,27 +62,46 @@ COMMANDS = {
         "check an exported model against its provenance, and say what it was made of"
     ),
 }
-INTERRUPTED = 130
-"""Exit code that shells give a program which SIGINT has ended."""
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""Exit codes that shells give a program which SIGINT or SIGPIPE has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit code, that of its CliError, or 130 after Ctrl-C."""
+    """Runs one command. Returns its exit code, that of its CliError, 130 after Ctrl-C, or 141 where
+    nobody reads its output any more."""
+    if sys.stdout is None:  # closed by `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # to the end
     # Looking for plug-ins of pydantic reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if is_completion():
         complete_words(command_parser(words_to_complete()))
-    with _without_garbage_collection():
-        options = command_parser().parse_args(arguments)
     try:
+        with _without_garbage_collection():
+            options = command_parser().parse_args(arguments)
         code: int = options.run(options)
+        sys.stdout.flush()
     except CliError as error:
         for problem in error.problems:
             print(f"grpo: {printable_text(problem)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        return _end_output(error)
     return code
+
+
+def _end_output(error: OSError) -> int:
+    """Return the exit code after a closed pipe or a full disk, to which Python would otherwise
+    write once more at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return PIPE_CLOSED
+    print(f"grpo: {error.strerror}", file=sys.stderr)
+    return ENDED_BADLY
 
 
 @contextmanager

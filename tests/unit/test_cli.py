@@ -318,11 +318,20 @@ def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
 
 @pytest.mark.realtime
 def test_without_kubectl_the_command_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("KUBECTL", "no-such-kubectl")
-    assert main(["status", "a"]) == 4
-    assert "install kubectl or set KUBECTL" in capsys.readouterr().err
+    log = "E1127 14:38:42.868205   13794 memcache.go:265] connection refused\n"
+    (tmp_path / "kubectl.py").write_text(f"raise SystemExit({f'{log}{log}refused'!r})")
+    (tmp_path / "silent.py").write_text("raise SystemExit(3)")
+    for program, says in {
+        "no-such-kubectl": "no-such-kubectl: .*; install kubectl or set KUBECTL to it",
+        "'kubectl": "KUBECTL is no command line: No closing quotation",
+        f"{sys.executable} {tmp_path}/kubectl.py": "refused",
+        f"{sys.executable} {tmp_path}/silent.py": ".* ended with exit code 3",
+    }.items():
+        monkeypatch.setenv("KUBECTL", program)
+        assert main(["status", "a"]) == 4
+        assert re.fullmatch(f"grpo: {says}\n", capsys.readouterr().err)
 
 
 NEWER = job("a", CPU) | {

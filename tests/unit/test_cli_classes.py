@@ -52,6 +52,8 @@ def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
     file.write_text(yaml.safe_dump(job_class("other", {})))
     assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2
     assert "has no GRPOJobClass h100-rdma" in capsys.readouterr().err
+    assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(alone)]) == 2
+    assert "job.yaml holds no GRPOJobClass" in capsys.readouterr().err
 
 
 def test_a_change_that_the_class_refuses_is_no_plan(

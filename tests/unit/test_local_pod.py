@@ -232,6 +232,18 @@ def test_of_two_runs_of_a_name_that_start_at_once_one_is_refused(
         local_runs.LocalRuns(tmp_path).create(Job({"name": "tiny"}, parse_spec(changed({}))))
 
 
+def test_a_folder_that_can_not_be_made_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
+    monkeypatch.setattr(local_runs, "_require_memory", lambda *_: None)
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="tiny can't be made: Not a directory; choose another"):
+        local_runs.LocalRuns(tmp_path / "file").create(
+            Job({"name": "tiny"}, parse_spec(changed({})))
+        )
+
+
 def test_a_step_is_a_line_of_the_numbers_that_it_has() -> None:
     row = {"step": 3, "kl": 0.00123456, "reward": 0.5, "loss": "nan", "other": 1}
     assert step_line(row) == "step 3  reward 0.5  kl 0.001235"

@@ -7,6 +7,7 @@ kubectl's business. The environment variable KUBECTL names another program, or o
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 RESOURCE = f"{PLURAL}.{GROUP}"
 """GRPOJobs, by the name that no other kind has."""
+_LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:.*\n?", re.MULTILINE)
 STREAM_BYTES = 2**20
 """Most bytes of a stream that are taken at a time."""
 
@@ -42,8 +44,15 @@ def add_namespace(parser: ArgumentParser) -> None:
 
 
 def command(options: Namespace, *arguments: str) -> list[str]:
-    """kubectl's command line."""
-    line = shlex.split(os.environ.get("KUBECTL", "kubectl"))
+    """kubectl's command line.
+
+    Raises:
+        KubectlError: the variable KUBECTL is no command line.
+    """
+    try:
+        line = shlex.split(os.environ.get("KUBECTL") or "kubectl")
+    except ValueError as error:
+        raise KubectlError(f"KUBECTL is no command line: {error}") from error
     line += [f"--context={options.context}"] if options.context not in (None, ".") else []
     line += [f"--namespace={options.namespace}"] if options.namespace else []
     return [*line, *arguments]
@@ -143,8 +152,8 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
                 raise
         if process.returncode:
             errors.seek(0)
-            message = errors.read().decode(errors="replace").strip()
-            raise KubectlError(message or f"{line[0]}: {process.returncode}")
+            text = errors.read().decode(errors="replace")
+            raise KubectlError(_failure_message(line[0], text, process.returncode))
 
 
 def _start_process(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -170,8 +179,15 @@ def _run(line: list[str], stdin: str | None = None) -> str:
     except OSError as error:
         raise _missing_program_error(line[0], error) from error
     if completed_process.returncode:
-        raise KubectlExitError(completed_process.stderr.strip())
+        raise KubectlExitError(
+            _failure_message(line[0], completed_process.stderr, completed_process.returncode)
+        )
     return completed_process.stdout
+
+
+def _failure_message(program: str, stderr: str, exit_code: int) -> str:
+    """What kubectl says of its failure, without the lines of its log before."""
+    return _LOG_LINE.sub("", stderr).strip() or f"{program} ended with exit code {exit_code}"
 
 
 def _missing_program_error(program: str, error: OSError) -> KubectlError:

@@ -324,8 +324,9 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
     path = Path(options.to) if options.to else None
     if options.output == "png":
         path = path or Path(f"{name.replace('/', '-')}.png")
-        print(path, file=sys.stderr)
     write_figure(draw_memory(plan), options.output, path)
+    if options.output == "png":
+        print(path, file=sys.stderr)
 
 
 SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")

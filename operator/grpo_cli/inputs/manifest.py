@@ -115,9 +115,12 @@ def load_classes(file: str) -> list[dict[str, Any]]:
     """The GRPOJobClasses of a YAML or JSON file.
 
     Raises:
-        ManifestError: no such file, or no YAML.
+        ManifestError: no such file, no YAML, or no GRPOJobClass in it.
     """
-    return _classes_of(_documents_of(file))
+    classes = _classes_of(_documents_of(file))
+    if not classes:
+        raise ManifestError(f"{file} holds no {CLASS_KIND}")
+    return classes
 
 
 def _classes_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -168,6 +168,10 @@ class LocalRuns:
                 f"metadata.name is {name}, and {home} is there already; choose another name or "
                 "folder, delete that run, or remove what is left of a start that failed"
             ) from error
+        except OSError as error:
+            raise OptionError(
+                f"{home} can't be made: {error.strerror}; choose another folder"
+            ) from error
         self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)

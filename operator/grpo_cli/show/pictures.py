@@ -49,7 +49,7 @@ def write_figure(figure: Any, kind: Literal["svg", "png"], path: Path | None) ->
     try:
         path.write_bytes(picture.getvalue())
     except OSError as error:
-        raise OptionError(f"the picture can't be written: {error}") from error
+        raise OptionError(f"{path} can't be written: {error.strerror}") from error
 
 
 def draw_memory(plan: ExecutionPlan) -> Any:
