@@ -4,8 +4,11 @@ from its files.
 test_reference_gang.py injects the same kinds of fault into several ranks.
 """
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -21,9 +24,9 @@ from transformers import (
 
 from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.runtime.errors import BadInput, WeightsDiffer
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, WeightsDiffer
 from grpo_trainer.weights import model_files, models
-from grpo_trainer.weights.checkpoint_files import open_weights
+from grpo_trainer.weights.checkpoint_files import WeightFiles, open_weights
 from grpo_trainer.weights.parameters import fingerprint, is_bitwise_equal
 from grpo_trainer.weights.proof import Proof, prove_equal, prove_weights
 from tests.support.ranks import demo_model
@@ -208,6 +211,19 @@ def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> 
             prove_weights(wrapped, files, "policy")
         with pytest.raises(WeightsDiffer, match=r"adapter: parameter .*lora_A"):
             prove_weights(wrapped, adapter, "adapter", adapter_only=True)
+
+
+def test_a_file_that_its_volume_does_not_give_says_nothing_of_the_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder)
+
+    def away(*_: object) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(WeightFiles, "read", away)
+    with pytest.raises(DiskFailed, match=r"policy: parameter .*: the file can't be read .*Stale"):
+        proof(model, folder)
 
 
 def test_ranks_are_compared_without_a_file(folder: Path) -> None:

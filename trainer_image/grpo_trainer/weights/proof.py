@@ -26,7 +26,7 @@ from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from ..gang import ranks
-from ..runtime.errors import DriftedApart, WeightsDiffer
+from ..runtime.errors import DiskFailed, DriftedApart, WeightsDiffer, is_volume_away
 from .checkpoint_files import WeightFiles
 from .parameters import (
     Share,
@@ -79,6 +79,8 @@ class _Finding:
     """First parameter that is not as in the file; empty if all are."""
     expected: str = ""
     """What the file has instead, in words."""
+    is_unread: bool = False
+    """Whether its volume did not answer instead."""
     bytes: int = 0
     """Bytes looked at."""
 
@@ -102,6 +104,7 @@ def prove_weights(
     Raises:
         WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the
             ranks and fingerprints.
+        DiskFailed: the same, of a volume that does not answer.
     """
     start = time.perf_counter()
     keys = tensor_keys(model, files.shapes)
@@ -197,6 +200,7 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
                 )
         except (SafetensorError, OSError, KeyError) as error:
             finding.different, finding.expected = name, f"can't be read ({error!r})"
+            finding.is_unread = is_volume_away(error)
 
 
 def _slice_pairs(
@@ -239,8 +243,11 @@ def _judge(findings: list[_Finding], what: str) -> None:
     wrong = [number for number, finding in enumerate(findings) if finding.different]
     if wrong:
         first = findings[wrong[0]]
+        place = f"{what}: parameter {first.different} on {ranks.rank_names(wrong)}"
+        if first.is_unread:
+            raise DiskFailed(f"{place}: the file {first.expected}")
         raise WeightsDiffer(
-            f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the "
+            f"{place} is not the "
             f"checkpoint's: it has fingerprint {first.fingerprints[first.different]}, the file "
             f"{first.expected}. Compare the model's files on the nodes"
         )
