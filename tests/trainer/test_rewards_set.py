@@ -74,6 +74,9 @@ def test_files_and_tokens_are_found_by_position(
     (judge,) = rewards_of({"http": {"url": "http://judge/"}}).functions
     assert isinstance(judge, HTTPFunction)
     assert judge._headers == {"Authorization": "Bearer s3cret"}
+    monkeypatch.setenv(reward_token_env(0), "s3\ncret")
+    with pytest.raises(BadInput, match=r"reward 'http': the token .*store it as one line"):
+        rewards_of({"http": {"url": "http://judge/"}})
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,14 @@ class HTTPFunction:
         `on_wait` is called with the reason why the service is asked again.
 
         Raises:
-            BadInput: the URL has no host, or a port that can't be.
+            BadInput: the URL has no host, or a port that can't be; the token is of several lines.
         """
         self.__name__ = name
+        if token and not token.isprintable():
+            raise BadInput(
+                f"reward {name!r}: the token in the Secret of http.tokenSecretRef has a line break "
+                "or another control character, which no header can have; store it as one line"
+            )
         self._spec = spec
         self._counters = counters
         self._on_wait = on_wait
