@@ -2,9 +2,12 @@
 does."""
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned, MeasuredLinks
 from grpo_api.plan.plan import ExecutionPlan
@@ -13,9 +16,10 @@ from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.catalogue import lookup_shape as model
 from grpo_planner.plan import plan_job
-from grpo_planner.time.sampling import decoded_parameters
+from grpo_planner.time.sampling import decoded_parameters, transformers_seconds
 from grpo_planner.time.step_time import StepTime, step_time
 from grpo_planner.time.training import LINK_EFFICIENCY
+from tests.generated import cases
 from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
 MOE = "Qwen/Qwen3-30B-A3B"
@@ -186,3 +190,31 @@ def test_an_engine_that_is_compared_with_costs_the_policy_a_pass(product: str) -
     assert alone.memory is not None
     assert compared.memory.phases.reference > 0
     assert (compared.estimated_step_seconds or 0) > 1.05 * (alone.estimated_step_seconds or 0)
+
+
+@settings(max_examples=cases(200, gate=20))
+@given(
+    st.sampled_from([QWEN_7B, MOE, LLAMA_1B]),
+    st.sampled_from([H100, L4]),
+    st.integers(1, 4000),
+    st.integers(1, 2000),
+    st.sampled_from([(1, 64), (60, 64), (300, 1024), (20000, 20000)]),
+)
+def test_no_batch_is_faster_than_the_bound_of_a_range_of_sizes(
+    name: str, product: str, whole: int, prompt: int, lengths: tuple[int, int]
+) -> None:
+    """generate() on `whole` completions in calls of one size, against the bound of all sizes."""
+    shape, hardware = model(name), lookup_product(product)
+    assert shape is not None
+    expected, limit = lengths
+    setup = replace(SETUP, prompt=prompt, completion=limit, expected=expected)
+    sizes = sorted({ceil(whole / rounds) for rounds in (1, 2, 3, 7, 30, 500)})
+    times = [
+        transformers_seconds(
+            shape, replace(setup, generation_batch=size), hardware, ceil(whole / size)
+        )
+        for size in sizes
+    ]
+    largest = replace(setup, generation_batch=sizes[-1])
+    bound = transformers_seconds(shape, largest, hardware, 1, smallest=sizes[0])
+    assert bound <= min(times) * (1 + 1e-9)

@@ -1,7 +1,8 @@
 """Defines Extent (a method in one place) and Site (a place with all such methods), and bounds their
 step times. The search skips what cannot win."""
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -11,7 +12,7 @@ from ..hardware.pools import Place, Pool
 from ..hardware.products import Product
 from ..memory.setup import Engine, Precision, Setup, ZeroStage
 from ..time.measured_runs import StepCorrection, sampler_of
-from ..time.sampling import generation_seconds
+from ..time.sampling import generation_seconds, transformers_seconds
 from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
 from ..time.training import TrainingTime
 from .demand import Demand
@@ -19,10 +20,6 @@ from .engines import Engines
 from .footprints import Footprints, Variants
 from .methods import Method
 from .option import CROWDED, SHARES, Option, Score
-
-SLOWER = 1.5
-"""By how much slower a generation batch is when no smaller one can be the fastest. Rounding makes
-the times of neighbours uneven: five completions take six places in rounds of three."""
 
 
 @dataclass(eq=False)
@@ -116,6 +113,13 @@ class Entry(NamedTuple):
     candidate: Candidate
 
 
+class BatchTime(NamedTuple):
+    """Seconds of sampling by calls of generate of a size."""
+
+    seconds: float
+    size: int
+
+
 class Times:
     """Step times of one demand on the places of a search, each worked out once."""
 
@@ -125,7 +129,7 @@ class Times:
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._generations: dict[tuple[object, ...], float] = {}
         self._least_sampling: dict[tuple[object, ...], float] = {}
-        self._faster_batches: dict[tuple[object, ...], dict[int, float]] = {}
+        self._fastest_batches: dict[tuple[object, ...], BatchTime] = {}
 
     def step(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
         """Time of one step."""
@@ -205,13 +209,13 @@ class Times:
             stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
             by_gpus = {_sort_of(engine): engine for engine in stand_in.candidates}
-            every_variants = map(stand_in.variants_with, by_gpus.values())
-            seconds = (
-                self.least_sampling(stand_in, variants) + self._comparison(stand_in, variants)
-                for variants in every_variants
-            )
             # There may be no room for the only engine that is allowed.
-            self._least_sampling[key] = min(seconds, default=inf)
+            least = inf
+            for variants in map(stand_in.variants_with, by_gpus.values()):
+                comparison = self._comparison(stand_in, variants)
+                seconds = self.least_sampling(stand_in, variants, least - comparison)
+                least = min(least, seconds + comparison)
+            self._least_sampling[key] = least
         return self._least_sampling[key]
 
     def _comparison(self, extent: Extent, variants: Variants) -> float:
@@ -221,37 +225,61 @@ class Times:
         with_engine, _ = variants.quickest
         return sum(self.training(extent, with_engine)) - self.least_training(extent)
 
-    def least_sampling(self, extent: Extent, variants: Variants) -> float:
-        """Seconds of sampling with an engine at the fastest settings, whether or not they fit."""
+    def least_sampling(self, extent: Extent, variants: Variants, most: float = inf) -> float:
+        """Seconds of sampling with an engine at the fastest settings, whether or not they fit;
+        `most` will do where they are no fewer."""
         setup, calls = variants.quickest
-        faster = self.faster_batches(extent, variants, setup)
-        return min(faster.values(), default=sum(self.sampling(extent, setup, calls)))
+        if variants.engine:
+            return sum(self.sampling(extent, setup, calls))
+        return self.fastest_batch(extent, variants, setup, most).seconds
 
-    def faster_batches(
-        self, extent: Extent, variants: Variants, setup: Setup
-    ) -> Mapping[int, float]:
-        """Return the generation batches below that of a setup that sample faster than all larger
-        ones, with their seconds.
+    def fastest_batch(
+        self, extent: Extent, variants: Variants, setup: Setup, most: float = inf
+    ) -> BatchTime:
+        """Return the generation batch that samples fastest without an engine, up to that of a
+        setup; a size of 0 and `most` where none takes less than that.
 
         generate() decodes until the longest completion of its batch has ended, and the longest of
         few is shorter. Where caches cost more traffic than the weights, as with long completions,
-        two calls may take less time than one. An engine starts the next completion at once.
+        two calls may take less time than one.
+
+        Ranges of sizes wait in the order of a lower bound of their seconds. Once that has reached
+        the least seconds found, no size that waits is faster.
         """
-        if variants.engine is not None:
-            return {}
         key = _sampling_key(extent, setup)
-        faster = self._faster_batches.get(key)
-        if faster is None:
-            faster = self._faster_batches[key] = {}
-            least = sum(self.sampling(extent, setup, variants.calls(setup)))
-            for smaller in variants.fewer_at_a_time(setup):
-                seconds = sum(self.sampling(extent, smaller, variants.calls(smaller)))
-                if seconds < least:
-                    least = faster[smaller.generation_batch] = seconds
-                elif seconds >= SLOWER * least:
-                    # The weights are read in every call, so that more calls take even longer.
-                    break
-        return faster
+        if key in self._fastest_batches:
+            return self._fastest_batches[key]
+        whole = sum(self.sampling(extent, setup, variants.calls(setup)))
+        fastest = min(BatchTime(most, 0), BatchTime(whole, setup.generation_batch))
+        smaller = variants.smaller_batches(setup)
+        waiting = [(0.0, smaller)] if smaller else []
+        while waiting and waiting[0][0] < fastest.seconds:
+            _, sizes = heapq.heappop(waiting)
+            largest = variants.with_batch(setup, sizes[0])
+            if len(sizes) == 1:
+                seconds = sum(self.sampling(extent, largest, variants.calls(largest)))
+                fastest = min(fastest, BatchTime(seconds, sizes[0]))
+                continue
+            middle = len(sizes) // 2
+            for part in (sizes[:middle], sizes[middle:]):
+                least = self._least_of_batches(extent, variants, setup, part)
+                heapq.heappush(waiting, (least, part))
+        if fastest.size:
+            self._fastest_batches[key] = fastest
+        return fastest
+
+    def _least_of_batches(
+        self, extent: Extent, variants: Variants, setup: Setup, sizes: tuple[int, ...]
+    ) -> float:
+        """Less than the seconds of sampling by generation batches of any of these sizes, largest
+        first."""
+        largest = variants.with_batch(setup, sizes[0])
+        calls = variants.full_calls(largest)
+        hardware = extent.place.pool.hardware
+        generation = transformers_seconds(
+            self._demand.shape, largest, hardware, calls, smallest=sizes[-1]
+        )
+        return sum(self._sampling_time(extent, largest, calls, generation))
 
     def fitting_training(self, extent: Extent, variants: Variants) -> list[tuple[float, float]]:
         """For each share of a GPU that is weighed: the least seconds of training beside an engine
@@ -280,13 +308,25 @@ class Times:
             server_pool = self.servers(place, setup.engine)
             sampler = server_pool.hardware if server_pool else place.pool.hardware
             generation = self._generation(extent, setup, calls, sampler)
-            hardware = place.pool.hardware
-            time = sampling_time(
-                self._demand.shape, setup, hardware, place.nodes, calls, generation=generation
-            )
-            corrected_time = time.as_measured(self._correction(place, setup.engine, server_pool))
+            corrected_time = self._sampling_time(extent, setup, calls, generation, server_pool)
             self._sampling[key] = corrected_time
         return corrected_time
+
+    def _sampling_time(
+        self,
+        extent: Extent,
+        setup: Setup,
+        calls: float,
+        generation: float,
+        server_pool: Pool | None = None,
+    ) -> SamplingTime:
+        """The same of a generation that takes so long."""
+        place = extent.place
+        time = sampling_time(
+            self._demand.shape, setup, place.pool.hardware, place.nodes, calls,
+            generation=generation,
+        )  # fmt: skip
+        return time.as_measured(self._correction(place, setup.engine, server_pool))
 
     def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
         """Seconds of generating on `sampler`, which an engine's sleep and base do not change, nor

@@ -111,13 +111,15 @@ class Variants:
         setup = self._setup(self._knobs.fastest, self.engine)
         return setup, self.calls(setup)
 
-    def fewer_at_a_time(self, setup: Setup) -> Iterator[Setup]:
-        """Yield the setup with each smaller generation batch, the largest first. They fit wherever
-        the setup fits."""
-        for size in self._knobs.generation_batch:
-            if size < setup.generation_batch:
-                settings = (setup.gather, size, setup.checkpointing, setup.micro_batch)
-                yield self._setup(settings, self.engine)
+    def smaller_batches(self, setup: Setup) -> tuple[int, ...]:
+        """Generation batches below that of a setup, largest first. They fit wherever it fits."""
+        sizes = self._knobs.generation_batch
+        return sizes[bisect_left(sizes, True, key=lambda size: size < setup.generation_batch) :]
+
+    def with_batch(self, setup: Setup, generation_batch: int) -> Setup:
+        """A setup with another generation batch."""
+        settings = (setup.gather, generation_batch, setup.checkpointing, setup.micro_batch)
+        return self._setup(settings, self.engine)
 
     def footprint_of(self, setup: Setup, generation_batch: int) -> Footprint:
         """The variant with the settings of a setup, but for its generation batch."""
@@ -323,6 +325,10 @@ class Variants:
     def calls(self, setup: Setup) -> float:
         """Calls of generate per optimizer step."""
         return generate_calls(self._demand.spec, setup)
+
+    def full_calls(self, setup: Setup) -> float:
+        """The same where a last call that is not full counts as a part of one."""
+        return self._whole / setup.generation_batch / self._demand.updates_per_generation
 
     def _setup(self, settings: Settings, engine: Engine | None) -> Setup:
         spec, method = self._demand.spec, self._method

@@ -362,7 +362,11 @@ class Search:
         for footprint in footprints.values():
             yield self._option(extent, variants, footprint)
             setup = footprint.setup
-            for size in self._times.faster_batches(extent, variants, setup):
+            if variants.engine:
+                continue
+            # A smaller batch takes less, so that only the fastest may be better.
+            _, size = self._times.fastest_batch(extent, variants, setup)
+            if size < setup.generation_batch:
                 yield self._option(extent, variants, variants.footprint_of(setup, size))
 
     def _roomy_extents(

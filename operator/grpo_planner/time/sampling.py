@@ -52,7 +52,13 @@ def generation_seconds(
 
 
 def transformers_seconds(
-    shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants
+    shape: Shape,
+    setup: Setup,
+    hardware: Product,
+    calls: float,
+    constants: Constants = FITTED,
+    *,
+    smallest: int | None = None,
 ) -> float:
     """`calls` calls of generate: the prompts' pass; then each token reads weights and moves the
     cache, or waits for launches, until the longest completion has ended.
@@ -60,15 +66,23 @@ def transformers_seconds(
     DynamicCache concatenates keys and values for every token, so the cache is read once and copied
     twice. Where several heads share a key, attention writes and reads it once more for each of them
     (repeat_kv). Both counted on meta tensors, transformers 5.23.
+
+    With `smallest` it is a lower bound for as many completions in batches of any size from that to
+    the setup's: the longest of fewer is shorter, and their caches take less, but a call that is
+    shared by fewer costs each of them more. For prefill and tokens per completion fall with the
+    size, as a pass has a fixed part, and the longest of n is concave in n and 0 for n = 0.
     """
     sequences = setup.generation_batch
-    tokens = longest(setup.mean_completion, setup.completion, constants.runaway, sequences)
+    mean, limit, runaway = setup.mean_completion, setup.completion, constants.runaway
+    tokens = longest(mean, limit, runaway, sequences)
+    least = sequences if smallest is None else smallest
+    cached_tokens = longest(mean, limit, runaway, least)
     prompt = setup.padded_prompt
-    mean_cached_tokens = prompt + tokens / 2
+    mean_cached_tokens = (prompt + cached_tokens / 2) * (cached_tokens / tokens)
     cache = sequences * mean_cached_tokens * 2 * shape.layers * shape.key_value * setup.weight_bytes
     repeats = shape.heads // shape.kv_heads
     moves = 3 + (2 * repeats if repeats > 1 else 0)
-    traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + moves * cache
+    traffic = decoded_parameters(shape, least) * setup.compute_bytes + moves * cache
     bytes_per_second = hardware.bandwidth * GIGA * MEMORY_EFFICIENCY
     token = max(traffic / bytes_per_second, shape.layers * LAUNCH_SECONDS)
     prefill = pass_seconds(shape, hardware, sequences * prompt, prompt, constants)
