@@ -172,7 +172,7 @@ class Pool:
             fitting = [
                 (room.memory, count)
                 for room, count in self.rooms
-                if room.has_room_for(per_node, cores)
+                if room.gpus >= per_node and room.cpu >= cores
             ]
             fitting.sort(reverse=True)
             sizes = [size for size, _ in fitting]

@@ -15,6 +15,8 @@ Precision = Literal["bfloat16", "mixed", "float32"]
 """bfloat16: weights and activations. mixed: float32 weights under bfloat16 autocast (TRL's
 default). float32: no bfloat16 at all, for GPUs without it and for CPUs. LoRA under bfloat16 has
 float32 adapters and autocast."""
+PRECISIONS: tuple[Precision, ...] = ("bfloat16", "mixed", "float32")
+"""The narrowest first."""
 
 Strategy = Literal["Clone", "Adapter", "Sharded", "Offload", "None"]
 
@@ -55,6 +57,10 @@ class Engine:
     syncs: float = 1.0
     """How often it is sent the weights per optimizer step; below 1 where one generation feeds
     several."""
+
+    def __hash__(self) -> int:
+        # The engines of one job differ in little else, and a search asks for them all the time.
+        return hash((self.kind, self.tensor_parallel, self.sleeps, self.offloads_base))
 
 
 @dataclass(frozen=True, kw_only=True)

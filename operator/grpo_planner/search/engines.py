@@ -132,6 +132,7 @@ class Engines:
         trainer's product."""
         self._demand, self._others = demand, others
         self._known: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
+        self._bytes: dict[tuple[int, Precision], int] = {}
 
     @cached_property
     def why_none(self) -> str:
@@ -150,7 +151,7 @@ class Engines:
             self._demand.spec.generation.servers
         )
 
-    @property
+    @cached_property
     def may_have_own_gpus(self) -> bool:
         """True if engines may have GPUs beside the trainer's."""
         return self._asks_servers or self.has_declared_servers
@@ -166,13 +167,16 @@ class Engines:
             return (None,)
         # A share and servers depend on a pool's bytes and nodes. All other engines depend only on
         # the GPUs per node, so pools of many products share them.
-        pinned = self._demand.spec.generation.memory_share
-        by_pool = pinned or self.may_have_own_gpus
-        pool = place.pool if by_pool else None
-        key = (place.per_node, precision, pool, place.nodes, may_offload_base)
+        pool = place.pool if self._depend_on_pool else None
+        nodes = place.nodes if pool else 0
+        key = (place.per_node, precision, pool, nodes, may_offload_base)
         if key not in self._known:
             self._known[key] = tuple(self._candidates(place, precision, may_offload_base))
         return self._known[key]
+
+    @cached_property
+    def _depend_on_pool(self) -> bool:
+        return bool(self._demand.spec.generation.memory_share) or self.may_have_own_gpus
 
     def _candidates(
         self, place: Place, precision: Precision, may_offload_base: bool
@@ -261,6 +265,16 @@ class Engines:
     @property
     def _server_spec(self) -> EngineServersSpec:
         return self._demand.spec.generation.servers or EngineServersSpec()
+
+    def has_room(self, engine: Engine, place: Place, precision: Precision) -> bool:
+        """True if a GPU of a place has room for an engine and nothing else."""
+        if engine.kind == "Servers" or engine.share:
+            return True
+        key = (engine.tensor_parallel, precision)
+        if key not in self._bytes:
+            setup = self._single_completion_setup(engine, precision)
+            self._bytes[key] = terms.awake_bytes(self._demand.shape, setup)
+        return self._bytes[key] <= place.pool.usable_bytes
 
     def _completion_capacity(self, engine: Engine, precision: Precision, share: int) -> int:
         return terms.cached_completions(

@@ -1,25 +1,30 @@
-"""Defines Extent (a method in one place) and Site (a place with all such methods), and bounds their
-step times. The search skips what cannot win."""
+"""Extents: which methods may run in which places of the pools, before any time is looked at.
 
-import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+A place is a number of GPUs on a number of nodes. A site is a place with all methods that may have
+room there, and an extent is a method in one place.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, product
 from math import inf
 from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
-from ..hardware.products import Product
-from ..memory.setup import Engine, Precision, Setup, ZeroStage
-from ..time.measured_runs import StepCorrection, sampler_of
-from ..time.sampling import generation_seconds, transformers_seconds
-from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
+from ..memory.host import ENGINE_PROCESS
+from ..memory.setup import PRECISIONS, Engine, Precision, ZeroStage
 from ..time.training import TrainingTime
-from .demand import Demand
+from .batch import whole_node_gpus
 from .engines import Engines
-from .footprints import Footprints, Variants
+from .footprints import Family, Footprints, Update, Variants
 from .methods import Method
-from .option import CROWDED, SHARES, Option, Score
+from .option import SHARES, Option, Score, place_risk
+
+WHOLE_NODES = 16
+"""GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
+SPACING = 1.25
+"""Least ratio of two extents past WHOLE_NODES."""
 
 
 @dataclass(eq=False)
@@ -52,6 +57,15 @@ class Extent:
         )
 
     @cached_property
+    def engines_with_room(self) -> list[Engine | None]:
+        """Those of them that a GPU has room for; None for Transformers."""
+        return [
+            engine
+            for engine in self.candidates
+            if engine is None or self.engines.has_room(engine, self.place, self.precision)
+        ]
+
+    @cached_property
     def variants(self) -> tuple[Variants, ...]:
         """The variants of this extent with each engine that may sample."""
         return tuple(map(self.variants_with, self.candidates))
@@ -63,12 +77,28 @@ class Extent:
 
     def variants_with(self, engine: Engine | None) -> Variants:
         """The variants of this extent with one engine."""
-        return self.footprints.variants(self.place.world, self.method, self.precision, engine)
+        return self._family[engine]
+
+    @cached_property
+    def _family(self) -> Family:
+        return self.footprints.family(self.place.world, self.method, self.precision)
 
     @cached_property
     def may_train(self) -> bool:
         """True if training has room, whatever samples beside it."""
         return self.without_engine.may_train(self.place.pool.usable_bytes)
+
+    @cached_property
+    def fitting_updates(self) -> list[list[Update]]:
+        """For each of SHARES the updates that may be the fastest which fill a GPU up to it, beside
+        an engine that takes nothing; up to the share in which the fastest of all fits."""
+        alone, usable = self.without_engine, self.place.pool.usable_bytes
+        fitting = []
+        for share in SHARES:
+            fitting.append(alone.fastest_updates(int(share * usable)))
+            if alone.fastest_update in fitting[-1]:
+                break
+        return fitting
 
     @property
     def stand_in(self) -> "Extent":
@@ -86,11 +116,21 @@ class Site:
 
     place: Place
     methods: tuple[Method, ...]
-    stand_ins: Sequence[Extent] = field(repr=False)
-    """With the simplest method that trains the same, in each precision that a method has."""
+    stand_in: Extent = field(repr=False)
+    """With the simplest method that trains the same, in the narrowest precision of any: no other
+    samples faster, and all train as fast."""
+    risk: float
+    """The least factor by which a method's time counts longer."""
     least_products: float | None = None
     least_step: float | None = None
     """Times.least_products and least_step_at, once they have been asked for."""
+
+
+class SiteMethod(NamedTuple):
+    """A site with one of its methods."""
+
+    site: Site
+    method: Method
 
 
 class EnginedExtent(NamedTuple):
@@ -99,8 +139,17 @@ class EnginedExtent(NamedTuple):
     extent: Extent
     variants: Variants
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """What the leanest variant takes of a GPU and of a node's host memory, as shares of what
+        they have."""
+        place = self.extent.place
+        device = self.variants.leanest.device / max(1, place.pool.usable_bytes)
+        host = self.variants.host(place.per_node) / max(1, place.host_memory)
+        return device, host
 
-Candidate = Site | Extent | EnginedExtent
+
+Candidate = Site | SiteMethod | Extent | EnginedExtent
 """What a search bounds, the whole before its parts."""
 
 
@@ -113,262 +162,132 @@ class Entry(NamedTuple):
     candidate: Candidate
 
 
-class BatchTime(NamedTuple):
-    """Seconds of sampling by calls of generate of a size."""
+class Extents:
+    """The places of pools, and the methods that may have room there."""
 
-    seconds: float
-    size: int
+    def __init__(self, footprints: Footprints, engines: Engines, pools: Iterable[Pool]) -> None:
+        """Finds the places; `engines`: those of the search."""
+        self._footprints, self._demand, self._engines = footprints, footprints.demand, engines
+        self.places = {pool: list(self._places_in(pool)) for pool in pools}
+        self._sites: dict[tuple[int, int], Site | None] = {}
+        self._extents: dict[tuple[int, int], list[Extent]] = {}
+        self._least_worlds: dict[tuple[int, int], float] = {}
 
+    @property
+    def all_places(self) -> Iterator[Place]:
+        """The places of all pools."""
+        return chain.from_iterable(self.places.values())
 
-class Times:
-    """Step times of one demand on the places of a search, each worked out once."""
+    def site(self, place: Place, of_tier: Sequence[Method]) -> Site | None:
+        """Return a place with those of all methods of a tier that may have room on its GPUs; None
+        without any."""
+        key = (id(place), of_tier[0].tier)
+        if key not in self._sites:
+            roomy = tuple(method for method in of_tier if self._has_room(place, method))
+            self._sites[key] = self._site_of(place, roomy) if roomy else None
+        return self._sites[key]
 
-    def __init__(self, demand: Demand, engines: Engines) -> None:
-        """`engines`: those of the search."""
-        self._demand, self._engines = demand, engines
-        self._sampling: dict[tuple[object, ...], SamplingTime] = {}
-        self._generations: dict[tuple[object, ...], float] = {}
-        self._least_sampling: dict[tuple[object, ...], float] = {}
-        self._fastest_batches: dict[tuple[object, ...], BatchTime] = {}
+    def _site_of(self, place: Place, roomy: tuple[Method, ...]) -> Site:
+        precisions = {self._demand.precision(method, place.pool.hardware) for method in roomy}
+        narrowest = next(precision for precision in PRECISIONS if precision in precisions)
+        simplest = replace(roomy[0], zero=0, offload=False)
+        stand_in = Extent(place, simplest, narrowest, self._footprints, self._engines)
+        risk = min(place_risk(place, method) for method in roomy)
+        return Site(place, roomy, stand_in, risk)
 
-    def step(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
-        """Time of one step."""
-        trained = self.training(extent, setup)
-        sampled = self.sampling(extent, setup, calls)
-        return StepTime(
-            trained.compute,
-            sampled.generation,
-            sampled.gathering,
-            trained.communication,
-            trained.offload,
-            sampled.sync,
-        )
+    def trainable(self, places: Iterable[Place], of_methods: Iterable[Method]) -> Iterator[Extent]:
+        """The extents of places by methods that can train there."""
+        for place, method in product(places, of_methods):
+            if self._has_room(place, method):
+                yield from (extent for extent in self.at(place, method) if extent.may_train)
 
-    # Each key has what its times depend on, and no more: engines share times of training, methods
-    # those of sampling. Places and engines live as long as the search, so their ids stay theirs.
+    def in_pool(self, pool: Pool, method: Method) -> Iterator[Extent]:
+        """A method in every place of a pool that something may sample in, smallest first."""
+        for place in self.places[pool]:
+            yield from self.at(place, method)
 
-    def training(self, extent: Extent, setup: Setup) -> TrainingTime:
-        """Seconds of a step that depend on the engine only by whether its log-probabilities are
-        compared."""
-        key = (setup.micro_batch, setup.checkpointing, setup.scores_old_policy)
-        corrected_time = extent.training.get(key)
-        if corrected_time is None:
-            place = extent.place
-            pool = place.pool
-            time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
-            correction = self._demand.correction(pool.label, place.world, place.nodes)
-            corrected_time = time.as_measured(correction)
-            extent.training[key] = corrected_time
-        return corrected_time
+    def at(self, place: Place, method: Method) -> Sequence[Extent]:
+        """A method in a place that something may sample in; none where the GPUs lack its pinned
+        dtype."""
+        key = (id(place), id(method))
+        if key not in self._extents:
+            precision = self._demand.precision(method, place.pool.hardware)
+            # On one GPU ZeRO has no other rank to share with. It only costs, unless it offloads.
+            has_use = place.world > 1 or not method.zero or method.offload
+            extents: Iterable[Extent] = ()
+            if precision and has_use:
+                extents = self._with_memory(place, method, precision)
+            self._extents[key] = list(extents)
+        return self._extents[key]
 
-    def least_training(self, extent: Extent) -> float:
-        """Seconds of training at the fastest settings, whether or not they fit."""
-        setup, _ = extent.without_engine.quickest
-        return sum(self.training(extent, setup))
+    def _with_memory(self, place: Place, method: Method, precision: Precision) -> Iterator[Extent]:
+        """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
+        its host memory."""
+        extent = Extent(place, method, precision, self._footprints, self._engines)
+        if not extent.candidates:
+            return
+        variants = extent.without_engine
+        engine_bytes = 0 if extent.candidates[0] is None else ENGINE_PROCESS
+        # The same GPUs on more nodes have more host memory and slower links. So the first number of
+        # nodes with enough memory is the only one that may be better.
+        wider: Place | None = place
+        while wider:
+            per_node, memory = wider.per_node, wider.host_memory
+            if variants.host(per_node) + per_node * engine_bytes <= memory:
+                break
+            wider = self._next_wider(wider)
+        # Without an engine the first place may do, with one the wider.
+        fits = variants.host(place.per_node) <= place.host_memory
+        if fits or wider is None:
+            yield extent
+        if wider and wider is not place:
+            extent = Extent(wider, method, precision, self._footprints, self._engines)
+            if extent.candidates:
+                yield extent
 
-    def least_step(self, extent: Extent) -> float:
-        """Seconds of a step at the fastest settings of an extent with the fastest engine of its
-        place, whether or not they fit."""
-        if extent.least_step is None:
-            extent.least_step = self.least_training(extent) + self._least_sampling_of(extent)
-        return extent.least_step
-
-    def least_products(self, site: Site) -> float:
-        """Less than the seconds of training by any method of a site, there or on as many GPUs of
-        more nodes: the products alone.
-
-        Zero where steps were measured, of which those on more nodes may be the faster.
-        """
-        if site.least_products is None:
-            site.least_products = 0.0
-            if not self._demand.has_measured_steps:
-                stand_in = site.stand_ins[0]
-                setup, _ = stand_in.without_engine.quickest
-                site.least_products = self.training(stand_in, setup).compute
-        return site.least_products
-
-    def least_step_at(self, site: Site) -> float:
-        """The same of a whole step.
-
-        Sampling is left out where a wider place could use another engine: GPUs per node that are
-        no power of two, or engines on GPUs of their own.
-        """
-        if site.least_step is None:
-            site.least_step = self.least_products(site)
-            per_node = site.place.per_node
-            is_power_of_two = per_node & (per_node - 1) == 0
-            if site.least_step and is_power_of_two and not self._engines.may_have_own_gpus:
-                site.least_step += min(map(self._least_sampling_of, site.stand_ins))
-        return site.least_step
-
-    def _least_sampling_of(self, extent: Extent) -> float:
-        """The sampling of the same, with the passes that an engine is compared by. An offloaded
-        base makes none faster."""
-        key = (id(extent.place), extent.precision, extent.method.zero == 3)
-        if key not in self._least_sampling:
-            stand_in = extent.stand_in
-            # Of equal engines the last is awake where one may be: sleep makes none faster.
-            by_gpus = {_sort_of(engine): engine for engine in stand_in.candidates}
-            # There may be no room for the only engine that is allowed.
-            least = inf
-            for variants in map(stand_in.variants_with, by_gpus.values()):
-                comparison = self._comparison(stand_in, variants)
-                seconds = self.least_sampling(stand_in, variants, least - comparison)
-                least = min(least, seconds + comparison)
-            self._least_sampling[key] = least
-        return self._least_sampling[key]
-
-    def _comparison(self, extent: Extent, variants: Variants) -> float:
-        """Least seconds of the policy's passes that an engine is compared by."""
-        if variants.engine is None:
-            return 0.0
-        with_engine, _ = variants.quickest
-        return sum(self.training(extent, with_engine)) - self.least_training(extent)
-
-    def least_sampling(self, extent: Extent, variants: Variants, most: float = inf) -> float:
-        """Seconds of sampling with an engine at the fastest settings, whether or not they fit;
-        `most` will do where they are no fewer."""
-        setup, calls = variants.quickest
-        if variants.engine:
-            return sum(self.sampling(extent, setup, calls))
-        return self.fastest_batch(extent, variants, setup, most).seconds
-
-    def fastest_batch(
-        self, extent: Extent, variants: Variants, setup: Setup, most: float = inf
-    ) -> BatchTime:
-        """Return the generation batch that samples fastest without an engine, up to that of a
-        setup; a size of 0 and `most` where none takes less than that.
-
-        generate() decodes until the longest completion of its batch has ended, and the longest of
-        few is shorter. Where caches cost more traffic than the weights, as with long completions,
-        two calls may take less time than one.
-
-        Ranges of sizes wait in the order of a lower bound of their seconds. Once that has reached
-        the least seconds found, no size that waits is faster.
-        """
-        key = _sampling_key(extent, setup)
-        if key in self._fastest_batches:
-            return self._fastest_batches[key]
-        whole = sum(self.sampling(extent, setup, variants.calls(setup)))
-        fastest = min(BatchTime(most, 0), BatchTime(whole, setup.generation_batch))
-        smaller = variants.smaller_batches(setup)
-        waiting = [(0.0, smaller)] if smaller else []
-        while waiting and waiting[0][0] < fastest.seconds:
-            _, sizes = heapq.heappop(waiting)
-            largest = variants.with_batch(setup, sizes[0])
-            if len(sizes) == 1:
-                seconds = sum(self.sampling(extent, largest, variants.calls(largest)))
-                fastest = min(fastest, BatchTime(seconds, sizes[0]))
-                continue
-            middle = len(sizes) // 2
-            for part in (sizes[:middle], sizes[middle:]):
-                least = self._least_of_batches(extent, variants, setup, part)
-                heapq.heappush(waiting, (least, part))
-        if fastest.size:
-            self._fastest_batches[key] = fastest
-        return fastest
-
-    def _least_of_batches(
-        self, extent: Extent, variants: Variants, setup: Setup, sizes: tuple[int, ...]
-    ) -> float:
-        """Less than the seconds of sampling by generation batches of any of these sizes, largest
-        first."""
-        largest = variants.with_batch(setup, sizes[0])
-        calls = variants.full_calls(largest)
-        hardware = extent.place.pool.hardware
-        generation = transformers_seconds(
-            self._demand.shape, largest, hardware, calls, smallest=sizes[-1]
-        )
-        return sum(self._sampling_time(extent, largest, calls, generation))
-
-    def fitting_training(self, extent: Extent, variants: Variants) -> list[tuple[float, float]]:
-        """For each share of a GPU that is weighed: the least seconds of training beside an engine
-        that takes nothing, and the factor by which its risk makes them count longer."""
-        quickest, _ = variants.quickest
-        scores = quickest.scores_old_policy
-        if scores not in extent.fitting_training:
-            fitting = extent.fitting_training[scores] = []
-            for share, crowded in zip(SHARES, CROWDED, strict=True):
-                limit = int(share * extent.place.pool.usable_bytes)
-                setups = list(variants.training_setups(limit))
-                times = [sum(self.training(extent, setup)) for setup in setups]
-                if times:
-                    fitting.append((min(times), crowded))
-                if quickest in setups:
-                    # More room makes nothing faster.
-                    break
-        return extent.fitting_training[scores]
-
-    def sampling(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
-        """Seconds of a step that depend on the engine."""
-        place = extent.place
-        key = _sampling_key(extent, setup)
-        corrected_time = self._sampling.get(key)
-        if corrected_time is None:
-            server_pool = self.servers(place, setup.engine)
-            sampler = server_pool.hardware if server_pool else place.pool.hardware
-            generation = self._generation(extent, setup, calls, sampler)
-            corrected_time = self._sampling_time(extent, setup, calls, generation, server_pool)
-            self._sampling[key] = corrected_time
-        return corrected_time
-
-    def _sampling_time(
-        self,
-        extent: Extent,
-        setup: Setup,
-        calls: float,
-        generation: float,
-        server_pool: Pool | None = None,
-    ) -> SamplingTime:
-        """The same of a generation that takes so long."""
-        place = extent.place
-        time = sampling_time(
-            self._demand.shape, setup, place.pool.hardware, place.nodes, calls,
-            generation=generation,
-        )  # fmt: skip
-        return time.as_measured(self._correction(place, setup.engine, server_pool))
-
-    def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
-        """Seconds of generating on `sampler`, which an engine's sleep and base do not change, nor
-        the dtype of the trainer's own weights."""
-        sort = _sort_of(setup.engine)
-        dtype = setup.compute_dtype if sort else extent.precision
-        key = (id(extent.place), dtype, sort, setup.generation_batch)
-        if key not in self._generations:
-            self._generations[key] = generation_seconds(self._demand.shape, setup, sampler, calls)
-        return self._generations[key]
-
-    def correction(self, place: Place, engine: Engine | None) -> StepCorrection | None:
-        """The correction of a whole step's time; None without measured steps on its GPUs."""
-        training = self._demand.correction(place.pool.label, place.world, place.nodes)
-        sampling = self._correction(place, engine, self.servers(place, engine))
-        # A step that is measured in one part only has no known spread as a whole.
-        if training is None or sampling is None:
+    def _next_wider(self, place: Place) -> Place | None:
+        """As many GPUs on the next larger number of nodes; None if the pool has too few nodes."""
+        demand = self._demand
+        if demand.spec.nodes:
             return None
-        return sampling.with_training(training)
+        for per_node in range(place.per_node - 1, 0, -1):
+            if place.world % per_node == 0:
+                nodes = place.world // per_node
+                return place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
+        return None
 
-    def _correction(
-        self, place: Place, engine: Engine | None, server_pool: Pool | None
-    ) -> StepCorrection | None:
-        label = server_pool.label if server_pool else place.pool.label
-        sampler = sampler_of(engine)
-        return self._demand.correction(label, place.world, place.nodes, sampler)
+    def _places_in(self, pool: Pool) -> Iterator[Place]:
+        """A place for every number of GPUs that splits the batch evenly and is within the job's
+        limits."""
+        demand, last = self._demand, 0.0
+        most = min(pool.gpus, demand.most_gpus or pool.gpus)
+        per_node = whole_node_gpus(demand.spec, pool.most_gpus_per_node)
+        for world in self._footprints.worlds:
+            if world > most:
+                return
+            # Each place is searched with all methods. Past WHOLE_NODES neighbouring numbers differ
+            # by little, and a part of a node would keep its rest from other jobs.
+            pinned = world in (demand.fewest_gpus, demand.most_gpus)
+            if world > WHOLE_NODES and not pinned and (world % per_node or world < last * SPACING):
+                continue
+            place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
+            if place:
+                last = world
+                yield place
 
-    def servers(self, place: Place, engine: Engine | None) -> Pool | None:
-        """The pool of engines that have GPUs of their own."""
-        has_own = engine and engine.kind == "Servers"
-        return self._engines.server_pool(place) if has_own else None
+    def _has_room(self, place: Place, method: Method) -> bool:
+        """True if the policy and the passes of a method have room on the GPUs of a place."""
+        # One lower bound per method and precision can rule out a whole product.
+        key = (id(place.pool), id(method))
+        least = self._least_worlds.get(key)
+        if least is None:
+            least = self._least_worlds[key] = self._least_world(place.pool, method)
+        return place.world >= least
 
-
-def _sampling_key(extent: Extent, setup: Setup) -> tuple[object, ...]:
-    """What the time of sampling depends on."""
-    is_gathered = extent.method.zero == 3
-    return (
-        id(extent.place), extent.precision, id(setup.engine), is_gathered, setup.gather,
-        setup.generation_batch,
-    )  # fmt: skip
-
-
-def _sort_of(engine: Engine | None) -> tuple[str, int] | None:
-    """What engines of a place share that generate equally fast."""
-    return (engine.kind, engine.tensor_parallel) if engine else None
+    def _least_world(self, pool: Pool, method: Method) -> float:
+        """The least GPUs of a pool that may have room for a method; infinite if none."""
+        precision = self._demand.precision(method, pool.hardware)
+        if precision is None:
+            return inf
+        engined = not self._engines.why_none
+        return self._footprints.least_world(method, precision, pool.usable_bytes, engined=engined)

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
@@ -29,6 +29,8 @@ NOWHERE = Engine(kind="Servers", length=1)
 """An engine that takes nothing of the trainer's GPUs."""
 Settings = tuple[bool, int, bool, int]
 """One value of each of Knobs, in its order."""
+Update = tuple[bool, int]
+"""The last two of them: whether an update recomputes, and its micro-batch."""
 
 
 class Knobs(NamedTuple):
@@ -95,6 +97,7 @@ class Variants:
             sizes = sizes_at_a_time(of.demand.spec, world, engine)
             self._knobs = self._knobs._replace(generation_batch=sizes)
         self._footprints: dict[Settings, Footprint] = {}
+        self._setups: dict[Settings, Setup] = {}
         self._host: dict[int, int] = {}
         self._training: dict[tuple[bool, int], int] = {}
         self._resting = of.resting_bytes(engine, precision)
@@ -108,7 +111,7 @@ class Variants:
     def quickest(self) -> tuple[Setup, float]:
         """Setup and calls of generate of the fastest variant, whose time is a bound that needs no
         prediction."""
-        setup = self._setup(self._knobs.fastest, self.engine)
+        setup = self._setup(self._knobs.fastest)
         return setup, self.calls(setup)
 
     def smaller_batches(self, setup: Setup) -> tuple[int, ...]:
@@ -118,13 +121,12 @@ class Variants:
 
     def with_batch(self, setup: Setup, generation_batch: int) -> Setup:
         """A setup with another generation batch."""
-        settings = (setup.gather, generation_batch, setup.checkpointing, setup.micro_batch)
-        return self._setup(settings, self.engine)
+        return self._setup((setup.gather, generation_batch, setup.checkpointing, setup.micro_batch))
 
-    def footprint_of(self, setup: Setup, generation_batch: int) -> Footprint:
-        """The variant with the settings of a setup, but for its generation batch."""
+    def footprint_of(self, setup: Setup) -> Footprint:
+        """The variant with the settings of a setup."""
         return self._footprint(
-            (setup.gather, generation_batch, setup.checkpointing, setup.micro_batch)
+            (setup.gather, setup.generation_batch, setup.checkpointing, setup.micro_batch)
         )
 
     @cached_property
@@ -151,29 +153,40 @@ class Variants:
         ends = (sizes[-1], sizes[0])
         return any(self.training_bytes(recomputes, size) <= usable for size in ends)
 
-    def training_updates(self, usable: int) -> tuple[int, ...]:
-        """For each choice of checkpointing the largest micro-batch of which training alone fits,
-        whatever samples the completions; 0 where none does."""
+    def largest_update(self, recomputes: bool, usable: int) -> int:
+        """The largest micro-batch of which training alone fits, whatever samples the completions;
+        0 where none does."""
         sizes = self._knobs.micro_batch
-        largest = []
+
+        def fits(size: int) -> bool:
+            return self.training_bytes(recomputes, size) <= usable
+
+        # The largest may be a whole share, which accumulates nothing and so may fit where a smaller
+        # one does not.
+        first = 0 if fits(sizes[0]) else bisect_left(sizes, True, lo=1, key=fits)
+        return sizes[first] if first < len(sizes) else 0
+
+    def fastest_updates(self, usable: int) -> list[Update]:
+        """Whether the fastest updates that fit recompute, and their micro-batches: of the choices
+        of checkpointing those with a larger one than the choices that are faster."""
+        updates: list[Update] = []
+        largest = 0
         for recomputes in self._knobs.checkpointing:
+            if largest < self._knobs.micro_batch[0]:
+                size = self.largest_update(recomputes, usable)
+                if size > largest:
+                    updates.append((recomputes, size))
+                    largest = size
+        return updates
 
-            def fits(size: int, recomputes: bool = recomputes) -> bool:
-                return self.training_bytes(recomputes, size) <= usable
+    @property
+    def fastest_update(self) -> Update:
+        """The fastest, whether or not it fits."""
+        return self._knobs.fastest[2:]
 
-            # The largest may be a whole share, which accumulates nothing and so may fit where a
-            # smaller one does not.
-            first = 0 if fits(sizes[0]) else bisect_left(sizes, True, lo=1, key=fits)
-            largest.append(sizes[first] if first < len(sizes) else 0)
-        return tuple(largest)
-
-    def training_setups(self, usable: int) -> Iterator[Setup]:
-        """Setups of the largest updates that fit beside an engine that takes nothing."""
-        micro_batches = self._alone.training_updates(usable)
-        for recomputes, size in zip(self._knobs.checkpointing, micro_batches, strict=True):
-            if size:
-                settings = (*self._knobs.fastest[:2], recomputes, size)
-                yield self._setup(settings, self.engine)
+    def update_setup(self, update: Update) -> Setup:
+        """The fastest setup with an update."""
+        return self._setup((*self._knobs.fastest[:2], *update))
 
     def training_bytes(self, recomputes: bool, micro_batch: int) -> int:
         """Bytes of a GPU that training takes with everything else that saves memory."""
@@ -183,7 +196,7 @@ class Variants:
             # gathered to generate take less in training, too. So this bounds training beside any
             # sampler.
             settings = (False, self._knobs.generation_batch[-1], recomputes, micro_batch)
-            setup = self._setup(settings, NOWHERE)
+            setup = self._new_setup(settings, NOWHERE)
             prediction = self._demand.correct_prediction(self._predictor.predict(setup))
             phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
             training = Prediction(phases, prediction.static)
@@ -194,14 +207,14 @@ class Variants:
     def floor(self) -> int:
         """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and
         nothing else."""
-        setup = self._setup(self._knobs.leanest, self.engine)
+        setup = self._setup(self._knobs.leanest)
         return self._demand.device_bytes(self._predictor.floor(setup), 1)
 
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of `processes` processes must have; the same for all
         variants."""
         if processes not in self._host:
-            setup = self._setup(self._knobs.leanest, self.engine)
+            setup = self._setup(self._knobs.leanest)
             bare = host_bytes(self._demand.shape, setup, processes)
             processes_bytes = round(bare * self._demand.learned.factor(HOST))
             self._host[processes] = processes_bytes + self._demand.tracker_bytes
@@ -215,7 +228,7 @@ class Variants:
             and self.leanest.device <= place.pool.usable_bytes
         )
 
-    def fitting(self, usable: int) -> Iterator[Footprint]:
+    def fitting(self, usable: int) -> Iterator[Setup]:
         """For each choice of gathering and checkpointing the pairs of micro-batch and generation
         batch that fit, of which neither can be larger: larger ones are faster.
         """
@@ -223,26 +236,23 @@ class Variants:
             sizes = self._generation_batches(gather, usable)
             yield from self._fitting_pairs(gather, sizes, usable)
 
-    def _fitting_pairs(
-        self, gather: bool, sizes: Sequence[int], usable: int
-    ) -> Iterator[Footprint]:
+    def _fitting_pairs(self, gather: bool, sizes: Sequence[int], usable: int) -> Iterator[Setup]:
         """The same for one choice of gathering; `sizes`: generation batches, largest first."""
         knobs = self._knobs
-        # An engine takes memory, so training alone has the largest micro-batches.
-        most = self._alone.training_updates(usable)
         worth = len(sizes)
-        for recomputes, largest in zip(knobs.checkpointing, most, strict=True):
+        for recomputes in knobs.checkpointing:
+            # An engine takes memory, so training alone has the largest micro-batches.
+            largest = self._alone.largest_update(recomputes, usable)
             later = worth
             for micro_batch in knobs.micro_batch:
                 if micro_batch > largest:
                     continue
-                first = self._first_fit(gather, sizes[:later], recomputes, micro_batch, usable)
-                if first is None:
+                index = self._first_fit(gather, sizes[:later], recomputes, micro_batch, usable)
+                if index == later:
                     continue
-                index, footprint = first
-                yield footprint
+                yield self._setup((gather, sizes[index], recomputes, micro_batch))
                 for size in batch.evener_sizes(self._whole, sizes[index:]):
-                    yield self._footprint((gather, size, recomputes, micro_batch))
+                    yield self._setup((gather, size, recomputes, micro_batch))
                 is_largest = micro_batch == knobs.micro_batch[0]
                 if is_largest and not recomputes:
                     # A smaller generation batch can't make the fastest update any faster.
@@ -263,30 +273,24 @@ class Variants:
         # one every update fits beside the largest generation batch that fits.
         lean = self.leanest.setup
         first = self._first_fit(gather, sizes, lean.checkpointing, lean.micro_batch, usable)
-        return sizes[first[0] :] if first else ()
+        return sizes[first:]
 
     def _first_fit(
         self, gather: bool, sizes: Sequence[int], recomputes: bool, micro_batch: int, usable: int
-    ) -> tuple[int, Footprint] | None:
-        """The first generation batch of `sizes`, largest first, that fits, by its index;
-        bisection predicts few of them."""
-
-        def variant(size: int) -> Footprint:
-            return self._footprint((gather, size, recomputes, micro_batch))
+    ) -> int:
+        """Index of the first generation batch of `sizes`, largest first, that fits; their number
+        if none does. Bisection predicts few of them."""
 
         def fits(size: int) -> bool:
-            return variant(size).device <= usable
+            return self._footprint((gather, size, recomputes, micro_batch)).device <= usable
 
         # What training alone and an engine that stays awake take together is a bound that needs no
         # prediction, and mostly the first that it lets through fits.
         room = usable - self._alone.training_bytes(recomputes, micro_batch)
         least = bisect_left(sizes, True, key=lambda size: self._engine_bytes(size) <= room)
-        if least == len(sizes):
-            return None
-        index = least
-        if not fits(sizes[least]):
-            index = bisect_left(sizes, True, lo=least + 1, key=fits)
-        return (index, variant(sizes[index])) if index < len(sizes) else None
+        if least == len(sizes) or fits(sizes[least]):
+            return least
+        return bisect_left(sizes, True, lo=least + 1, key=fits)
 
     def _engine_bytes(self, generation_batch: int) -> int:
         """Bytes of a GPU that an engine adds to training, with what is kept free of them."""
@@ -298,7 +302,7 @@ class Variants:
         engine_bytes = self._resting.get(generation_batch)
         if engine_bytes is None:
             settings = (*self._knobs.leanest[:1], generation_batch, *self._knobs.leanest[2:])
-            setup = self._setup(settings, self.engine)
+            setup = self._setup(settings)
             resting = terms.resting_bytes(self._demand.shape, setup)
             # Less one byte, since both sums are rounded.
             engine_bytes = int(resting * (1 + self._demand.margin)) - 1
@@ -309,7 +313,7 @@ class Variants:
         """One variant with its numbers."""
         footprint = self._footprints.get(settings)
         if footprint is None:
-            demand, setup = self._demand, self._setup(settings, self.engine)
+            demand, setup = self._demand, self._setup(settings)
             prediction = demand.correct_prediction(
                 self._predictor.predict(setup, demand.scoring_bytes)
             )
@@ -330,7 +334,13 @@ class Variants:
         """The same where a last call that is not full counts as a part of one."""
         return self._whole / setup.generation_batch / self._demand.updates_per_generation
 
-    def _setup(self, settings: Settings, engine: Engine | None) -> Setup:
+    def _setup(self, settings: Settings) -> Setup:
+        setup = self._setups.get(settings)
+        if setup is None:
+            setup = self._setups[settings] = self._new_setup(settings, self.engine)
+        return setup
+
+    def _new_setup(self, settings: Settings, engine: Engine | None) -> Setup:
         spec, method = self._demand.spec, self._method
         gather, generation_batch, checkpointing, micro_batch = settings
         return Setup(
@@ -356,6 +366,20 @@ class Variants:
             scores_old_policy=self._scores_old_policy,
             engine=engine,
         )
+
+
+class Family(dict[Engine | None, Variants]):
+    """One method on a number of processes in one precision, by engine."""
+
+    def __init__(self, of: "Footprints", world: int, method: Method, precision: Precision) -> None:
+        """Works nothing out yet."""
+        super().__init__()
+        self._of, self._world, self._method, self._precision = of, world, method, precision
+
+    def __missing__(self, engine: Engine | None) -> Variants:
+        variants = Variants(self._of, self._world, self._method, self._precision, engine)
+        self[engine] = variants
+        return variants
 
 
 def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
@@ -391,7 +415,7 @@ class Footprints:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the
         fixes."""
         self.demand, self.predictor = demand, predictor
-        self._variants: dict[tuple[object, ...], Variants] = {}
+        self._families: dict[tuple[int, Method, Precision], Family] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
         self._resting: dict[tuple[Engine | None, Precision], dict[int, int]] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
@@ -413,17 +437,22 @@ class Footprints:
         self, world: int, method: Method, precision: Precision, engine: Engine | None
     ) -> Variants:
         """The variants of a method on `world` processes with an engine."""
-        key = (world, method, precision, engine)
-        variants = self._variants.get(key)
-        if variants is None:
-            variants = self._variants[key] = Variants(self, world, method, precision, engine)
-        return variants
+        return self.family(world, method, precision)[engine]
 
-    def floor(
-        self, method: Method, precision: Precision, world: int, *, engined: bool = False
-    ) -> int:
-        """Lower bound of a method's bytes on each of `world` GPUs: the policy's states and the
-        passes. `engined`: an engine generates in its place, whose bytes are not counted."""
+    def family(self, world: int, method: Method, precision: Precision) -> Family:
+        """The same with every engine."""
+        key = (world, method, precision)
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = Family(self, world, method, precision)
+        return family
+
+    def least_world(
+        self, method: Method, precision: Precision, usable: int, *, engined: bool = False
+    ) -> float:
+        """Lower bound of the GPUs with so many bytes that have room for the policy's states and the
+        passes of a method; infinite if none. `engined`: an engine generates in its place, whose
+        bytes are not counted."""
         # What the passes take doesn't shrink with more processes, and of a method it depends on
         # whether an adapter is trained. So one prediction does for all sizes of all pools.
         key = (method.lora, precision, engined)
@@ -431,9 +460,13 @@ class Footprints:
             engine = NOWHERE if engined else None
             variants = self.variants(self.worlds[0], method, precision, engine)
             self._floors[key] = variants.floor
+        room = usable - self._floors[key]
         parameters = self.demand.shape.parameters * (2 if precision == "bfloat16" else 4)
-        shared = parameters // world if method.zero == 3 else parameters
-        return self._floors[key] + shared
+        if room < 0:
+            return inf
+        if method.zero == 3:
+            return parameters // (room + 1) + 1
+        return 1 if parameters <= room else inf
 
     def resting_bytes(self, engine: Engine | None, precision: Precision) -> dict[int, int]:
         """What is known of the bytes that an engine takes while the policy is trained, by

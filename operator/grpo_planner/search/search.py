@@ -8,22 +8,19 @@ sites, of which most are never looked into.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
-from itertools import chain, count, groupby, product
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from itertools import chain, count, groupby, product, starmap
 from math import inf
 
 from grpo_api.text.timing import DAY, HOUR
 
 from ..hardware.pools import Place, Pool
-from ..memory.host import ENGINE_PROCESS
-from ..memory.setup import Engine, Precision
+from ..memory.setup import Engine
 from ..time.measured_runs import StepCorrection
-from .batch import whole_node_gpus
 from .demand import Demand
 from .engines import Engines
-from .extent import Candidate, EnginedExtent, Entry, Extent, Site, Times
+from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, SiteMethod
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
@@ -38,16 +35,15 @@ from .option import (
     score,
     score_of,
 )
-
-WHOLE_NODES = 16
-"""GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
-SPACING = 1.25
-"""Least ratio of two extents past WHOLE_NODES."""
+from .times import Times
 
 LONGEST_STEP, LONGEST_RUN = 6 * HOUR, 90 * DAY
 """Seconds of a step and of all steps past which a plan is refused, unless placement.allowSlow."""
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
+
+ROUNDING = 1e-9
+"""Share by which a bound may be above a score that it bounds, as it adds times in another order."""
 
 TimeLimit = Callable[[float, StepCorrection | None], bool]
 """Whether a step of these seconds, with what was measured on its GPUs, is short enough. Where one
@@ -66,13 +62,12 @@ class Search:
         """
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
-        self._all: dict[tuple[int, int], list[Extent]] = {}
-        self._sites: dict[tuple[int, int], Site] = {}
         self._times = Times(self._demand, self.engines)
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
-        self._places = {pool: list(self._places_in(pool)) for pool in pools}
+        self._extents = Extents(footprints, self.engines, pools)
+        self._places = self._extents.places
 
     @property
     def demand(self) -> Demand:
@@ -87,19 +82,20 @@ class Search:
     @property
     def is_feasible(self) -> bool:
         """True if anything fits."""
-        return any(map(self._may_fit, self._roomy_extents(self._all_places, self._methods)))
+        return any(
+            map(self._may_fit, self._extents.trainable(self._extents.all_places, self._methods))
+        )
 
     def has_fitting(self, is_wanted: Callable[[int], bool], tier: int) -> bool:
         """True if a method of the tier fits on a number of GPUs that the job asks for."""
         of_tier = [method for method in self._methods if method.tier == tier]
-        places = (place for place in self._all_places if is_wanted(place.world))
-        return any(map(self._may_fit, self._roomy_extents(places, of_tier)))
+        places = (place for place in self._extents.all_places if is_wanted(place.world))
+        return any(map(self._may_fit, self._extents.trainable(places, of_tier)))
 
     def _may_fit(self, extent: Extent) -> bool:
-        """True if an extent fits with any engine."""
-        return extent.may_train and any(
-            variants.may_fit(extent.place) for variants in extent.variants
-        )
+        """True if an extent that can train fits with any engine."""
+        every_variants = map(extent.variants_with, extent.engines_with_room)
+        return any(variants.may_fit(extent.place) for variants in every_variants)
 
     @cached_property
     def choice(self) -> Option | None:
@@ -125,11 +121,9 @@ class Search:
         return min(LONGEST_STEP, LONGEST_RUN / steps) if steps else LONGEST_STEP
 
     def misses(self) -> list[Option]:
-        """For a job that nothing fits: of each extent of each pool and method the option that lacks
-        least."""
+        """For a job that nothing fits: of each pool and method the options that lack least."""
         groups = product(self._places, self._methods)
-        extents = (extent for group in groups for extent in self._extents(*group))
-        return list(map(self._nearest_option, extents))
+        return list(chain.from_iterable(self._nearest(*group) for group in groups))
 
     def comparable_options(self, chosen: Option) -> list[Option]:
         """The alternatives that the chosen option is shown with: the best of every other method in
@@ -143,8 +137,7 @@ class Search:
             if best:
                 options.append(best)
                 continue
-            extents = (extent for method in of_group for extent in self._extents(pool, method))
-            options += map(self._nearest_option, extents)
+            options += chain.from_iterable(self._nearest(pool, method) for method in of_group)
         return options
 
     def extents(self, chosen: Option) -> list[Option]:
@@ -152,18 +145,18 @@ class Search:
         a user wants to compare, also those that can't win."""
         method = chosen.footprint.method
         options: list[Option] = [chosen]
-        for extent in self._extents(chosen.place.pool, method):
+        for extent in self._extents.in_pool(chosen.place.pool, method):
             if extent.place == chosen.place:
                 continue
-            best = self._best_of([extent], self._objective)
-            options.append(best or self._nearest_option(extent))
+            best = self._best_of([extent] if extent.may_train else (), self._objective)
+            options.append(best or self._leanest_option(*self._leanest(extent)))
         return options
 
     def rivals(self, chosen: Option) -> list[Option]:
         """The chosen method in its place with other engines: of each kind, asleep and awake, with
         and without an offloaded base, the best that fits, else what takes least."""
         footprint = chosen.footprint
-        extents = self._extents(chosen.place.pool, footprint.method)
+        extents = self._extents.in_pool(chosen.place.pool, footprint.method)
         extent = next(extent for extent in extents if extent.place == chosen.place)
         own_sort = _sort_of_engine(footprint.setup.engine)
         by_sort: dict[object, list[Option]] = {}
@@ -201,7 +194,7 @@ class Search:
         """For every number of GPUs the best of what fits and departs least from what was asked,
         fewest GPUs first."""
         by_world: dict[int, list[Place]] = {}
-        for place in self._all_places:
+        for place in self._extents.all_places:
             by_world.setdefault(place.world, []).append(place)
         best = [self.best(places) for _, places in sorted(by_world.items())]
         fitting = [option for option in best if option]
@@ -222,17 +215,16 @@ class Search:
 
         A lower tier is tried first. `of_methods`: one method, or all of some tiers.
         """
-        wanted = self._all_places if places is None else places
+        wanted = self._extents.all_places if places is None else places
         everywhere = list(wanted)
         for of_tier in self._by_tier(self._methods if of_methods is None else of_methods):
             candidates: Iterable[Candidate]
             if of_methods and len(of_tier) == 1:
                 # An extent's own bound is tighter than its site's, and as cheap.
-                candidates = self._roomy_extents(everywhere, of_tier)
+                candidates = self._extents.trainable(everywhere, of_tier)
             else:
-                sites = (self._site(place, of_tier) for place in everywhere)
-                roomy = (site for site in sites if site.methods)
-                candidates = roomy
+                sites = (self._extents.site(place, of_tier) for place in everywhere)
+                candidates = roomy = filter(None, sites)
                 if is_in_time:
                     least = self._times.least_products
                     candidates = (site for site in roomy if is_in_time(least(site), None))
@@ -246,23 +238,6 @@ class Search:
         by_tier = sorted(of_methods, key=lambda method: method.tier)
         return [list(group) for _, group in groupby(by_tier, key=lambda method: method.tier)]
 
-    def _site(self, place: Place, of_tier: Sequence[Method]) -> Site:
-        """A place with those of all methods of a tier that may have room on its GPUs."""
-        key = (id(place), of_tier[0].tier)
-        if key not in self._sites:
-            hardware = place.pool.hardware
-            roomy = tuple(method for method in of_tier if self._has_room(place, method))
-            precisions = (self._demand.precision(method, hardware) for method in roomy)
-            # Those of the simplest method that trains the same bound all of them.
-            simplest = replace(of_tier[0], zero=0, offload=False)
-            stand_ins = [
-                Extent(place, simplest, precision, self._footprints, self.engines)
-                for precision in dict.fromkeys(precisions)
-                if precision
-            ]
-            self._sites[key] = Site(place, roomy, stand_ins)
-        return self._sites[key]
-
     def _best_of(
         self,
         candidates: Iterable[Candidate],
@@ -272,9 +247,10 @@ class Search:
         """The same of candidates whose methods depart equally from what was asked.
 
         Entries wait in the order of a lower bound of their score: first a site, bounded by what
-        every method has to do there, then each of its extents, bounded by its fastest settings and
-        the fastest engine of its place, then the extent with each engine. An entry whose bound is
-        above the best score reached can hold nothing better, nor can those after it.
+        every method has to do there, then the same with the risk of each method, then the method's
+        extents, bounded by its fastest settings and the fastest engine of its place, then the
+        extent with each engine. An entry whose bound is above the best score reached can hold
+        nothing better, nor can those after it.
         """
         serial = count()
         waiting = [
@@ -282,45 +258,48 @@ class Search:
         ]
         heapq.heapify(waiting)
         best: Option | None = None
-        while waiting:
-            entry = heapq.heappop(waiting)
-            # The heap gives the lowest bound first, so nothing after this entry can be better. An
-            # equal bound is still tried: an equal score may be preferred.
-            if best and entry.bound > score_of(aim, best):
-                break
-            if isinstance(entry.candidate, EnginedExtent):
-                options = self._options_with(*entry.candidate)
-                if is_in_time:
-                    options = [
-                        option
-                        for option in options
-                        if is_in_time(option.seconds, option.correction)
-                    ]
-                best = choose([best, *options] if best else options, aim)
+        limit: tuple[float, float] = (inf, inf)
+        # The heap gives the lowest bound first, so nothing after one past the limit can be better.
+        # An equal bound is still tried: an equal score may be preferred.
+        while waiting and waiting[0].bound <= limit:
+            candidate = heapq.heappop(waiting).candidate
+            if not isinstance(candidate, EnginedExtent):
+                for part in self._parts(candidate):
+                    heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
                 continue
-            for part in self._parts(entry.candidate):
-                heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
+            options = self._options_with(*candidate)
+            if is_in_time:
+                options = [
+                    option for option in options if is_in_time(option.seconds, option.correction)
+                ]
+            best = choose([best, *options] if best else options, aim)
+            if best:
+                gpus, least = score_of(aim, best)
+                limit = gpus, least * (1 + ROUNDING)
         return best
 
-    def _parts(self, whole: Site | Extent) -> Iterator[Extent | EnginedExtent]:
-        """The extents of a site, or an extent with each engine if it can train."""
+    def _parts(self, whole: Site | SiteMethod | Extent) -> Iterable[Candidate]:
+        """A site with each method, its extents by that method that can train, or an extent with
+        each engine that a GPU has room for."""
         if isinstance(whole, Site):
-            for method in whole.methods:
-                yield from self._extents_at(whole.place, method)
-        elif whole.may_train:
-            for variants in whole.variants:
-                yield EnginedExtent(whole, variants)
+            return [SiteMethod(whole, method) for method in whole.methods]
+        if isinstance(whole, SiteMethod):
+            extents = self._extents.at(whole.site.place, whole.method)
+            return [extent for extent in extents if extent.may_train]
+        every_variants = map(whole.variants_with, whole.engines_with_room)
+        return [EnginedExtent(whole, variants) for variants in every_variants]
 
     def _bound(self, aim: Objective, candidate: Candidate) -> Score:
         """The best score that a candidate can have."""
         if isinstance(candidate, EnginedExtent):
             return self._bound_with(aim, *candidate)
-        place = candidate.place
-        if isinstance(candidate, Extent):
-            risk = place_risk(place, candidate.method)
-            return score(aim, place, self._times.least_step(candidate), risk)
-        risk = place_risk(place, candidate.stand_ins[0].method)
-        return score(aim, place, self._times.least_step_at(candidate), risk)
+        if isinstance(candidate, Site):
+            return score(aim, candidate.place, self._times.least_step_at(candidate), candidate.risk)
+        if isinstance(candidate, SiteMethod):
+            place, seconds = candidate.site.place, self._times.least_step_at(candidate.site)
+        else:
+            place, seconds = candidate.place, self._times.least_step(candidate)
+        return score(aim, place, seconds, place_risk(place, candidate.method))
 
     def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
         """The best score that an extent can have with the engine of these variants.
@@ -338,143 +317,47 @@ class Search:
         )
 
     def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:
-        """What fits of an extent with the engine of these variants, as far as it may be chosen."""
-        if variants not in extent.options:
-            fits = variants.may_fit(extent.place)
-            options = self._fitting_options(extent, variants) if fits else ()
-            extent.options[variants] = list(options)
-        return extent.options[variants]
-
-    def _fitting_options(self, extent: Extent, variants: Variants) -> Iterator[Option]:
-        """The fastest options that fill a GPU up to each of SHARES: a score weighs time against
-        room."""
-        usable = extent.place.pool.usable_bytes
-        footprints: dict[int, Footprint] = {}
+        """For each of SHARES the fastest option with the engine of these variants that fills a GPU
+        up to it: a score weighs time against room. What is slower in as much room can't win."""
+        if variants in extent.options:
+            return extent.options[variants]
+        options = extent.options[variants] = []
+        if not variants.may_fit(extent.place):
+            return options
         for share in SHARES:
-            limit = int(share * usable)
-            # The fastest settings fit with this much room: others are slower and no roomier that
-            # counts.
-            if variants.fastest.device <= limit:
-                footprints[id(variants.fastest)] = variants.fastest
-                break
-            if variants.leanest.device <= limit:
-                footprints |= {id(footprint): footprint for footprint in variants.fitting(limit)}
-        for footprint in footprints.values():
-            yield self._option(extent, variants, footprint)
-            setup = footprint.setup
-            if variants.engine:
+            limit = int(share * extent.place.pool.usable_bytes)
+            fits = variants.fastest.device <= limit
+            if not fits and variants.leanest.device > limit:
                 continue
-            # A smaller batch takes less, so that only the fastest may be better.
-            _, size = self._times.fastest_batch(extent, variants, setup)
-            if size < setup.generation_batch:
-                yield self._option(extent, variants, variants.footprint_of(setup, size))
-
-    def _roomy_extents(
-        self, places: Iterable[Place], of_methods: Iterable[Method]
-    ) -> Iterator[Extent]:
-        """The extents of places by methods that may have room there."""
-        for place, method in product(places, of_methods):
-            if self._has_room(place, method):
-                yield from self._extents_at(place, method)
-
-    def _has_room(self, place: Place, method: Method) -> bool:
-        """True if the policy and the passes of a method have room on the GPUs of a place."""
-        precision = self._demand.precision(method, place.pool.hardware)
-        if precision is None:
-            return False
-        # One lower bound per method and precision can rule out a whole product.
-        engined = not self.engines.why_none
-        floor = self._footprints.floor(method, precision, place.world, engined=engined)
-        return floor <= place.pool.usable_bytes
-
-    @property
-    def _all_places(self) -> Iterator[Place]:
-        """The places of all pools."""
-        return chain.from_iterable(self._places.values())
-
-    def _extents(self, pool: Pool, method: Method) -> Iterator[Extent]:
-        """A method in every place of a pool that something may sample in, smallest first."""
-        for place in self._places[pool]:
-            yield from self._extents_at(place, method)
-
-    def _extents_at(self, place: Place, method: Method) -> Sequence[Extent]:
-        """A method in a place that something may sample in; none where the GPUs lack its pinned
-        dtype.
-
-        On one GPU, ZeRO has nobody to share with and only costs, unless it offloads.
-        """
-        key = (id(place), id(method))
-        if key not in self._all:
-            precision = self._demand.precision(method, place.pool.hardware)
-            # On one GPU ZeRO has no other rank to share with. It only costs, unless it offloads.
-            has_use = place.world > 1 or not method.zero or method.offload
-            extents: Iterable[Extent] = ()
-            if precision and has_use and self.engines.candidates(place, precision):
-                extents = self._extents_with_memory(place, method, precision)
-            self._all[key] = list(extents)
-        return self._all[key]
-
-    def _extents_with_memory(
-        self, place: Place, method: Method, precision: Precision
-    ) -> Iterator[Extent]:
-        """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
-        its host memory."""
-        extent = Extent(place, method, precision, self._footprints, self.engines)
-        variants = extent.without_engine
-        has_engine = self.engines.candidates(place, precision)[0] is not None
-        engine_bytes = ENGINE_PROCESS if has_engine else 0
-        # The same GPUs on more nodes have more host memory and slower links. So the first number of
-        # nodes with enough memory is the only one that may be better.
-        wider: Place | None = place
-        while wider:
-            per_node, memory = wider.per_node, wider.host_memory
-            if variants.host(per_node) + per_node * engine_bytes <= memory:
+            setups = [variants.fastest.setup] if fits else variants.fitting(limit)
+            fastest = self._times.fastest(extent, variants, setups)
+            options.append(self._option(extent, variants, variants.footprint_of(fastest)))
+            if fits:
+                # More room makes nothing faster.
                 break
-            wider = self._next_wider(wider)
-        # Without an engine the first place may do, with one the wider.
-        fits = variants.host(place.per_node) <= place.host_memory
-        if fits or wider is None:
-            yield extent
-        if wider and wider is not place and self.engines.candidates(wider, precision):
-            yield Extent(wider, method, precision, self._footprints, self.engines)
+        return options
 
-    def _next_wider(self, place: Place) -> Place | None:
-        """As many GPUs on the next larger number of nodes; None if the pool has too few nodes."""
-        demand = self._demand
-        if demand.spec.nodes:
-            return None
-        for per_node in range(place.per_node - 1, 0, -1):
-            if place.world % per_node == 0:
-                nodes = place.world // per_node
-                return place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
-        return None
+    def _nearest(self, pool: Pool, method: Method) -> Iterable[Option]:
+        """Of a method in a pool that it does not fit in, the option that takes the least shares of
+        a GPU and of host memory, and the one that lacks least of them."""
+        leanest = [self._leanest(extent) for extent in self._extents.in_pool(pool, method)]
 
-    def _places_in(self, pool: Pool) -> Iterator[Place]:
-        """A place for every number of GPUs that splits the batch evenly and is within the job's
-        limits."""
-        demand, last = self._demand, 0.0
-        most = min(pool.gpus, demand.most_gpus or pool.gpus)
-        per_node = whole_node_gpus(demand.spec, pool.most_gpus_per_node)
-        for world in self._footprints.worlds:
-            if world > most:
-                return
-            # Each place is searched with all methods. Past WHOLE_NODES neighbouring numbers differ
-            # by little, and a part of a node would keep its rest from other jobs.
-            pinned = world in (demand.fewest_gpus, demand.most_gpus)
-            if world > WHOLE_NODES and not pinned and (world % per_node or world < last * SPACING):
-                continue
-            place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
-            if place:
-                last = world
-                yield place
+        # Equal shares on as many GPUs and nodes are the same option. So only of what is shown is
+        # the time worked out.
+        def key(part: EnginedExtent, free: float) -> tuple[float, int, int]:
+            missing = sum(max(0.0, share - free) for share in part.shares)
+            return missing, part.extent.place.world, part.extent.place.nodes
 
-    def _nearest_option(self, extent: Extent) -> Option:
-        """The option of an extent which takes least; where even training does not fit, with any
-        engine."""
+        nearest = [min(leanest, key=partial(key, free=free)) for free in (0.0, 1.0) if leanest]
+        return starmap(self._leanest_option, dict.fromkeys(nearest))
+
+    def _leanest(self, extent: Extent) -> EnginedExtent:
+        """An extent with the engine that takes least; where even training does not fit, with
+        any."""
         if not extent.may_train:
-            return self._leanest_option(extent, extent.variants_with(extent.candidates[-1]))
+            return EnginedExtent(extent, extent.variants_with(extent.candidates[-1]))
         leanest = min(extent.variants, key=lambda variants: variants.leanest.device)
-        return self._leanest_option(extent, leanest)
+        return EnginedExtent(extent, leanest)
 
     def _leanest_option(self, extent: Extent, variants: Variants) -> Option:
         """The option with the engine of these variants which takes least."""

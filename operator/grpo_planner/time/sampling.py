@@ -6,12 +6,14 @@ With transformers' generate, finished ones stay in the batch until the longest h
 lets them go and takes waiting ones in. All results are seconds.
 """
 
+from collections.abc import Iterable
+
 from ..hardware.products import Product
 from ..memory import engine as terms
 from ..memory.setup import Setup
 from ..model.shapes import Shape
 from .constants import FITTED, Constants
-from .lengths import batches, longest
+from .lengths import Batch, batches, longest
 from .training import GIGA, expert_flops, pass_seconds, reached_flops
 
 MEMORY_EFFICIENCY = 0.6
@@ -104,10 +106,7 @@ def engine_seconds(
     prompts = pass_seconds(shape, hardware, at_once * prompt, prompt, constants)
     prefill = prompts / engine.tensor_parallel
     token = EngineToken(shape, setup, hardware, constants)
-    thinned = sum(
-        batch.tokens * token.seconds(batch.sequences, batch.position)
-        for batch in batches(mean, limit, constants.runaway, at_once)
-    )
+    thinned = token.seconds_of(batches(mean, limit, constants.runaway, at_once))
     full = mean * token.seconds(at_once, mean)
     generations = engine.syncs
     refills = max(0.0, calls - generations)
@@ -143,11 +142,18 @@ class EngineToken:
 
     def seconds(self, sequences: float, position: float) -> float:
         """Seconds of a token of `sequences` that have `position` tokens of their completions."""
-        cached = sequences * (self._prompt + position) * self._token_bytes
-        weights = self._weights
-        if self._has_experts:
-            unread = self._shape.parameters - decoded_parameters(self._shape, sequences)
-            weights -= unread * self._expert_bytes
-        read_seconds = (weights + cached) / self._bandwidth
-        longest_part = max(read_seconds, self._computed * sequences, self._launched)
-        return longest_part + self._fixed + self._sampled * sequences
+        return self.seconds_of([Batch(1.0, sequences, position)])
+
+    def seconds_of(self, batches: Iterable[Batch]) -> float:
+        """Seconds of all tokens of batches."""
+        prompt, token_bytes, bandwidth = self._prompt, self._token_bytes, self._bandwidth
+        computed, fixed, sampled = self._computed, self._fixed, self._sampled
+        seconds, weights = 0.0, self._weights
+        for tokens, sequences, position in batches:
+            if self._has_experts:
+                unread = self._shape.parameters - decoded_parameters(self._shape, sequences)
+                weights = self._weights - unread * self._expert_bytes
+            read_seconds = (weights + sequences * (prompt + position) * token_bytes) / bandwidth
+            longest_part = max(read_seconds, computed * sequences, self._launched)
+            seconds += tokens * (longest_part + fixed + sampled * sequences)
+        return seconds

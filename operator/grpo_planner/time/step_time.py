@@ -33,7 +33,9 @@ from .training import (
     TrainingTime,
     communication_seconds,
     compute_seconds,
+    gathering_pass,
     offload_seconds,
+    pass_seconds,
     trained_length,
 )
 
@@ -135,6 +137,19 @@ def training_time(
         communication_seconds(shape, setup, link, latency, constants.exposed),
         offload_seconds(shape, setup),
     )
+
+
+def scoring_time(
+    shape: Shape, setup: Setup, hardware: Product, nodes: int, constants: Constants = FITTED
+) -> float:
+    """What the training time has of one pass for log-probabilities; arguments as of step_time."""
+    length = trained_length(setup, constants)
+    seconds = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
+    if setup.zero == 3:
+        link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
+        gathered = gathering_pass(shape, setup, link, GATHER_SECONDS[nodes > 1])
+        seconds += constants.exposed * gathered
+    return setup.accumulation * seconds / setup.iterations
 
 
 def sampling_time(

@@ -120,6 +120,12 @@ def compute_seconds(
     return passes * setup.accumulation * seconds_per_pass + constants.step_seconds
 
 
+def gathering_pass(shape: Shape, setup: Setup, link: float, latency: float) -> float:
+    """All weights gathered layer by layer under ZeRO-3, for one pass."""
+    share = (setup.world - 1) / setup.world
+    return setup.weight_bytes * shape.parameters * share / link + shape.layers * latency
+
+
 def communication_seconds(
     shape: Shape, setup: Setup, link: float, latency: float, exposed: float
 ) -> float:
@@ -136,7 +142,7 @@ def communication_seconds(
         return 2 * gradients
     if setup.zero == 2:
         return (setup.accumulation + 1) * gradients
-    model = setup.weight_bytes * shape.parameters * share / link + shape.layers * latency
+    model = gathering_pass(shape, setup, link, latency)
     passes = 2 + scoring_passes(setup) / setup.iterations
     return exposed * setup.accumulation * (gradients + passes * model)
 
