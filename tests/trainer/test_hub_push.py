@@ -295,6 +295,17 @@ def test_a_signature_of_a_former_model_does_not_stay_beside_another(
     assert made(hub).commits[push(export)] == FIRST_COMMIT | files_of(export)
 
 
+def test_a_commit_that_a_server_of_the_hub_does_not_know_yet_is_asked_for_again(
+    hub: WritableHub, export: Path
+) -> None:
+    push(export)
+    position = max(i for i, one in enumerate(hub.requests) if "/tree/" in one)
+    hub.repositories.clear()
+    hub.uploads.objects.clear()
+    hub.faults = [""] * position + ["404"]
+    assert_pushed_once(hub, export, push(export))
+
+
 @pytest.mark.parametrize("fault", ["403", "400"])
 def test_a_link_that_has_run_out_is_asked_for_again(
     hub: WritableHub, export: Path, fault: str

@@ -223,6 +223,7 @@ class EnginesMain:
                     self._learn_layout(lane)
                 lanes.append(lane)
             except EngineFailed as error:
+                log.warning(f"{engine.view.name}: {error}")
                 engine.record_failure(error)
         return lanes
 

@@ -308,7 +308,13 @@ def _push_once(target: Target, files: Files, message: str) -> str:
             commit_message=message,
             parent_commit=head or None,
         )
-    differing = files.differing_names(_tree(target, commit.oid))
+    try:
+        differing = files.differing_names(_tree(target, commit.oid))
+    except HfHubHTTPError as error:
+        # Another server of the hub than that which took the commit may not know of it yet.
+        if error.response.status_code == 404:
+            raise TryLater(f"commit {commit.oid} is not there yet") from error
+        raise
     if differing:
         raise BadInput(
             f"{target.description}: commit {commit.oid} has not the exported "
