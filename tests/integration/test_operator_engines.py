@@ -90,10 +90,13 @@ def test_a_failed_engine_is_made_again_while_the_attempt_goes_on(
     bench.wait("the event, which follows the status", told)
 
 
-def test_a_job_of_engines_that_somebody_deleted_is_made_again(roles: Roles, bench: Bench) -> None:
-    roles.running()
+@pytest.mark.parametrize("policy", ["Background", "Orphan"])
+def test_a_job_of_engines_that_somebody_deleted_is_made_again_and_its_pods_end(
+    roles: Roles, bench: Bench, policy: str
+) -> None:
+    trains, serves = roles.running()
     before = bench.get(JOBS, "run-1-engine")["metadata"]["uid"]
-    bench.delete(JOBS, "run-1-engine")
+    bench.delete(JOBS, "run-1-engine", propagationPolicy=policy)
 
     def again() -> bool:
         try:
@@ -102,8 +105,15 @@ def test_a_job_of_engines_that_somebody_deleted_is_made_again(roles: Roles, benc
             return False
 
     bench.wait("a new Job of engines", again)
+    ended = {pod["metadata"]["uid"] for pod in serves}
+    bench.wait("the old engines to end", lambda: not ended & live_uids(bench))
     roles.wait_engines(2)
+    assert {pod["metadata"]["uid"] for pod in trains} <= live_uids(bench)
     assert bench.status()["attempt"] == 1
+
+
+def live_uids(bench: Bench) -> set[str]:
+    return {p["metadata"]["uid"] for p in bench.pods() if p["status"]["phase"] not in ENDED}
 
 
 def test_the_failure_of_a_training_pod_starts_both_roles_anew(roles: Roles, bench: Bench) -> None:

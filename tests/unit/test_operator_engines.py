@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.cleanup import CleanUp, clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.start_checks import asks_about, current_engine_pods
@@ -245,9 +245,13 @@ def test_a_failed_engine_of_an_ended_attempt_does_not_spare_its_training_pods() 
     assert clean_up(make_seen(job, *things), LIMITS).stop_attempts == (1,)
 
 
-def test_engine_pods_whose_job_was_deleted_without_them_end_with_their_attempt() -> None:
-    orphan = make_engine(0, by="")
-    assert clean_up(seen_of(*WHOLE, orphan), LIMITS).stop_engines == ()
+def test_engine_pods_whose_job_was_deleted_without_them_end() -> None:
+    """Theirs is the DNS name of the engine that was made in their place."""
+    orphan = make_engine(0, by="", life="orphan")
+    assert clean_up(seen_of(*WHOLE, orphan), LIMITS) == CleanUp(stop_orphans=True)
+    assert clean_up(seen_of(*TRAINERS, orphan), LIMITS) == CleanUp(stop_orphans=True)
+    gone = make_engine(0, by="", life="orphan", deleted=True)
+    assert clean_up(seen_of(*WHOLE, gone, make_engine(1, by=None)), LIMITS) == CleanUp()
     job = make_job(status=active_status(attempt=2, plan=SERVED_PLAN, jobUid=None))
     left = clean_up(make_seen(job, orphan), LIMITS)
     assert (left.stop_attempts, left.stop_engines) == ((), (1,))

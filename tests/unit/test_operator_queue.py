@@ -268,6 +268,14 @@ def test_survivors_are_left_to_the_job_controller_when_it_will_end_them() -> Non
     assert cleared(hung) == CleanUp(stop_attempts=(1,))
 
 
+def test_orphans_are_not_left_to_the_controller_of_another_job() -> None:
+    job = make_job(status=active_status(attempt=2))
+    pods = (make_pod(0, 1, terminated(1)), make_pod(1, 1, by=""))
+    assert cleared(make_seen(job, make_child(1), make_child(2), *pods)) == CleanUp(
+        stop_attempts=(1,)
+    )
+
+
 def test_a_pod_whose_container_has_just_failed_is_not_deleted_with_its_logs() -> None:
     status = active_status(conditions=[condition("Failed", since=0)])
     pods = (make_pod(0, state=terminated(1), phase="Running"), make_pod(1))

@@ -14,9 +14,12 @@ from grpo_operator.decide.observation import Observation
 from grpo_operator.records.records import PodRecord
 from grpo_operator.records.terminations import pod_termination
 from tests.unit.operator_world import (
+    SERVED_PLAN,
     active_status,
     judged,
     make_child,
+    make_engine,
+    make_engines,
     make_job,
     make_pod,
     make_seen,
@@ -256,6 +259,22 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
             make_job(status=active_status(jobUid=None)),
             pod_that("DivergedKL", by=""),
             make_pod(1, by=""),
+        ),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a Job that is being deleted was there, known uid or not": (
+        make_seen(make_job(status=active_status(jobUid=None)), make_child(deleting=True)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "engines without their gang mean that its Job was deleted, known uid or not": (
+        make_seen(
+            make_job(status=active_status(plan=SERVED_PLAN, jobUid=None)),
+            make_engines(),
+            make_engine(),
         ),
         Action.ADMIT,
         "Preempted",

@@ -21,6 +21,8 @@ class CleanUp:
     stop_attempts: tuple[int, ...] = ()
     stop_engines: tuple[int, ...] = ()
     """Attempts with live engine pods that no Job has any more."""
+    stop_orphans: bool = False
+    """True if the running attempt has live pods that no Job of it controls."""
 
 
 def clean_up(observation: Observation, limits: Limits) -> CleanUp:
@@ -31,6 +33,8 @@ def clean_up(observation: Observation, limits: Limits) -> CleanUp:
         delete_jobs=tuple(_jobs_to_delete(observation)),
         stop_attempts=_attempts_to_stop(pods),
         stop_engines=_attempts_with_orphaned_engines(pods),
+        # Without its Job the attempt ends, and its orphans are the next one's to end.
+        stop_orphans=observation.child is not None and bool(observation.orphans),
     )
 
 
@@ -84,20 +88,20 @@ def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
 
 def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
     """Return the attempts whose live training pods nobody else ends."""
-    live: set[int] = set()
-    failing: set[int] = set()
+    live: set[tuple[int, str]] = set()
+    failing: set[tuple[int, str]] = set()
     for pod in pods:
         if pod.engine:
             continue
         if pod.is_live:
-            live.add(pod.attempt)
+            live.add((pod.attempt, pod.controller_uid))
         # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A
         # pod whose container has just ended is not Failed yet for a moment, and deleting it then
         # would take its logs. Nobody else ends the survivors of a Job that was deleted without its
         # pods.
         if pod.controller_uid and _has_failed(pod):
-            failing.add(pod.attempt)
-    return tuple(sorted(live - failing))
+            failing.add((pod.attempt, pod.controller_uid))
+    return tuple(sorted({attempt for attempt, _ in live - failing}))
 
 
 def _has_failed(pod: PodRecord) -> bool:

@@ -78,7 +78,10 @@ class Observation:
     deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
-    """True if pods of the current attempt are there without their Job."""
+    """True if a Job of the current attempt's gang was made: its pods are there, or it is being
+    deleted, or its engines are."""
+    orphans: tuple[PodRecord, ...] = NO_PODS
+    """Live pods of the current attempt that a Job made and no Job has any more."""
     pull: Pull | None = None
     """Last answer of the current attempt's rank 0."""
     silence: Silence | None = None
@@ -350,8 +353,10 @@ def observe(
     engines = _current_engines(current)
     controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
     of_roles = _by_role(labelled, attempt, controllers, engines)
+    # The gang's Job is made first, so each other Job of the attempt means that there was one.
+    orphaned = bool(current) or of_roles.has_orphans
     if job.is_active:
-        expected = bool(job.status.job_uid) or of_roles.has_orphans
+        expected = bool(job.status.job_uid) or orphaned
         first_seen = first_seen_tracker.update(
             job.key,
             attempt,
@@ -374,7 +379,8 @@ def observe(
         engines=engines,
         engine_pods=of_roles.engines,
         first_seen=first_seen,
-        orphaned=of_roles.has_orphans,
+        orphaned=orphaned,
+        orphans=of_roles.orphans,
         gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
         pods_left=pods_left,
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
@@ -394,6 +400,11 @@ class _PodsByRole(NamedTuple):
         """True if a Job that is gone made some of them; its pods may have lost it as their
         owner."""
         return any(pod.controller_uid or pod.made_by_job for pod in self.stray)
+
+    @property
+    def orphans(self) -> tuple[PodRecord, ...]:
+        """Live ones that a Job made and no Job has any more."""
+        return tuple(pod for pod in self.stray if pod.is_orphan and pod.is_live)
 
 
 def _by_role(

@@ -10,7 +10,7 @@ from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
 from ..decide.cleanup import clean_up
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
-from ..records.names import attempt_selector, engine_selector
+from ..records.names import attempt_selector, engine_selector, orphan_selector
 from ..records.records import GRPOJobRecord
 from .caches import Caches
 
@@ -41,6 +41,11 @@ class GarbageCollector:
         uid, namespace = observation.job.uid, observation.job.key.namespace
         selectors = [attempt_selector(uid, attempt) for attempt in garbage.stop_attempts]
         selectors += [engine_selector(uid, attempt) for attempt in garbage.stop_engines]
+        if garbage.stop_orphans:
+            jobs = (observation.child, observation.engines)
+            kept_jobs = [job.uid for job in jobs if job]
+            attempt = observation.job.status.attempt
+            selectors.append(orphan_selector(uid, attempt, kept_jobs))
         for selector in selectors:
             await self._cluster.delete_all(Selection(PODS, namespace, selector, LIVE_PODS))
 

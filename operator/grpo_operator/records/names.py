@@ -5,7 +5,7 @@ and the attempt alone.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import (
@@ -148,6 +148,13 @@ def attempt_selector(uid: str, attempt: int) -> str:
 def engine_selector(uid: str, attempt: int) -> str:
     """The same of the attempt's engine pods."""
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
+
+
+def orphan_selector(uid: str, attempt: int, jobs: Iterable[str]) -> str:
+    """Label selector of the pods that a Job of the attempt made, but for those of the Jobs with
+    these uids."""
+    made_by = f"{LABEL_CONTROLLER},{LABEL_CONTROLLER} notin ({','.join(jobs)})"
+    return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{made_by}"
 
 
 def rank0_address(namespace: str, name: str, attempt: int) -> str:

@@ -316,6 +316,11 @@ class PodRecord:
         return bool(self.waiting) and not is_creating
 
     @property
+    def is_orphan(self) -> bool:
+        """True if a Job made the pod, and it lost that Job as its owner."""
+        return self.made_by_job and not self.controller_uid
+
+    @property
     def is_live(self) -> bool:
         """True while the pod has not ended and is not being deleted."""
         return self.phase not in ENDED_PHASES and not self.deleting
