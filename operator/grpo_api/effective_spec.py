@@ -22,6 +22,7 @@ from .pods.platform import VOLUME_PREFIX
 from .status.status import AppliedJobClass
 from .text.base import Model, dotted_path
 from .text.contract import CLASS_KIND
+from .text.problems import requirement
 
 Fields = dict[str, Any]
 _KEYS = {"env": "name", "podTemplate.spec.imagePullSecrets": "name"}
@@ -90,9 +91,10 @@ def _resolve_spec(text: str, class_text: str, name: str) -> Resolution:
     try:
         job_class = class_spec(class_text)
     except ValidationError as error:
-        path = dotted_path(error.errors()[0]["loc"])
-        problem = f"{CLASS_KIND} {name} can't be read by this version: spec.{path}"
-        return Resolution(None, (problem,))
+        first = error.errors()[0]
+        problem = f"spec.{dotted_path(first['loc'])}: {requirement(first, {})}"
+        sentence = f"{CLASS_KIND} {name} can't be read by this version: {problem}"
+        return Resolution(None, (sentence,))
     fixed = _set_fields(job_class.fixed)
     resources = _set_fields(job_class.platform.resources)
     if resources:

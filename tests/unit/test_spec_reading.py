@@ -241,6 +241,11 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
          "reward's arguments in its file, as by functools.partial, and name the result"),
         ({"adapter.targetModules": ["q_proj", "all-linear"]}, "adapter.targetModules: all-linear "
          'stands alone and means all linear layers but the head (got ["q_proj", "all-linear"])'),
+        ({"dataset.path": "a"}, "dataset.path: unknown field; did you mean name?"),
+        ({"env": [{"name": "A B"}]}, "env[0].name: must be letters, digits, `_`, `-` and `.`, "
+         'with a letter or `_` first (got "A B")'),
+        ({"guard.stopOn": ["Nosignal"]}, "guard.stopOn[0]: must be one of 15 words, which `kubectl "
+         'explain` lists; did you mean NoSignal? (got "Nosignal")'),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),
     ],

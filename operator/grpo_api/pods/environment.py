@@ -23,6 +23,7 @@ from ..text.names import (
     OptionalReference,
     ResourceFieldSelector,
     SecretKeySelector,
+    VariableName,
 )
 
 SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
@@ -68,12 +69,7 @@ class EnvVar(Model):
         ),
     )
 
-    name: Annotated[
-        str,
-        Field(
-            min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"
-        ),
-    ]
+    name: VariableName
     """Name of the variable. Of the operator's own, HOME, HF_HOME and the like may be replaced."""
     value: Annotated[str, Field(max_length=4096)] | None = None
     """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or

@@ -49,6 +49,14 @@ OTHER_NAMES = {
 }
 """Names of verl, OpenRLHF, vLLM, PEFT and of Kubernetes' Job, in snake case."""
 
+_NEAR: dict[tuple[int | str, ...], str] = {
+    ("model", "path"): "name",
+    ("dataset", "path"): "name",
+    ("http", "endpoint"): "url",
+    ("http", "uri"): "url",
+}
+"""By section and field, the field of the same section that is meant."""
+
 
 def _letters(name: str) -> str:
     """A name in any case, without underscores: to_snake parts `bf16` before its digits."""
@@ -70,6 +78,8 @@ def other_name_hint(location: Sequence[int | str]) -> str:
     *parents, field = location
     if parents[-1:] == ["python"] and field in _ARGUMENTS:
         return "bind a reward's arguments in its file, as by functools.partial, and name the result"
+    if near := _NEAR.get((*parents[-1:], field)):
+        return f"did you mean {near}?"
     if len(parents) > 1:
         return ""
     name = _SPELLINGS.get(_letters(str(field)), to_snake(str(field)))

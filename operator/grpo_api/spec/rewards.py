@@ -12,6 +12,7 @@ from ..text.names import (
     ImageVolume,
     Repository,
     Revision,
+    RewardName,
     SecretKeySelector,
     VolumeClaim,
 )
@@ -181,10 +182,7 @@ class RewardSpec(Model):
     """Fields, as users write them, that decide when a run ends and not what it computes: it may go
     on with others."""
 
-    name: (
-        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")]
-        | None
-    ) = None
+    name: RewardName | None = None
     """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum of rewards. Unset: 1."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import Model, exactly_one
-from ..text.names import DataKey, LocalObjectReference, Path
+from ..text.names import DataKey, LocalObjectReference, Path, ServiceURL
 from .checkpoint import HubRepository
 
 TrackerName = Literal["wandb", "mlflow", "trackio", "tensorboard"]
@@ -21,10 +21,6 @@ TABLE_TRACKERS: tuple[TrackerName, ...] = ("wandb", "trackio")
 _Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _PROJECT = r"^[^/\\#?%:\x00-\x1f\x7f]+$"
 """W&B refuses other names: its pages have them in their address."""
-# Without user, query and fragment, where a secret would be seen.
-_URL = Annotated[
-    str, Field(max_length=512, pattern=r"^https?://[-.:a-zA-Z0-9]+(/[-._/a-zA-Z0-9]*)?$")
-]
 _Project = Annotated[str, Field(min_length=1, max_length=128, pattern=_PROJECT)]
 
 
@@ -42,7 +38,7 @@ class WandbTracking(Model):
     """Project of the run."""
     entity: Annotated[str, Field(max_length=128, pattern=r"^[-_a-zA-Z0-9]+$")] | None = None
     """Owner of the project. Unset: the API key's default."""
-    url: _URL | None = None
+    url: ServiceURL | None = None
     """W&B server. Unset: https://api.wandb.ai."""
     token_secret_ref: TokenSelector
     """API key."""
@@ -51,7 +47,7 @@ class WandbTracking(Model):
 class MLflowTracking(Model):
     """MLflow."""
 
-    url: _URL
+    url: ServiceURL
     """Tracking server."""
     experiment: _Text = "Default"
     """Created if it is missing. Unset: Default."""
@@ -68,7 +64,7 @@ class TrackioTracking(Model):
     """Project of the run."""
     space: HubRepository | None = None
     """Space such as `team/training`, created private. Unset: `url`."""
-    url: _URL | None = None
+    url: ServiceURL | None = None
     """Own server. Unset: `space`."""
     token_secret_ref: TokenSelector
     """Hub token that may write to the Space, or the server's."""

@@ -98,6 +98,22 @@ SUB_PATH_RULE = inside_rule("subPath", optional=True)
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 """A key of a Secret or a ConfigMap."""
 
+VariableName = Annotated[
+    str,
+    Field(min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"),
+]
+"""The name of an environment variable."""
+
+RewardName = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")
+]
+"""The name of a reward in metrics."""
+
+ServiceURL = Annotated[
+    str, Field(max_length=512, pattern=r"^https?://[-.:a-zA-Z0-9]+(/[-._/a-zA-Z0-9]*)?$")
+]
+"""The URL of a service, without user, query and fragment, where a secret would be seen."""
+
 
 class VolumeClaim(Model):
     """An existing PersistentVolumeClaim of the job's namespace."""

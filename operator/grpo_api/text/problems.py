@@ -17,6 +17,7 @@ from .base import dotted_path
 from .contract import KIND
 from .messages import value_text
 from .names import (
+    DataKey,
     DNSLabel,
     Endpoint,
     Image,
@@ -26,12 +27,17 @@ from .names import (
     Path,
     Repository,
     Revision,
+    RewardName,
+    ServiceURL,
     SubPath,
+    VariableName,
 )
 from .quantity import Quantity
 from .schema import Schema, schema_fields
 
 _LIKENESS = 0.8
+_LONG = 200
+"""Characters of a list of values from which one that is meant is named alone."""
 _MAX_PLACES = 5
 """A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
 
@@ -55,6 +61,12 @@ _PATTERNS = {
     _pattern(SubPath): "must be a path inside the volume: remove `/` from its beginning",
     _pattern(Image): _NO_BLANKS,
     _pattern(Path): "must be an absolute path without `:`",
+    _pattern(DataKey): "must be a key of a Secret or ConfigMap: letters, digits, `-`, `_` and `.`",
+    _pattern(
+        VariableName
+    ): "must be a variable's name: letters, digits, `_`, `-` and `.`, no digit first",
+    _pattern(RewardName): "must be letters, digits, `_` and `-`, with no digit first",
+    _pattern(ServiceURL): "write it as https://HOST/PATH, without user and query",
     _pattern(Quantity): "write it as 500m, 4 or 16Gi",
     _pattern(Endpoint): "write it as http://HOST:PORT or https://HOST",
 }
@@ -196,8 +208,11 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     spelled = {str(value).lower(): str(value) for value in values}
     spelled |= {word: value for word, value in _OTHER_VALUES.items() if value in values}
     close = get_close_matches(str(problem["input"]).lower(), spelled, n=1, cutoff=_LIKENESS)
-    suggestion = f"; did you mean {spelled[close[0]]}?" if close else ""
-    return f"{allowed}{suggestion}"
+    if not close:
+        return allowed
+    if len(allowed) > _LONG:
+        allowed = f"must be one of {len(values)} words, which `kubectl explain` lists"
+    return f"{allowed}; did you mean {spelled[close[0]]}?"
 
 
 def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
