@@ -62,9 +62,7 @@ _PATTERNS = {
     _pattern(Image): _NO_BLANKS,
     _pattern(Path): "must be an absolute path without `:`",
     _pattern(DataKey): "must be a key of a Secret or ConfigMap: letters, digits, `-`, `_` and `.`",
-    _pattern(
-        VariableName
-    ): "must be a variable's name: letters, digits, `_`, `-` and `.`, no digit first",
+    _pattern(VariableName): "must be letters, digits, `_`, `-` and `.`, with a letter or `_` first",
     _pattern(RewardName): "must be letters, digits, `_` and `-`, with no digit first",
     _pattern(ServiceURL): "write it as https://HOST/PATH, without user and query",
     _pattern(Quantity): "write it as 500m, 4 or 16Gi",
