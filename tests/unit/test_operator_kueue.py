@@ -100,6 +100,12 @@ def test_a_gang_of_which_nobody_knows_whether_it_is_admitted_runs_on_and_none_is
     assert (judged(unstarted).action, judged(unstarted).reason) == (Action.WAIT, "FailedCreate")
 
 
+def test_orphans_do_not_live_on_while_nobody_knows_whether_their_job_is_admitted() -> None:
+    orphaned = make_queued(None, make_pod(by=""), status=active_status(jobUid=None))
+    decision = judged(replace(orphaned, kueue_problem="may not see"))
+    assert (decision.action, decision.reason) == (Action.ADMIT, "Preempted")
+
+
 def test_the_engines_of_a_gang_are_started_with_it_however_long_its_nodes_take() -> None:
     unbound = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
     job = active_status(plan=SERVED_PLAN, running=False, attemptStartTime=at(-9000))

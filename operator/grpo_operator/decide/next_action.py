@@ -54,7 +54,8 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
     if observation.kueue_problem:
         message = f"not started while its Workload is not known: {observation.kueue_problem}"
         wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=UNKNOWN_PAUSE)
-        return None if observation.child else wait
+        # One whose Job is gone has ended; what is left of it waits for nobody.
+        return None if observation.child or observation.is_job_gone else wait
     if workload is None:
         return _taken_back("its Workload is gone")
     if workload.may_continue:
@@ -265,11 +266,9 @@ def job_gone(observation: Observation, limits: Limits) -> Decision | None:
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the
     attempt.
     """
-    status = observation.job.status
-    was_created = status.job_uid or observation.first_seen.child_uid or observation.orphaned
-    if observation.child is not None or not was_created:
+    if not observation.is_job_gone:
         return None
-    message = f"the Job of attempt {status.attempt} was deleted"
+    message = f"the Job of attempt {observation.job.status.attempt} was deleted"
     outcome = Outcome(result=Result.PREEMPTED, message=message)
     return restart_or_fail(observation, limits, outcome, counted=False)
 

@@ -134,6 +134,12 @@ class Observation:
         was_told = progress is not None and progress.attempt == self.job.status.attempt
         return self.pull is not None or was_told
 
+    @property
+    def is_job_gone(self) -> bool:
+        """True if the Job of the attempt's gang was made, and is deleted or being deleted."""
+        was_made = self.job.status.job_uid or self.first_seen.child_uid or self.orphaned
+        return self.child is None and bool(was_made)
+
     @cached_property
     def initializing_pod(self) -> PodRecord | None:
         """The first pod of the gang whose init container runs."""
