@@ -73,7 +73,7 @@ class Pod:
     owner: str
     state: str = "live"
     deleting: bool = False
-    number: int = 0
+    number: int = field(default=0, kw_only=True)
 
     @property
     def is_live(self) -> bool:
@@ -249,7 +249,7 @@ class World:
             decision = self.reconcile()
             self.control()
             status = {key: self.status.get(key) for key in ("attempt", "phase", "conditions")}
-            now = repr((status, *map(astuple, (*self.jobs, *self.pods))))
+            now = repr((status, [*map(astuple, self.jobs)], [*map(astuple, self.pods)]))
             before, self.still = now, self.still + 1 if now == before else 0
             if self.still > (5 if decision.look_again else 3):
                 return decision
