@@ -74,6 +74,7 @@ def test_samples_of_a_run_are_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("rows", "options", "says"),
     [
         (ROWS, [], "2: spec.rewards[2].python.configMap is not read here"),
+        (ROWS, ["--files", "nowhere"], "2: --files nowhere is no folder"),
         ([{"text": "a"}], ["--files", "."], "2: rows.jsonl: no row has `completion`"),
         ([{"completion": "a"}], ["--files", "."], "1: row 1 has no 'answer'"),
     ],

@@ -108,6 +108,14 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
     assert "name its file by --to" in printed(capsys, "history", run_folder, "-o", "png", code=2)
     nothing = printed(capsys, "history", run_folder, "-o", "plot", "--key", "kl", code=2)
     assert "has no numbers under kl" in nothing
+    tracked, log = tmp_path / "wandb.csv", tmp_path / "run.log"
+    tracked.write_text("_step,train/global_step,train/reward\n5,1,0.5\n9,,\n11,2,0.7\n")
+    log.write_text("1/2 {'reward': 0.5}\n2/2 {'reward': '0.7'}\n")
+    for source in (tracked, log):
+        plot = printed(capsys, "history", source, "-o", "plot")
+        assert "reward: 0.5 at step 1, 0.7 at step 2" in plot
+    unknown = printed(capsys, "history", tracked, "--key", "kl", code=2)
+    assert "--key kl: there are _step, train/global_step, train/reward" in unknown
 
 
 NAMES = st.sampled_from(["groups", "completions", "completion", "rewards", "digits", "advantage"])

@@ -33,7 +33,9 @@ def curves_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Cu
     for key in keys:
         points = []
         for row in rows:
-            step, value = as_number(row.get("step")), as_number(row.get(key))
+            # W&B's exports have a prefix before the trainer's keys.
+            logged = row.get(key, row.get(f"train/{key}"))
+            step, value = as_number(row.get("step")), as_number(logged)
             if step is not None and value is not None and math.isfinite(value + step):
                 points.append((int(step), value))
         if points:

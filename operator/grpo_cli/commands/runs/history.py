@@ -11,6 +11,7 @@ from typing import Any
 from grpo_api.report.history import ATTEMPT, STEP, Row, standing_rows
 
 from ...cluster.delivery_pod import add_pod_arguments
+from ...inputs.printed_logs import number_steps
 from ...inputs.run_history import SOURCE_HELP, load_history
 from ...show import curves
 from ...show.errors import ManifestError, OptionError
@@ -63,7 +64,7 @@ def run(options: Namespace) -> int:
         shown = rows if options.rolled_back else standing_rows(rows)
         _print_csv(shown, options.key)
         return 0
-    drawn = curves.curves_of(standing_rows(rows), options.key or USUAL)
+    drawn = curves.curves_of(number_steps(standing_rows(rows)), options.key or USUAL)
     if not drawn:
         raise OptionError(
             f"{options.run_name} has no numbers under {', '.join(options.key or USUAL)}; choose by "

@@ -53,6 +53,8 @@ def run(options: Namespace) -> int:
     jobs = load_specs(options.filename)
     if len(jobs) != 1:
         raise OptionError(f"-f {options.filename}: {len(jobs)} GRPOJobs; name a file with one")
+    if options.files is not None and not options.files.is_dir():
+        raise OptionError(f"--files {options.files} is no folder")
     for position, reward in enumerate(jobs[0].spec.rewards):
         if options.files is None and reward.python and reward.python.config_map:
             raise OptionError(
