@@ -31,14 +31,13 @@ KUBERNETES_VERSION = "v1.36.3"
 
 @dataclass(frozen=True)
 class Program:
-    """What one `go build` makes: `outputs` out of `packages` of the module in the folder
-    `module`."""
+    """What one `go build` makes: `outputs` out of `packages`."""
 
-    module: str
     packages: tuple[str, ...]
     outputs: tuple[str, ...]
-    own: str = ""  # the folder of our own source, whose change must rebuild
     _: KW_ONLY
+    own: str = ""  # the folder of our own source, whose change must rebuild
+    module: str = ""  # the folder of its Go module, for one that needs other versions than the rest
     tags: str = ""
     cgo: bool = False
     stamp: str = ""  # a string variable set by the linker
@@ -47,45 +46,55 @@ class Program:
 CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
 PROGRAMS = {
     "kube": Program(
-        "kube",
-        (".",),
+        ("./kube",),
         ("kube",),
-        ".",
+        own="kube",
         stamp=f"k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
     ),
     "containerd": Program(
-        "tools",
         (f"{CONTAINERD}containerd", f"{CONTAINERD}containerd-shim-runc-v2", f"{CONTAINERD}ctr"),
         ("containerd", "containerd-shim-runc-v2", "ctr"),
     ),
-    "runc": Program(
-        "tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True
-    ),
-    "coredns": Program("tools", ("./coredns",), ("coredns",), "coredns"),
-    "pause": Program("tools", ("./pause",), ("pause",), "pause"),
-    "folder": Program("tools", ("./folder",), ("folder",), "folder"),
+    "runc": Program(("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True),
+    "coredns": Program(("./coredns",), ("coredns",), own="coredns"),
+    "pause": Program(("./pause",), ("pause",), own="pause"),
+    "folder": Program(("./folder",), ("folder",), own="folder"),
     "local-path-provisioner": Program(
-        "storage", ("github.com/rancher/local-path-provisioner",), ("local-path-provisioner",)
+        ("github.com/rancher/local-path-provisioner",), ("local-path-provisioner",)
     ),
-    "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
-    "kueue": Program("kueue", ("sigs.k8s.io/kueue/cmd/kueue",), ("kueue",)),
+    "kwok": Program(("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
+    "kueue": Program(("sigs.k8s.io/kueue/cmd/kueue",), ("kueue",)),
     "versitygw": Program(
-        "versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)
+        ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",), module="versitygw"
     ),
-    "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
-    "health": Program("health", (".",), ("health",), "."),
-    "cosign": Program("cosign", ("github.com/sigstore/cosign/v2/cmd/cosign",), ("cosign",)),
+    "helm": Program(("helm.sh/helm/v4/cmd/helm",), ("helm",)),
+    "health": Program(("./health",), ("health",), own="health"),
+    "cosign": Program(("github.com/sigstore/cosign/v2/cmd/cosign",), ("cosign",), module="cosign"),
     "krew": Program(
-        "krew",
         ("sigs.k8s.io/krew/cmd/krew", "sigs.k8s.io/krew/cmd/validate-krew-manifest"),
         ("krew", "validate-krew-manifest"),
+        module="krew",
     ),
 }
+
+
+@dataclass(frozen=True)
+class ModuleFolders:
+    """What is needed of a Go module beside its programs."""
+
+    path: str  # by which Go imports it
+    folders: tuple[str, ...]
+    module: str = ""  # the folder of the go.mod that requires it
+
+
 MODULE_FOLDERS = {
-    "kueue": ("config/components/crd/bases", "charts/kueue"),
-    "prometheus-operator": ("example/prometheus-operator-crd",),
+    "kueue": ModuleFolders("sigs.k8s.io/kueue", ("config/components/crd/bases", "charts/kueue")),
+    "prometheus-operator": ModuleFolders(
+        "github.com/prometheus-operator/prometheus-operator",
+        ("example/prometheus-operator-crd",),
+        "prometheus-operator",
+    ),
 }
-"""What is needed of a module beside its programs."""
 NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder")
 GO_FOLDER = "go"
 """Of the cache: what Go downloads and compiles for the programs: 7 GB, not needed once all are
@@ -162,23 +171,22 @@ def _link(tools: Toolchain, folder: Path) -> None:
 
 
 def module_folder(name: str) -> Path:
-    """Return the folders MODULE_FOLDERS of the one module that `go/<name>/go.mod` requires,
-    downloaded once.
+    """Return where the folders MODULE_FOLDERS of a Go module are, downloaded once.
 
     Raises:
         ClusterError: the module can't be downloaded, or NO_BUILDS forbids it.
     """
-    folder = SOURCES / name
-    key = content_key(folder / "go.mod", folder / "go.sum", repr(MODULE_FOLDERS[name]))
+    needed = MODULE_FOLDERS[name]
+    module = SOURCES / needed.module
+    key = content_key(module / "go.mod", module / "go.sum", repr(needed))
     return cached(
-        cache_root() / "modules" / f"{name}-module-{key}", lambda part: _copy_module(name, part)
+        cache_root() / "modules" / f"{name}-module-{key}", lambda part: _copy_module(needed, part)
     )
 
 
-def _copy_module(name: str, target: Path) -> None:
-    folder = SOURCES / name
-    (module,) = re.findall(r"^require (\S+) ", (folder / "go.mod").read_text(), re.MULTILINE)
-    download = [str(go()), "-C", str(folder), "mod", "download", "-json", module]
+def _copy_module(needed: ModuleFolders, target: Path) -> None:
+    folder = SOURCES / needed.module
+    download = [str(go()), "-C", str(folder), "mod", "download", "-json", needed.path]
     with _go_folder_locked():
         done = subprocess.run(
             download, env=_environment(), capture_output=True, text=True, check=False
@@ -186,7 +194,7 @@ def _copy_module(name: str, target: Path) -> None:
         if done.returncode:
             raise ClusterError(f"`{' '.join(download)}` failed: {done.stderr}{done.stdout}")
         sources = Path(json.loads(done.stdout)["Dir"])
-        for part in MODULE_FOLDERS[name]:
+        for part in needed.folders:
             shutil.copytree(sources / part, target / part)
 
 
