@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_api.plan.learned import Learned, LearnedPrompts, MeasuredStep
 from grpo_codegen.calibration.__main__ import main
 from grpo_codegen.calibration.fit import errors_of, expected_share, fit, stored_errors
-from grpo_codegen.calibration.rows import predictions, published_runs
+from grpo_codegen.calibration.rows import NODE, predictions, published_runs
 from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.engine import cached_blocks
 from grpo_planner.memory.phases import predict
@@ -19,8 +19,14 @@ from grpo_planner.model.catalogue import lookup_shape
 from grpo_planner.plan import plan_job
 from grpo_planner.time.constants import FITTED, Constants, stored_fit
 from grpo_planner.time.lengths import longest, thinning
+from grpo_planner.time.sampling import PLANNED_ENGINE, SEVERAL_NODES
 from grpo_planner.time.step_time import step_time
-from grpo_planner.time.training import trained_length
+from grpo_planner.time.training import (
+    expert_seconds,
+    micro_batch_seconds,
+    pass_seconds,
+    trained_length,
+)
 from tests.generated import cases
 from tests.unit.planning import H100, QWEN_7B, inventory, nodes, spec
 
@@ -130,6 +136,45 @@ def test_time_rises_with_work_and_falls_with_hardware(setup: Setup, calls: int, 
     assert seconds(setup, replace(hardware, link=2 * hardware.link)) <= now
     assert seconds(setup, replace(hardware, teraflops=2 * hardware.teraflops)) <= now
     assert trained_length(setup, FITTED) <= setup.length * (1 + 1e-9)
+
+
+def test_a_pass_is_never_shorter_than_its_launches_which_gpus_of_one_copy_share() -> None:
+    shape, hardware = SHAPES[0], lookup_product(H100)
+    assert shape is not None
+
+    def seconds(tokens: int, **shares: int) -> float:
+        return micro_batch_seconds(shape, hardware, tokens, 128, FITTED, **shares)
+
+    launched = shape.layers * FITTED.layer_seconds
+    assert seconds(1) == launched
+    assert seconds(1, shared=4) == 4 * launched
+    assert seconds(1, units=15) == 15 * launched
+    many = seconds(65536)
+    assert many == pass_seconds(shape, hardware, 65536, 128, FITTED) > launched
+    assert seconds(65536, shared=4) == many
+
+
+def test_experts_are_bound_by_memory_and_dense_models_have_none() -> None:
+    dense, experts = SHAPES
+    assert dense is not None
+    assert experts is not None
+    hardware = lookup_product(H100)
+    slower = replace(hardware, teraflops=hardware.teraflops / 8)
+    assert expert_seconds(dense, hardware, 4096, FITTED) == 0
+    seconds = expert_seconds(experts, hardware, 4096, FITTED)
+    assert seconds == expert_seconds(experts, slower, 4096, FITTED) > 0
+    narrow = replace(hardware, bandwidth=hardware.bandwidth / 2)
+    assert expert_seconds(experts, narrow, 4096, FITTED) == 2 * seconds
+
+
+def test_a_row_declares_what_its_adapter_and_its_engine_over_nodes_cost() -> None:
+    adapted = next(row for row in ROWS if row.adapter)
+    assert adapted.units == 15
+    assert adapted.overheads.launches > 1
+    plain = adapted.model_copy(update={"adapter": False})
+    assert (plain.units, plain.overheads) == (1, PLANNED_ENGINE)
+    over_nodes = next(row for row in ROWS if row.tensor_parallel > NODE)
+    assert over_nodes.overheads == SEVERAL_NODES
 
 
 STEP = MeasuredStep(

@@ -60,15 +60,15 @@ PRIOR = 0.15
 """Weight of where a constant is, in rows per factor of e."""
 STEP_WEIGHT, PART_WEIGHT = 1.0, 0.5
 """A whole step counts as much as two of its parts, which are in it."""
-SHARES = frozenset({"utilisation", "experts", "blackwell", "read_share", "exposed", "runaway"})
+SHARES = frozenset({"utilisation", "blackwell", "read_share", "runaway"})
 """Constants that are at most 1."""
 ROUNDS = 25
 DIFFERENCE = 1e-4
 CONVERGED = 1e-6
 START = Constants(
-    utilisation=0.65, moved_bytes=150.0, experts=0.4, blackwell=0.5, step_seconds=1.0,
+    utilisation=0.65, moved_bytes=150.0, expert_bytes=150.0, blackwell=0.5, step_seconds=1.0,
     lora_passes=2.5, read_share=0.75, token_seconds=2e-3, sampling_seconds=1e-5,
-    sync_gb_per_s=10.0, exposed=0.5, runaway=0.01,
+    sync_gb_per_s=10.0, layer_seconds=9e-4, runaway=0.01,
 )  # fmt: skip
 """Where a fit begins: what the parts of the model were assumed to be before there was one."""
 

@@ -24,13 +24,20 @@ from grpo_planner.model.shapes import Shape
 from grpo_planner.tables import read_data
 from grpo_planner.time.constants import Constants
 from grpo_planner.time.measured_runs import Part, RunRow
-from grpo_planner.time.sampling import EngineToken, engine_seconds
+from grpo_planner.time.sampling import (
+    ADAPTER_LAUNCHES,
+    PLANNED_ENGINE,
+    SEVERAL_NODES,
+    EngineOverheads,
+    EngineToken,
+    engine_seconds,
+)
 from grpo_planner.time.step_time import link_bytes_per_second, sending_seconds
 from grpo_planner.time.training import (
     GATHER_SECONDS,
     communication_seconds,
     compute_seconds,
-    pass_seconds,
+    micro_batch_seconds,
 )
 
 NODE = 8
@@ -54,6 +61,10 @@ class Source(Model):
 class Row(RunRow):
     """A published run; `source` is the key of its Source."""
 
+    adapter: bool = False
+    """Whether each matrix of the adapter is gathered alone, and added to its product by the engine:
+    verl's LoRA without CUDA graphs."""
+
     @property
     def key(self) -> str:
         """What is left out at a time: one source's runs of one model."""
@@ -76,6 +87,20 @@ class Row(RunRow):
     def nodes(self) -> int:
         """Nodes of the run."""
         return ceil(self.gpus / NODE)
+
+    @property
+    def units(self) -> int:
+        """Groups of a layer's weights that are gathered and launched one by one."""
+        if not self.adapter:
+            return 1
+        return 1 + 2 * sum(linear.copies for linear in self.shape.linears)
+
+    @property
+    def overheads(self) -> EngineOverheads:
+        """What its engine takes longer with than a planned one."""
+        if self.adapter:
+            return EngineOverheads(launches=ADAPTER_LAUNCHES)
+        return SEVERAL_NODES if self.tensor_parallel > NODE else PLANNED_ENGINE
 
     @cached_property
     def setup(self) -> Setup:
@@ -137,7 +162,7 @@ def predictions(row: Row, constants: Constants) -> Iterator[Prediction]:
 def seconds_of(row: Row, part: Part, constants: Constants) -> float:
     """The model's seconds of a part of a row."""
     if part == "token":
-        token = EngineToken(row.shape, row.setup, row.hardware, constants)
+        token = EngineToken(row.shape, row.setup, row.hardware, constants, row.overheads)
         return token.seconds(row.sequences, row.completion / 2)
     if part == "training":
         return _training(row, constants)
@@ -157,10 +182,12 @@ def _training(row: Row, constants: Constants) -> float:
     """All updates of a step."""
     setup, shape = row.setup, row.shape
     length = row.prompt + row.completion
-    computed = compute_seconds(shape, setup, row.hardware, length, constants)
+    computed = compute_seconds(
+        shape, setup, row.hardware, length, constants, shared=row.split, units=row.units
+    )
     link = link_bytes_per_second(row.hardware, row.nodes, row.gpus // row.nodes)
     latency = GATHER_SECONDS[row.nodes > 1]
-    sent = communication_seconds(shape, setup, link, latency, constants.exposed)
+    sent = communication_seconds(shape, setup, link, latency)
     return row.updates * (computed + sent / row.split)
 
 
@@ -169,7 +196,9 @@ def _scoring(row: Row, constants: Constants) -> float:
     setup = row.setup
     length = row.prompt + row.completion
     tokens = setup.micro_batch * length
-    seconds_per_pass = pass_seconds(row.shape, row.hardware, tokens, length, constants)
+    seconds_per_pass = micro_batch_seconds(
+        row.shape, row.hardware, tokens, length, constants, shared=row.split, units=row.units
+    )
     return row.scores * row.updates * setup.accumulation * seconds_per_pass
 
 
@@ -181,7 +210,7 @@ def _generation(row: Row, constants: Constants) -> float:
     sized = replace(engine, most_sequences=row.at_once)
     setup = replace(row.setup, engine=sized)
     calls = max(1.0, per_engine / row.at_once)
-    return engine_seconds(row.shape, setup, row.hardware, calls, constants)
+    return engine_seconds(row.shape, setup, row.hardware, calls, constants, overheads=row.overheads)
 
 
 @cache

@@ -23,15 +23,15 @@ class Constants:
 
     utilisation: float = _meaning("share of the peak FLOP/s that matrix products reach")
     moved_bytes: float = _meaning("bytes moved between products, per width, layer and token")
-    experts: float = _meaning("share of a dense model's utilisation that experts reach")
-    blackwell: float = _meaning("share of Hopper's utilisation that Blackwell GPUs reach")
+    expert_bytes: float = _meaning("the same for each expert that a token is sent to")
+    blackwell: float = _meaning("share of Hopper's efficiency that Blackwell GPUs reach")
     step_seconds: float = _meaning("seconds of an update beside its products: optimizer, Python")
     lora_passes: float = _meaning("forward passes that forward and backward of LoRA count as")
     read_share: float = _meaning("share of the memory bandwidth that an engine reaches")
     token_seconds: float = _meaning("seconds of one token of all sequences beside its reads")
     sampling_seconds: float = _meaning("seconds per sequence and token to sample of 100,000 words")
     sync_gb_per_s: float = _meaning("GB/s at which weights reach an engine")
-    exposed: float = _meaning("share of ZeRO-3's traffic that computing does not hide")
+    layer_seconds: float = _meaning("seconds to launch a layer's kernels for one micro-batch")
     runaway: float = _meaning("share of completions that run to the limit, whatever the mean")
 
     @classmethod

@@ -97,8 +97,9 @@ MOST_ROWS, MOST_PER_SETTING = 400, 3
 """Rows of a file or ConfigMap, about 250 KB, and those of one setting: the newest stay."""
 
 
-FORMULA = 2
-"""Version of the time model's terms: 2 counts the passes that an engine is compared by."""
+FORMULA = 3
+"""Version of the time model's terms: 2 counts the passes that an engine is compared by, 3 the
+launches of a micro-batch, and experts by what they move."""
 
 
 def fit_id() -> str:

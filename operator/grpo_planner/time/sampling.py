@@ -7,6 +7,7 @@ lets them go and takes waiting ones in. All results are seconds.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..hardware.products import Product
 from ..memory import engine as terms
@@ -14,7 +15,7 @@ from ..memory.setup import Setup
 from ..model.shapes import Shape
 from .constants import FITTED, Constants
 from .lengths import Batch, batches, longest
-from .training import GIGA, expert_flops, pass_seconds, reached_flops
+from .training import GATHER_SECONDS, GIGA, expert_seconds, pass_seconds, reached_flops
 
 MEMORY_EFFICIENCY = 0.6
 """Share of the memory bandwidth that decoding of transformers' generate reaches (assumed)."""
@@ -26,10 +27,26 @@ rows of calibration.yaml)."""
 EAGER_EXPERTS = 3.0
 """By how much more of them a layer of experts has, with routing and sorting (assumed; verl's 30B
 rows)."""
+ADAPTER_LAUNCHES = 7.0
+"""By how much more an engine without CUDA graphs launches that adds an adapter to each product
+itself (assumed; verl's LoRA runs of calibration.yaml). The trainer sends merged weights instead."""
 REDUCE_SECONDS = 20e-6
-"""Latency of one sum over the GPUs of an engine, of which a layer has two (assumed)."""
+"""Latency of one sum over the GPUs of an engine on one node, of which a layer has two (assumed)."""
 WORDS = 1e5
 """Words of the vocabulary of which Constants.sampling_seconds tells."""
+
+
+class EngineOverheads(NamedTuple):
+    """What a published engine may take longer with than a planned one."""
+
+    launches: float = 1.0
+    """How many times as much it launches per layer where it has no CUDA graphs."""
+    reduce_seconds: float = REDUCE_SECONDS
+    """Latency of one sum over its GPUs."""
+
+
+PLANNED_ENGINE = EngineOverheads()
+SEVERAL_NODES = EngineOverheads(reduce_seconds=GATHER_SECONDS[True])
 
 
 def decoded_parameters(shape: Shape, sequences: float) -> float:
@@ -92,7 +109,13 @@ def transformers_seconds(
 
 
 def engine_seconds(
-    shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants
+    shape: Shape,
+    setup: Setup,
+    hardware: Product,
+    calls: float,
+    constants: Constants,
+    *,
+    overheads: EngineOverheads = PLANNED_ENGINE,
 ) -> float:
     """`calls` times as many completions as an engine samples at a time.
 
@@ -105,7 +128,7 @@ def engine_seconds(
     prompt = setup.mean_prompt
     prompts = pass_seconds(shape, hardware, at_once * prompt, prompt, constants)
     prefill = prompts / engine.tensor_parallel
-    token = EngineToken(shape, setup, hardware, constants)
+    token = EngineToken(shape, setup, hardware, constants, overheads)
     thinned = token.seconds_of(batches(mean, limit, constants.runaway, at_once))
     full = mean * token.seconds(at_once, mean)
     generations = engine.syncs
@@ -120,7 +143,14 @@ class EngineToken:
     once: a generation asks for many batches.
     """
 
-    def __init__(self, shape: Shape, setup: Setup, hardware: Product, constants: Constants) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        setup: Setup,
+        hardware: Product,
+        constants: Constants,
+        overheads: EngineOverheads = PLANNED_ENGINE,
+    ) -> None:
         """An engine's token; arguments as of the step's time."""
         engine = terms.engine_of(setup)
         gpus = engine.tensor_parallel
@@ -131,12 +161,13 @@ class EngineToken:
         self._expert_bytes = setup.compute_bytes / gpus
         self._token_bytes = terms.token_bytes(shape, setup)
         self._bandwidth = hardware.bandwidth * GIGA * constants.read_share
-        in_experts = expert_flops(shape, 1) * (1 / constants.experts - 1)
-        counted = 2 * shape.active_parameters + in_experts
-        self._computed = counted / (reached_flops(hardware, constants) * gpus)
-        layer = EAGER_LAYER_SECONDS * (EAGER_EXPERTS if shape.experts else 1.0)
+        products = 2 * shape.active_parameters / reached_flops(hardware, constants)
+        self._computed = (products + expert_seconds(shape, hardware, 1, constants)) / gpus
+        layer = overheads.launches * EAGER_LAYER_SECONDS
+        if shape.experts:
+            layer *= EAGER_EXPERTS
         self._launched = 0.0 if engine.graphs else shape.layers * layer
-        reduced = 2 * shape.layers * REDUCE_SECONDS if gpus > 1 else 0.0
+        reduced = 2 * shape.layers * overheads.reduce_seconds if gpus > 1 else 0.0
         self._fixed = reduced + constants.token_seconds
         self._sampled = constants.sampling_seconds * shape.vocab / WORDS
 

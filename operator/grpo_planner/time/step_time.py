@@ -34,8 +34,8 @@ from .training import (
     communication_seconds,
     compute_seconds,
     gathering_pass,
+    micro_batch_seconds,
     offload_seconds,
-    pass_seconds,
     trained_length,
 )
 
@@ -134,7 +134,7 @@ def training_time(
     latency = GATHER_SECONDS[nodes > 1]
     return TrainingTime(
         compute_seconds(shape, setup, hardware, trained_length(setup, constants), constants),
-        communication_seconds(shape, setup, link, latency, constants.exposed),
+        communication_seconds(shape, setup, link, latency),
         offload_seconds(shape, setup),
     )
 
@@ -144,11 +144,11 @@ def scoring_time(
 ) -> float:
     """What the training time has of one pass for log-probabilities; arguments as of step_time."""
     length = trained_length(setup, constants)
-    seconds = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
+    seconds = micro_batch_seconds(shape, hardware, setup.micro_batch * length, length, constants)
     if setup.zero == 3:
         link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
         gathered = gathering_pass(shape, setup, link, GATHER_SECONDS[nodes > 1])
-        seconds += constants.exposed * gathered
+        seconds += gathered
     return setup.accumulation * seconds / setup.iterations
 
 

@@ -27,7 +27,7 @@ PCIE_GB_PER_S = 22.0
 HOST_ADAM_GB_PER_S = 25.0
 """Memory bandwidth of DeepSpeed's CPU Adam, per rank."""
 BLACKWELL = 10
-"""Major compute capability from which published software reaches less of the peak."""
+"""Major compute capability from which published software reaches less of peak and bandwidth."""
 GIGA = 1e9
 
 
@@ -51,18 +51,35 @@ def forward_flops(shape: Shape, tokens: float, length: float) -> float:
     return 2 * shape.active_parameters * tokens + 2 * shape.layers * shape.query * length * tokens
 
 
-def expert_flops(shape: Shape, tokens: float) -> float:
-    """The part of them in the experts that tokens are sent to; 0 for a dense model."""
-    if not shape.experts:
-        return 0.0
-    return 2 * shape.layers * shape.active_experts * shape.expert_matrices * tokens
+def _efficiency(hardware: Product, constants: Constants) -> float:
+    """Share of Hopper's efficiency that this GPU's generation reaches."""
+    is_blackwell = hardware.capability is not None and hardware.capability[0] >= BLACKWELL
+    return constants.blackwell if is_blackwell else 1.0
 
 
 def reached_flops(hardware: Product, constants: Constants) -> float:
-    """FLOP/s that matrix products of a dense model reach on that GPU."""
-    is_blackwell = hardware.capability is not None and hardware.capability[0] >= BLACKWELL
-    generation = constants.blackwell if is_blackwell else 1.0
-    return hardware.teraflops * 1e12 * constants.utilisation * generation
+    """FLOP/s that matrix products reach on that GPU."""
+    reached = constants.utilisation * _efficiency(hardware, constants)
+    return hardware.teraflops * 1e12 * reached
+
+
+def _moved_seconds(
+    shape: Shape, hardware: Product, tokens: float, bytes_each: float, constants: Constants
+) -> float:
+    """Seconds in which `bytes_each` of every width, layer and token move through the memory."""
+    moved = tokens * shape.layers * shape.hidden * bytes_each
+    return moved / (hardware.bandwidth * GIGA * _efficiency(hardware, constants))
+
+
+def expert_seconds(shape: Shape, hardware: Product, tokens: float, constants: Constants) -> float:
+    """What experts take beside their products: routing, sorting and sending tokens, and products
+    too small for the GPU; 0 for a dense model.
+
+    It is bound by memory: on an H20, with a seventh of an H100's FLOP/s and more bandwidth, the
+    experts of a 30B model take as long as on an H100.
+    """
+    bytes_each = shape.active_experts * constants.expert_bytes
+    return _moved_seconds(shape, hardware, tokens, bytes_each, constants)
 
 
 def pass_seconds(
@@ -72,14 +89,39 @@ def pass_seconds(
     idle, and what lies between them, norms, rotations and sums, which is bound by memory.
 
     The latter grows with the width, the former with its square: narrow models reach less of a GPU.
-    Experts are many small products, of which a GPU reaches less.
     """
     filled = tokens / (tokens + HALF_SPEED_TOKENS)
-    in_experts = expert_flops(shape, tokens)
-    counted = forward_flops(shape, tokens, length) + in_experts * (1 / constants.experts - 1)
-    products = counted / (reached_flops(hardware, constants) * filled)
-    moved = tokens * shape.layers * shape.hidden * constants.moved_bytes
-    return products + moved / (hardware.bandwidth * GIGA)
+    flops = forward_flops(shape, tokens, length)
+    products = flops / (reached_flops(hardware, constants) * filled)
+    moved = _moved_seconds(shape, hardware, tokens, constants.moved_bytes, constants)
+    return products + moved + expert_seconds(shape, hardware, tokens, constants)
+
+
+def micro_batch_seconds(
+    shape: Shape,
+    hardware: Product,
+    tokens: float,
+    length: float,
+    constants: Constants,
+    *,
+    shared: int = 1,
+    units: int = 1,
+) -> float:
+    """One forward pass of a micro-batch of `tokens` tokens, or the launch of its kernels where that
+    takes longer.
+
+    Args:
+        shape: the policy's shape.
+        hardware: the GPU.
+        tokens: tokens of the micro-batch.
+        length: tokens of one sequence.
+        constants: of the time model.
+        shared: GPUs that share one copy of the model. Each has a part of the products of as many
+            micro-batches as there are GPUs, and launches the kernels of all of them.
+        units: groups of a layer's weights that are gathered and launched one by one.
+    """
+    launched = shared * shape.layers * units * constants.layer_seconds
+    return max(pass_seconds(shape, hardware, tokens, length, constants), launched)
 
 
 def scoring_passes(setup: Setup) -> int:
@@ -111,12 +153,22 @@ def training_passes(setup: Setup, constants: Constants) -> float:
 
 
 def compute_seconds(
-    shape: Shape, setup: Setup, hardware: Product, length: float, constants: Constants
+    shape: Shape,
+    setup: Setup,
+    hardware: Product,
+    length: float,
+    constants: Constants,
+    *,
+    shared: int = 1,
+    units: int = 1,
 ) -> float:
     """Training and log-probabilities of one step whose sequences have `length` tokens, and what an
-    update takes beside its products."""
+    update takes beside its products; other arguments as of micro_batch_seconds."""
     passes = training_passes(setup, constants) + scoring_passes(setup) / setup.iterations
-    seconds_per_pass = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
+    tokens = setup.micro_batch * length
+    seconds_per_pass = micro_batch_seconds(
+        shape, hardware, tokens, length, constants, shared=shared, units=units
+    )
     return passes * setup.accumulation * seconds_per_pass + constants.step_seconds
 
 
@@ -126,15 +178,13 @@ def gathering_pass(shape: Shape, setup: Setup, link: float, latency: float) -> f
     return setup.weight_bytes * shape.parameters * share / link + shape.layers * latency
 
 
-def communication_seconds(
-    shape: Shape, setup: Setup, link: float, latency: float, exposed: float
-) -> float:
+def communication_seconds(shape: Shape, setup: Setup, link: float, latency: float) -> float:
     """Gradients and weights of one step's update.
 
     DDP reduces all gradients once, in float32 with full weights and adapters alike. ZeRO-2 reduces
     them after every micro-batch and gathers the new weights once. ZeRO-3 reduces after every
-    micro-batch, and gathers the weights for forward, backward and each scoring pass; what
-    is exposed of that does not overlap with computing.
+    micro-batch, and gathers the weights for forward, backward and each scoring pass. None
+    of it overlaps with computing: the published runs say no more than that.
     """
     share = (setup.world - 1) / setup.world
     gradients = trained_parameters(shape, setup) * trained_bytes(setup) * share / link
@@ -144,7 +194,7 @@ def communication_seconds(
         return (setup.accumulation + 1) * gradients
     model = gathering_pass(shape, setup, link, latency)
     passes = 2 + scoring_passes(setup) / setup.iterations
-    return exposed * setup.accumulation * (gradients + passes * model)
+    return setup.accumulation * (gradients + passes * model)
 
 
 def offload_seconds(shape: Shape, setup: Setup) -> float:
