@@ -122,7 +122,7 @@ def test_a_base_in_host_memory_relieves_an_engine_of_lora_that_lacks_room() -> N
 
 def test_what_is_described_names_the_engine() -> None:
     description = split_name(begun().plan)
-    assert description.endswith("64 sampled at a time by vLLM Colocated over 4 GPUs")
+    assert description.endswith("32 sampled at a time by vLLM Colocated over 4 GPUs")
 
 
 def test_a_sync_without_an_engine_is_the_fullest_phase() -> None:

@@ -155,9 +155,10 @@ def test_room_on_the_gpu_is_worth_time_except_to_fastest() -> None:
 
 
 def test_an_optimizer_in_host_memory_is_taken_before_a_full_gpu() -> None:
+    job = {"training__beta": 0}
     there = nodes(1, 8, A100)
-    fastest = plan(spec(QWEN_32B, placement__objective="Fastest"), there)
-    chosen = plan(spec(QWEN_32B), there)
+    fastest = plan(spec(QWEN_32B, **job, placement__objective="Fastest"), there)
+    chosen = plan(spec(QWEN_32B, **job), there)
     assert (fastest.offload, chosen.offload) == ("None", "CPU")
     assert filled(fastest) > 0.97
     assert filled(chosen) <= 0.9

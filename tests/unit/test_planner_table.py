@@ -25,7 +25,7 @@ EXPERT = {
     ("1 × H100", "32B"): ("LoRA", "Adapter", 0, "None"),
     ("8 × A100 80 GB", "1B"): ("Full", "Clone", 0, "None"),
     ("8 × A100 80 GB", "32B"): ("Full", "Sharded", 3, "CPU"),
-    ("8 × H100", "7B"): ("Full", "Sharded", 3, "None"),
+    ("8 × H100", "7B"): ("Full", "Clone", 2, "None"),
     ("4 × 8 × H100", "32B"): ("Full", "Sharded", 3, "None"),
     ("8 × 8 × H200", "32B"): ("Full", "Sharded", 3, "None"),
     ("7 MIG slices of 10 GB", "7B"): ("LoRA", "Adapter", 3, "None"),

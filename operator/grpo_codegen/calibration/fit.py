@@ -62,9 +62,9 @@ STEP_WEIGHT, PART_WEIGHT = 1.0, 0.5
 """A whole step counts as much as two of its parts, which are in it."""
 SHARES = frozenset({"utilisation", "blackwell", "read_share", "runaway"})
 """Constants that are at most 1."""
-ROUNDS = 25
+ROUNDS = 100
 DIFFERENCE = 1e-4
-CONVERGED = 1e-6
+CONVERGED = 1e-8
 START = Constants(
     utilisation=0.65, moved_bytes=150.0, expert_bytes=150.0, blackwell=0.5, step_seconds=1.0,
     lora_passes=2.5, read_share=0.75, token_seconds=2e-3, sampling_seconds=1e-5,
