@@ -241,6 +241,8 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
          "reward's arguments in its file, as by functools.partial, and name the result"),
         ({"adapter.targetModules": ["q_proj", "all-linear"]}, "adapter.targetModules: all-linear "
          'stands alone and means all linear layers but the head (got ["q_proj", "all-linear"])'),
+        ({"dataset.promptColumn": True}, "dataset.promptColumn: must be text; YAML reads y, n, "
+         "yes, no, on and off without quotes as true and false (got true)"),
         ({"dataset.path": "a"}, "dataset.path: unknown field; did you mean name?"),
         ({"env": [{"name": "A B"}]}, "env[0].name: must be letters, digits, `_`, `-` and `.`, "
          'with a letter or `_` first (got "A B")'),

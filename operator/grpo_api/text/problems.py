@@ -168,6 +168,8 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
         return _text_requirement(limits["pattern"], place)
     if kind == "literal_error":
         return _choice_requirement(problem, place)
+    if kind == "string_type" and isinstance(problem["input"], bool):
+        return "must be text; YAML reads y, n, yes, no, on and off without quotes as true and false"
     if kind == "model_type":
         return f"must be an object{_example(place, 'fields such as `')}"
     if kind == "list_type":

@@ -160,7 +160,7 @@ def _checked(load: Callable[[], _T]) -> _T:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}{problem}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"character {error.position + 1} is none that YAML has") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
