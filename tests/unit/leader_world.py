@@ -105,6 +105,8 @@ class World:
     tracker: FirstSeenTracker = field(default_factory=FirstSeenTracker)
     now: float = 0.0
     made: int = 0
+    policy: str = ""
+    """How somebody deletes all Jobs after two rounds; empty: nobody does."""
     still: int = 0
     """Rounds in a row without a change."""
 
@@ -239,14 +241,29 @@ class World:
             for index in missing:
                 self.add(job.attempt, index, job.engines, job.uid, job.uid)
 
+    def replace_leader(self, policy: str) -> None:
+        """Somebody deletes all Jobs with this propagation policy, before a new leader that finds
+        their uids nowhere."""
+        self.tracker = FirstSeenTracker()
+        self.status.pop("jobUid", None)
+        for job in self.jobs:
+            job.deleting |= policy == "Foreground"
+        if policy == "Orphan":
+            for pod in self.pods:
+                pod.owner = ""
+        if policy != "Foreground":
+            self.jobs = []
+
     def has_engines(self) -> bool:
         return not self.plan.engine or any(pod.engine and pod.is_live for pod in self.pods)
 
     def rest(self, rounds: int) -> Decision:
         """Drive the world until nothing changes, whatever time passes. Return the last decision."""
         before: Any = None
-        for _ in range(rounds):
+        for number in range(rounds):
             decision = self.reconcile()
+            if self.policy and number == 1:
+                self.replace_leader(self.policy)
             self.control()
             status = {key: self.status.get(key) for key in ("attempt", "phase", "conditions")}
             now = repr((status, [*map(astuple, self.jobs)], [*map(astuple, self.pods)]))

@@ -51,6 +51,8 @@ class State(NamedTuple):
     earlier: str
     knows_job: bool
     """True for an operator that has led since it made the attempt's Job."""
+    policy: str
+    """How somebody deletes all Jobs later, before the next leader; empty: nobody does."""
 
     def world(self) -> World:
         """The cluster in this state."""
@@ -63,6 +65,7 @@ class State(NamedTuple):
         status = active_status(ATTEMPT, plan, jobUid=self.job_uid, conditions=PHASES[self.phase])
         world = World(spec, meta, status, plan, WORKLOADS[self.kueue])
         world.kueue_problem = "not known" if self.kueue == "unknown" else ""
+        world.policy = self.policy
         world.put_job(self.job, "job-2")
         world.put_pod(self.rank0, 0, "job-2")
         world.put_pod(self.rank1, 1, "job-2")
@@ -79,6 +82,7 @@ class State(NamedTuple):
 DOMAIN: tuple[tuple[Any, ...], ...] = (
     JOBS, (None, "job-2", "other"), ("starting", "running", *PHASES), PODS, PODS, (None, *JOBS),
     PODS, ("none", *WORKLOADS), SELDOM, SELDOM, SELDOM, ("none", "", "Failed"), (False, True),
+    ("", "", "", "", "Background", "Foreground", "Orphan"),
 )  # fmt: skip
 
 
