@@ -5,7 +5,7 @@ of jobs or nodes.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_api.plan.learned import LearnedPrompts
 
@@ -173,3 +173,12 @@ class Setup:
     def is_accumulating(self) -> bool:
         """True if a forward pass finds gradients of an earlier micro-batch."""
         return self.accumulation > 1
+
+
+def changed(setup: Setup, **fields: Any) -> Setup:
+    """Return a copy with other values of some fields."""
+    # As dataclasses.replace, which sets all fields of a frozen class one by one: thousands of
+    # setups in a search took a tenth of its time.
+    copy = object.__new__(Setup)
+    vars(copy).update(vars(setup), **fields)
+    return copy

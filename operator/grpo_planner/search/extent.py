@@ -18,7 +18,7 @@ from ..time.training import TrainingTime
 from .batch import whole_node_gpus
 from .engines import Engines
 from .footprints import Family, Footprints, Update, Variants
-from .methods import Method
+from .methods import Method, methods
 from .option import SHARES, Option, Score, place_risk
 
 WHOLE_NODES = 16
@@ -47,6 +47,15 @@ class Extent:
     )
     """Times.least_step and fitting_training, once they have been asked for; the latter by whether
     the old policy scores."""
+    family: Family = field(init=False, repr=False)
+    """The variants of its method, by engine."""
+    without_engine: Variants = field(init=False, repr=False)
+    """Those without an engine, whether or not one is asked for."""
+
+    def __post_init__(self) -> None:
+        # Every extent needs them.
+        self.family = self.footprints.family(self.place.world, self.method, self.precision)
+        self.without_engine = self.family[None]
 
     @cached_property
     def candidates(self) -> tuple[Engine | None, ...]:
@@ -70,18 +79,9 @@ class Extent:
         """The variants of this extent with each engine that may sample."""
         return tuple(map(self.variants_with, self.candidates))
 
-    @cached_property
-    def without_engine(self) -> Variants:
-        """Without an engine, whether or not one is asked for."""
-        return self.variants_with(None)
-
     def variants_with(self, engine: Engine | None) -> Variants:
         """The variants of this extent with one engine."""
-        return self._family[engine]
-
-    @cached_property
-    def _family(self) -> Family:
-        return self.footprints.family(self.place.world, self.method, self.precision)
+        return self.family[engine]
 
     @cached_property
     def may_train(self) -> bool:
@@ -168,6 +168,7 @@ class Extents:
     def __init__(self, footprints: Footprints, engines: Engines, pools: Iterable[Pool]) -> None:
         """Finds the places; `engines`: those of the search."""
         self._footprints, self._demand, self._engines = footprints, footprints.demand, engines
+        self.methods = methods(self._demand.spec)
         self.places = {pool: list(self._places_in(pool)) for pool in pools}
         self._sites: dict[tuple[int, int], Site | None] = {}
         self._extents: dict[tuple[int, int], list[Extent]] = {}
@@ -178,14 +179,18 @@ class Extents:
         """The places of all pools."""
         return chain.from_iterable(self.places.values())
 
-    def site(self, place: Place, of_tier: Sequence[Method]) -> Site | None:
-        """Return a place with those of all methods of a tier that may have room on its GPUs; None
-        without any."""
-        key = (id(place), of_tier[0].tier)
-        if key not in self._sites:
-            roomy = tuple(method for method in of_tier if self._has_room(place, method))
-            self._sites[key] = self._site_of(place, roomy) if roomy else None
-        return self._sites[key]
+    def sites(self, places: Iterable[Place], tier: int) -> Iterator[Site]:
+        """Places with those of all methods of a tier that may have room on their GPUs, each with
+        one at least."""
+        of_tier = [method for method in self.methods if method.tier == tier]
+        for place in places:
+            key = (id(place), tier)
+            if key not in self._sites:
+                roomy = tuple(method for method in of_tier if self.has_room(place, method))
+                self._sites[key] = self._site_of(place, roomy) if roomy else None
+            site = self._sites[key]
+            if site:
+                yield site
 
     def _site_of(self, place: Place, roomy: tuple[Method, ...]) -> Site:
         precisions = {self._demand.precision(method, place.pool.hardware) for method in roomy}
@@ -198,7 +203,7 @@ class Extents:
     def trainable(self, places: Iterable[Place], of_methods: Iterable[Method]) -> Iterator[Extent]:
         """The extents of places by methods that can train there."""
         for place, method in product(places, of_methods):
-            if self._has_room(place, method):
+            if self.has_room(place, method):
                 yield from (extent for extent in self.at(place, method) if extent.may_train)
 
     def in_pool(self, pool: Pool, method: Method) -> Iterator[Extent]:
@@ -275,7 +280,7 @@ class Extents:
                 last = world
                 yield place
 
-    def _has_room(self, place: Place, method: Method) -> bool:
+    def has_room(self, place: Place, method: Method) -> bool:
         """True if the policy and the passes of a method have room on the GPUs of a place."""
         # One lower bound per method and precision can rule out a whole product.
         key = (id(place.pool), id(method))

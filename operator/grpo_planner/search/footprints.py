@@ -18,7 +18,7 @@ from ..hardware.pools import Place
 from ..memory import engine as terms
 from ..memory.host import host_bytes
 from ..memory.phases import Prediction, Predictor
-from ..memory.setup import Engine, Precision, Setup
+from ..memory.setup import Engine, Precision, Setup, changed
 from . import batch
 from .demand import Demand
 from .methods import Method
@@ -73,34 +73,26 @@ class Footprint:
 class Variants:
     """One method on a number of processes in one precision, at every setting of its knobs."""
 
-    def __init__(
-        self,
-        of: "Footprints",
-        world: int,
-        method: Method,
-        precision: Precision,
-        engine: Engine | None,
-    ) -> None:
+    def __init__(self, of: "Footprints", family: "Family", engine: Engine | None) -> None:
         """Works nothing out yet."""
-        self._demand, self._predictor = of.demand, of.predictor
-        self._whole = batch.generation_share(of.demand.spec, world)
+        demand = self._demand = of.demand
+        self._predictor, self._template, self.engine = of.predictor, family.template, engine
+        self._world, self._method = family.world, family.method
+        self._whole = batch.generation_share(demand.spec, family.world)
         has_engine = engine is not None
-        self._scores_old_policy = batch.should_score_old_policy(
-            of.demand.spec, has_engine=has_engine
-        )
+        self._scores_old_policy = batch.should_score_old_policy(demand.spec, has_engine=has_engine)
         self._alone = self
+        gathers = family.method.zero == 3 and engine is None
+        self._knobs = of.knobs(family.world, gathers=gathers)
         if engine:
-            self._alone = of.variants(world, method, precision, None)
-        self._world, self._method, self._precision, self.engine = world, method, precision, engine
-        self._knobs = of.knobs(world, gathers=method.zero == 3 and engine is None)
-        if engine:
-            sizes = sizes_at_a_time(of.demand.spec, world, engine)
+            self._alone = family[None]
+            sizes = sizes_at_a_time(demand.spec, family.world, engine)
             self._knobs = self._knobs._replace(generation_batch=sizes)
         self._footprints: dict[Settings, Footprint] = {}
         self._setups: dict[Settings, Setup] = {}
         self._host: dict[int, int] = {}
         self._training: dict[tuple[bool, int], int] = {}
-        self._resting = of.resting_bytes(engine, precision)
+        self._resting = of.resting_bytes(engine, family.precision)
 
     @cached_property
     def fastest(self) -> Footprint:
@@ -341,28 +333,14 @@ class Variants:
         return setup
 
     def _new_setup(self, settings: Settings, engine: Engine | None) -> Setup:
-        spec, method = self._demand.spec, self._method
         gather, generation_batch, checkpointing, micro_batch = settings
-        return Setup(
-            precision=self._precision,
-            prompt=spec.training.max_prompt_length,
-            prompts=self._demand.learned.prompts,
-            completion=spec.training.max_completion_length,
-            expected=self._demand.expected_completion,
+        return changed(
+            self._template,
             micro_batch=micro_batch,
-            accumulation=batch.accumulation(spec, self._world, micro_batch),
+            accumulation=self._template.accumulation // micro_batch,
             generation_batch=generation_batch,
-            world=self._world,
-            zero=method.zero,
-            offload=method.offload,
-            lora_rank=spec.adapter.rank if method.lora else 0,
-            lora_targets=tuple(spec.adapter.target_modules),
-            eight_bit=method.eight_bit,
             checkpointing=checkpointing,
-            sorts_words=spec.training.top_p < 1,
             gather=gather,
-            reference=method.reference,
-            iterations=spec.training.num_iterations,
             scores_old_policy=self._scores_old_policy,
             engine=engine,
         )
@@ -372,13 +350,31 @@ class Family(dict[Engine | None, Variants]):
     """One method on a number of processes in one precision, by engine."""
 
     def __init__(self, of: "Footprints", world: int, method: Method, precision: Precision) -> None:
-        """Works nothing out yet."""
+        """Works nothing out yet but what all its setups share."""
         super().__init__()
-        self._of, self._world, self._method, self._precision = of, world, method, precision
+        self._of, self.world, self.method, self.precision = of, world, method, precision
+        demand, spec = of.demand, of.demand.spec
+        self.template = Setup(
+            precision=precision,
+            prompt=spec.training.max_prompt_length,
+            prompts=demand.learned.prompts,
+            completion=spec.training.max_completion_length,
+            expected=demand.expected_completion,
+            micro_batch=1,
+            accumulation=batch.accumulation(spec, world, 1),
+            world=world,
+            zero=method.zero,
+            offload=method.offload,
+            lora_rank=spec.adapter.rank if method.lora else 0,
+            lora_targets=tuple(spec.adapter.target_modules),
+            eight_bit=method.eight_bit,
+            sorts_words=spec.training.top_p < 1,
+            reference=method.reference,
+            iterations=spec.training.num_iterations,
+        )
 
     def __missing__(self, engine: Engine | None) -> Variants:
-        variants = Variants(self._of, self._world, self._method, self._precision, engine)
-        self[engine] = variants
+        variants = self[engine] = Variants(self._of, self, engine)
         return variants
 
 

@@ -22,7 +22,7 @@ from .demand import Demand
 from .engines import Engines
 from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, SiteMethod
 from .footprints import Footprint, Footprints, Variants
-from .methods import Method, methods
+from .methods import Method
 from .option import (
     SHARES,
     Objective,
@@ -63,11 +63,10 @@ class Search:
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
         self._times = Times(self._demand, self.engines)
-        self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
         self._extents = Extents(footprints, self.engines, pools)
-        self._places = self._extents.places
+        self._places, self._methods = self._extents.places, self._extents.methods
 
     @property
     def demand(self) -> Demand:
@@ -218,16 +217,15 @@ class Search:
         wanted = self._extents.all_places if places is None else places
         everywhere = list(wanted)
         for of_tier in self._by_tier(self._methods if of_methods is None else of_methods):
-            candidates: Iterable[Candidate]
-            if of_methods and len(of_tier) == 1:
-                # An extent's own bound is tighter than its site's, and as cheap.
-                candidates = self._extents.trainable(everywhere, of_tier)
-            else:
-                sites = (self._extents.site(place, of_tier) for place in everywhere)
-                candidates = roomy = filter(None, sites)
-                if is_in_time:
-                    least = self._times.least_products
-                    candidates = (site for site in roomy if is_in_time(least(site), None))
+            method, *others = of_tier
+            sites = self._extents.sites(everywhere, method.tier)
+            if is_in_time:
+                least = self._times.least_products
+                sites = (site for site in sites if is_in_time(least(site), None))
+            candidates: Iterable[Candidate] = sites
+            if of_methods and not others:
+                roomy = (site for site in sites if self._extents.has_room(site.place, method))
+                candidates = (SiteMethod(site, method) for site in roomy)
             if best := self._best_of(candidates, objective or self._objective, is_in_time):
                 return best
         return None
