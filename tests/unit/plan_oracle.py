@@ -221,9 +221,18 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
                     smallest = replace(setup, micro_batch=1, accumulation=rows)
                     if host_bytes(shape, smallest, place.per_node) > place.host_memory:
                         continue
-                    calls = -(-rows // setup.generation_batch)
+                    calls = _calls(setup, rows)
                     time = step_time(shape, setup, pool.hardware, place.nodes, calls)
                     yield Candidate(way, place, setup, time.total, device / pool.usable_bytes)
+
+
+def _calls(setup: Setup, rows: int) -> int:
+    """Calls of generate, or fillings of an engine that its GPUs share; `rows` are one process's."""
+    gpus, limit = 1, setup.generation_batch
+    if setup.engine:
+        gpus = setup.engine.tensor_parallel
+        limit = min(limit * gpus, setup.engine.most_sequences or limit * gpus)
+    return -(-rows * gpus // limit)
 
 
 def _precision(spec: GRPOJobSpec, way: Way) -> Precision:

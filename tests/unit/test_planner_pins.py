@@ -11,7 +11,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from tests.generated import cases
-from tests.unit.planning import spec
+from tests.unit.planning import H100, nodes, plan, spec
 from tests.unit.test_planner_properties import MODELS, OFFERS, cost, is_consent
 
 JOBS = st.builds(
@@ -80,3 +80,15 @@ def test_no_pin_beats_the_plan_without_it(
         assert best[:2] <= rival[:2], (pin, best, rival)
         if best[:2] == rival[:2]:
             assert best[2] <= rival[2] * (1 + rounding) + rounding, (pin, best, rival)
+
+
+def test_an_engine_limited_to_fewer_completions_than_it_has_gpus_takes_longer() -> None:
+    """Four GPUs share an engine and have 32 completions to sample: as many fillings of one."""
+    pins = {"engine": "Colocated", "tensorParallel": 4}
+    gpus = {"min": 8, "max": 8}
+    seconds = []
+    for at_once in (4, 2, 1):
+        job = spec(generation=pins | {"sequencesAtATime": at_once}, placement__gpus=gpus)
+        seconds.append(plan(job, nodes(1, 8, H100)).estimated_step_seconds or 0)
+    assert seconds[1] > 1.3 * seconds[0]
+    assert seconds[2] > 1.3 * seconds[1]

@@ -381,9 +381,15 @@ class Family(dict[Engine | None, Variants]):
 def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
     """Calls of generate per optimizer step, or how often an engine is filled with all that it
     samples at a time."""
-    if setup.engine and setup.engine.kind == "Servers":
-        return ceil(terms.replica_completions(setup) / terms.sequences(setup)) * setup.engine.syncs
-    return batch.generate_calls(spec, setup.world, setup.generation_batch)
+    engine = setup.engine
+    if engine is None:
+        return batch.generate_calls(spec, setup.world, setup.generation_batch)
+    # An engine may be limited to fewer completions than it has GPUs.
+    if engine.kind == "Servers":
+        completions = terms.replica_completions(setup)
+    else:
+        completions = batch.generation_share(spec, setup.world) * engine.tensor_parallel
+    return ceil(completions / terms.sequences(setup)) * engine.syncs
 
 
 def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:
