@@ -18,7 +18,7 @@ from ..hardware.pools import Place
 from ..memory import engine as terms
 from ..memory.host import host_bytes
 from ..memory.phases import Prediction, Predictor
-from ..memory.setup import Engine, Precision, Setup, changed
+from ..memory.setup import Engine, Precision, Setup, copy_with
 from . import batch
 from .demand import Demand
 from .methods import Method
@@ -334,7 +334,7 @@ class Variants:
 
     def _new_setup(self, settings: Settings, engine: Engine | None) -> Setup:
         gather, generation_batch, checkpointing, micro_batch = settings
-        return changed(
+        return copy_with(
             self._template,
             micro_batch=micro_batch,
             accumulation=self._template.accumulation // micro_batch,
