@@ -50,11 +50,12 @@ def judged_spec(spec: Any) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
 def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(
     item: Any, kind: str, status: str
 ) -> None:
-    assume(isinstance(item, dict))
+    if not isinstance(item, dict):
+        return
     item = ending(item, kind, status)
     record = read(item)
-    assume(record is not None)
-    assert record is not None
+    if record is None:  # no error of the draw: most dirt can't be read
+        return
     assert record.ended is (status == "True")
     assert (record.typed is None) is record.ended
     assert record.status == GRPOJobStatus.model_validate(item["status"], extra="ignore")
