@@ -42,7 +42,7 @@ def test_a_file_is_durable_before_its_name_and_its_name_before_the_call_returns(
     path = tmp_path / "outcome.json"
     path.write_text("old")
     write_atomically(path, "new")
-    temporary = tmp_path / f".outcome.json.{os.getpid()}.tmp"
+    temporary = tmp_path / f".outcome.json.{os.uname().nodename}.{os.getpid()}.tmp"
     assert events == [
         ("sync", str(temporary)),
         ("rename", f"{temporary} to {path}"),

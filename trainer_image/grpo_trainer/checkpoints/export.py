@@ -7,6 +7,7 @@ A training checkpoint won't do: it has optimizer state and partitions that only 
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -68,11 +69,17 @@ def export_model(
         (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
         attest(temporary)
 
-    @disk_errors()
-    def publish() -> None:
+    def require_owner() -> None:
         if target:
             target.require_owner()
-        _publish(plan, source, complete, temporary, folder)
+
+    @disk_errors()
+    def publish() -> None:
+        require_owner()
+        _complete_model(plan, source, complete, temporary)
+        # Merging and hashing take minutes, in which a newer attempt may claim the folder.
+        require_owner()
+        _replace_export(temporary, folder)
 
     retry_disk_errors(lambda: _write_and_publish(temporary, save, publish))
     return folder
@@ -111,15 +118,22 @@ def _remove_begun(temporary: Path) -> None:
     """Remove what tries of this attempt and of older ones have left: files that this try does not
     write, and whole models of attempts that were killed."""
     for attempt in range(1, number_in_name(temporary) + 1):
-        shutil.rmtree(_temporary_folder(temporary.parent, attempt), ignore_errors=True)
+        begun = _temporary_folder(temporary.parent, attempt)
+        for folder in (begun, _replaced_folder(begun)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _temporary_folder(root: Path, attempt: int) -> Path:
     return root / f".{EXPORT_FOLDER}-{attempt_folder_name(attempt)}"
 
 
-def _publish(
-    plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path
+def _replaced_folder(temporary: Path) -> Path:
+    """Where the earlier export goes when the one in `temporary` takes its name."""
+    return temporary.with_name(f"{temporary.name}-replaced")
+
+
+def _complete_model(
+    plan: TrainingPlan, source: Source, complete: Describe, temporary: Path
 ) -> None:
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
         merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)
@@ -131,10 +145,18 @@ def _publish(
     # Durable before it has its name: a power cut leaves no export that is complete only by its
     # name.
     sync_tree(temporary)
-    # rename(2) replaces no folder that has files, so an earlier export goes first.
-    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace_export(temporary: Path, folder: Path) -> None:
+    """Give the finished model its name."""
+    replaced = _replaced_folder(temporary)
+    # rename(2) replaces no folder that has files. An earlier export is moved before it is deleted:
+    # a kill during the deletion would leave half a model by that name.
+    with suppress(FileNotFoundError):
+        folder.replace(replaced)
     temporary.replace(folder)
     sync_folder(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _name_base(source: Source, folder: Path) -> None:

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from grpo_api.report.artifacts import Checkpoint
 from grpo_api.report.report import Outcome
 from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..gang import rank0_task, ranks
 from ..process.outcome import last_success
@@ -250,8 +251,12 @@ class VolumeSource(CheckpointSource):
 
     def list_checkpoints(self) -> list[Path]:
         """Rank 0's list for all: a volume may show its folders to one node later than to
-        another."""
-        return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
+        another.
+
+        Raises:
+            DiskFailed: a folder can't be listed.
+        """
+        return rank0_task.run_on_rank0(disk_errors()(lambda: checkpoints_of(self.folder)))
 
     def bring(self, checkpoint: Path) -> list[str]:
         """Check this rank's share of the files, which are there already."""
@@ -292,9 +297,19 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:
-        """The outcome that an attempt left in its folder."""
+        """The outcome that an attempt left in its folder; None if the export that it names is
+        gone."""
         # Rank 0's answer for all, as of the list of checkpoints.
-        return rank0_task.run_on_rank0(lambda: last_success(self.folder))
+        return rank0_task.run_on_rank0(disk_errors()(self._find_success))
+
+    def _find_success(self) -> Outcome | None:
+        success, folder = last_success(self.folder), self.folder / EXPORT_FOLDER
+        is_on_volume = success and success.export and success.export.to == "Volume"
+        # A newer attempt that did not know of the success may have been killed while it exported.
+        if is_on_volume and not folder.exists():
+            log.warning(f"{folder} is gone, so that the model is exported again")
+            return None
+        return success
 
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
         """Hash the files, a share on each rank; they are stored already."""

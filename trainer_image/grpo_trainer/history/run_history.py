@@ -319,11 +319,7 @@ def _read_lines(path: Path) -> list[Row]:
 def _earlier_rows(folder: Path) -> list[Row]:
     """The rows in the file of the newest attempt before that of `folder`."""
     run = folder.parent
-    paths = [
-        path.relative_to(run).as_posix()
-        for path in glob_run(run, f"{ATTEMPTS}/{METRICS_FILE}")
-        if number_in_name(path.parent) < number_in_name(folder)
-    ]
+    paths = [path.relative_to(run).as_posix() for path in _older_files(folder, METRICS_FILE)]
     newest = newest_attempt(paths, ATTEMPT_PREFIX)
     return _read_lines(run / newest / METRICS_FILE) if newest else []
 
@@ -331,7 +327,16 @@ def _earlier_rows(folder: Path) -> list[Row]:
 def _remove_older_files(folder: Path) -> None:
     """Delete the files of older attempts, whose rows this one has."""
     for name in HISTORY_FILES:
-        for path in glob_run(folder.parent, f"{ATTEMPTS}/{name}"):
-            if number_in_name(path.parent) < number_in_name(folder):
-                with suppress(OSError):  # they count for nothing
-                    path.unlink()
+        for path in _older_files(folder, name):
+            with suppress(OSError):  # they count for nothing
+                path.unlink()
+
+
+def _older_files(folder: Path, name: str) -> list[Path]:
+    """The files of that name of attempts before that of `folder`; none where the disk fails."""
+    try:
+        paths = list(glob_run(folder.parent, f"{ATTEMPTS}/{name}"))
+    except OSError as error:
+        log.warning(f"the histories in {folder.parent} can't be listed: {error}")
+        return []
+    return [path for path in paths if number_in_name(path.parent) < number_in_name(folder)]

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import PreflightReport
@@ -27,7 +28,7 @@ def require_passed(plan: TrainingPlan, *, is_supervisor: bool) -> None:
         BadInput: no attempt can train; with all problems.
     """
     folder = run_folder(plan.checkpoint_directory)
-    if folder and last_success(folder):
+    if folder and _has_ended(folder):
         # An attempt of a run that has ended only says so, and needs no inputs.
         return
     check = partial(_run_checks, plan)
@@ -35,6 +36,14 @@ def require_passed(plan: TrainingPlan, *, is_supervisor: bool) -> None:
     permanent = [problem for problem in report.problems if not problem.transient]
     if permanent:
         raise BadInput("; ".join(f"{problem.path}: {problem.message}" for problem in permanent))
+
+
+def _has_ended(folder: Path) -> bool:
+    try:
+        return last_success(folder) is not None
+    except OSError:
+        # The checks name what is wrong with the volume.
+        return False
 
 
 def _run_checks(plan: TrainingPlan) -> PreflightReport:

@@ -37,7 +37,8 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OSError: the disk is full or the folder can't be written; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of all pods have the same few numbers, and two attempts may claim a folder at once.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

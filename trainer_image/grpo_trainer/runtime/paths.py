@@ -30,9 +30,23 @@ _COPY = re.compile(rf"(?:{ATTEMPT_PREFIX}|{CHECKPOINT_PREFIX})(?![0-9]+\Z)")
 
 
 def glob_run(folder: Path, pattern: str) -> Iterator[Path]:
-    """Paths below a run's or an attempt's folder that match; users' copies are left out."""
-    for path in folder.glob(pattern):
-        if not any(map(_COPY.match, path.relative_to(folder).parts)):
+    """Paths below a run's or an attempt's folder that match; users' copies are left out.
+
+    Raises:
+        OSError: a folder is there and can't be listed.
+    """
+    # Path.glob skips such a folder, and a run whose checkpoints are not seen begins at step 0.
+    first, _, rest = pattern.partition("/")
+    try:
+        paths = [path for path in folder.iterdir() if path.match(first)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path in paths:
+        if _COPY.match(path.name):
+            continue
+        if rest:
+            yield from glob_run(path, rest)
+        else:
             yield path
 
 
