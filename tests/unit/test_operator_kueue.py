@@ -194,6 +194,21 @@ def test_a_job_without_its_queue_name_gives_its_workload_up() -> None:
             written(make_queued(make_workload(admitted()), status=status, **NO_QUEUE), QUEUES)
             is Write.DELETE
         )
+    ends = make_queued(make_workload(admitted()), *TRAINERS, status=WAITS, **NO_QUEUE)
+    assert written(ends, QUEUES) is None
+
+
+def test_a_gang_whose_spec_can_not_be_read_keeps_its_workload_while_it_runs() -> None:
+    """The queue's name is in the spec, which an older operator can't read during an upgrade."""
+    unreadable: dict[str, Any] = {"training": {"beta": "much"}}
+    for workload, things, status, due in (
+        (admitted(), TRAINERS, active_status(), Write.READY),
+        (evicted(), TRAINERS, active_status(), None),
+        (admitted(), TRAINERS, WAITS, None),
+        (admitted(), (), WAITS, Write.DELETE),
+    ):
+        seen = make_queued(make_workload(workload), *things, status=status, **unreadable)
+        assert written(seen) is due
 
 
 def test_a_deleted_job_gives_its_quota_back_once_its_pods_are_gone() -> None:

@@ -133,6 +133,10 @@ def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -
     if observation.job.is_finished:
         may_finish = not workload.is_true(FINISHED) and not observation.pods_left
         return Step(Write.FINISH) if may_finish else None
+    if _is_given_up(observation.job):
+        # Kueue has no say any more in a gang that runs on without its queue.
+        is_active = observation.job.is_active
+        return Step(Write.DELETE) if is_active else _once_idle(observation, Write.DELETE)
     return _of_the_living(observation, decision, workload, pods)
 
 
@@ -149,14 +153,20 @@ def _creation_step(observation: Observation, decision: Decision) -> Step | None:
     return Step(Write.CREATE, decision.plan)
 
 
+def _is_given_up(job: GRPOJobRecord) -> bool:
+    """True if the job has left its queue, or waits with a spec that can't be read."""
+    if job.spec is not None:
+        return not job.queue_name
+    # The queue's name may be in the spec: a gang whose spec can't be read runs on by its Workload.
+    return not job.is_active and not job.kueue.prebuilt
+
+
 def _of_the_living(
     observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
 ) -> Step | None:
     """A job that goes on, or is to go on."""
     job = observation.job
     is_prebuilt = bool(job.kueue.prebuilt)
-    if not job.queue_name:
-        return Step(Write.DELETE)
     if workload.is_true(FINISHED) and not is_prebuilt:
         return _once_idle(observation, Write.DELETE)
     if workload.is_true(EVICTED) and workload.has_reservation:
