@@ -186,6 +186,23 @@ async def test_the_priority_is_the_labels_classs_or_the_pods() -> None:
     assert (found.reason, "PriorityClass no" in found.message) == ("PriorityClassNotFound", True)
 
 
+async def test_a_job_that_names_no_class_any_more_gives_its_priority_back() -> None:
+    reference = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "urgent"}
+    urgent = make_item(spec={"priority": 1000, "priorityClassRef": reference})
+    waits = make_queued(None, status=WAITS)
+    for default, wanted in (("usual", (10, "usual")), ("", (0, None))):
+        values = {"usual": 10, "urgent": 1000} | ({"": 10} if default else {})
+        world = World(urgent, snapshot=Snapshot(priorities=values, default_priority=default))
+        for _ in range(2):
+            await world.step(waits)
+        spec = world.only()["spec"]
+        name = spec.get("priorityClassRef", {}).get("name")
+        assert ((spec["priority"], name), world.sent) == (wanted, ["PATCH"])
+    world = World(urgent)
+    await world.step(waits)
+    assert world.sent == [], "while classes can't be seen"
+
+
 async def test_an_eviction_is_given_back_in_one_write_of_the_version_that_was_looked_at() -> None:
     world = World(make_item(evicted()))
     waits = make_queued(None, status=WAITS)

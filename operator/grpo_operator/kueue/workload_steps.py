@@ -6,6 +6,7 @@ steps, the next one goes on from what it has left. An attempt is committed only 
 admitted the pods of its plan.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -91,7 +92,7 @@ def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     return f"{waits}: {message}" if message else waits
 
 
-WORKLOAD_PRIORITY = "WorkloadPriorityClass"
+WORKLOAD_PRIORITY, POD_PRIORITY = "WorkloadPriorityClass", "PriorityClass"
 
 
 class Write(StrEnum):
@@ -119,7 +120,17 @@ class Step:
     plan: ExecutionPlan | None = None
 
 
-def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
+DefaultPriority = Callable[[], str | None]
+"""Gives the name of the cluster's default PriorityClass, empty without one; None while it is not
+known."""
+
+
+def next_step(
+    observation: Observation,
+    decision: Decision,
+    pods: PodDefaults,
+    default_priority: DefaultPriority = lambda: None,
+) -> Step | None:
     """The next write; None where there is nothing to do, or only to wait."""
     workload = observation.workload
     if observation.kueue_problem:
@@ -137,7 +148,7 @@ def next_step(observation: Observation, decision: Decision, pods: PodDefaults) -
         # Kueue has no say any more in a gang that runs on without its queue.
         is_active = observation.job.is_active
         return Step(Write.DELETE) if is_active else _once_idle(observation, Write.DELETE)
-    return _of_the_living(observation, decision, workload, pods)
+    return _of_the_living(observation, decision, workload, pods, default_priority)
 
 
 def _creation_step(observation: Observation, decision: Decision) -> Step | None:
@@ -162,7 +173,11 @@ def _is_given_up(job: GRPOJobRecord) -> bool:
 
 
 def _of_the_living(
-    observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
+    observation: Observation,
+    decision: Decision,
+    workload: WorkloadRecord,
+    pods: PodDefaults,
+    default_priority: DefaultPriority,
 ) -> Step | None:
     """A job that goes on, or is to go on."""
     job = observation.job
@@ -182,7 +197,7 @@ def _of_the_living(
         return None
     if _is_outdated(observation, decision, workload, pods):
         return _once_idle(observation, Write.DELETE)
-    return Step(Write.AMEND) if _should_amend(job, workload) else None
+    return Step(Write.AMEND) if _should_amend(job, workload, default_priority) else None
 
 
 def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
@@ -208,21 +223,28 @@ def _is_outdated(
     return decision.plan is None or not is_for_plan(observation, workload, decision.plan, pods)
 
 
-def _should_amend(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
+def _should_amend(
+    job: GRPOJobRecord, workload: WorkloadRecord, default_priority: DefaultPriority
+) -> bool:
     """True if it waits in another queue, or with another priority, than its job says by now."""
     if workload.is_true(QUOTA_RESERVED):
         return False
     if workload.queue != job.queue_name:
         return True
-    return workload.priority_class != wanted_class(job, workload)
+    kind, name = wanted_class(job)
+    if not name:
+        # A job that names no class any more has the cluster's default.
+        default = default_priority()
+        if default is None:
+            return workload.priority_class[0] == WORKLOAD_PRIORITY
+        kind, name = (POD_PRIORITY, default) if default else ("", "")
+    return workload.priority_class != (kind, name)
 
 
-def wanted_class(job: GRPOJobRecord, workload: WorkloadRecord | None = None) -> tuple[str, str]:
-    """Kind and name of the class that says the Workload's priority; that of a Workload's pods may
-    be the cluster's default, which only the Workload tells."""
+def wanted_class(job: GRPOJobRecord) -> tuple[str, str]:
+    """Kind and name of the class that says the Workload's priority; empty for a job that names
+    none."""
     if job.kueue.priority_class:
         return WORKLOAD_PRIORITY, job.kueue.priority_class
-    if job.spec and (name := job.spec.placement.priority_class_name):
-        return "PriorityClass", name
-    kind, name = workload.priority_class if workload else ("", "")
-    return ("", "") if kind == WORKLOAD_PRIORITY else (kind, name)
+    name = job.spec.placement.priority_class_name if job.spec else None
+    return (POD_PRIORITY, name) if name else ("", "")

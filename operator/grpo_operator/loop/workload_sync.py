@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
+from grpo_kube.objects.errors import AlreadyExists, ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
 
@@ -35,7 +35,14 @@ from ..kueue.workload_manifest import (
     status_without_admission,
     workload,
 )
-from ..kueue.workload_steps import WORKLOAD_PRIORITY, Step, Write, next_step, wanted_class
+from ..kueue.workload_steps import (
+    POD_PRIORITY,
+    WORKLOAD_PRIORITY,
+    Step,
+    Write,
+    next_step,
+    wanted_class,
+)
 from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 from ..records.names import (
@@ -108,7 +115,7 @@ class Workloads:
             Conflict: the Workload changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server did not answer.
         """
-        due = next_step(observation, decision, self._pods)
+        due = next_step(observation, decision, self._pods, self._default_priority)
         if due is None:
             return decision
         try:
@@ -212,6 +219,15 @@ class Workloads:
         if answer:
             self._cache.put(answer)
 
+    def _default_priority(self) -> str | None:
+        """Name of the cluster's default PriorityClass, empty without one; None while classes can't
+        be seen."""
+        try:
+            snapshot = self._snapshot()
+        except ClusterError:
+            return None
+        return snapshot.default_priority if snapshot.priorities else None
+
     async def _priority(self, job: GRPOJobRecord) -> Priority:
         """The value of the class that says the job's priority, and its name."""
         kind, name = wanted_class(job)
@@ -231,7 +247,7 @@ class Workloads:
                 f"there is no PriorityClass {name}, which spec.placement.priorityClassName names"
             )
             raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
-        return Priority(snapshot.priorities.get(name, 0), "PriorityClass", name)
+        return Priority(snapshot.priorities.get(name, 0), POD_PRIORITY, name)
 
     async def place_job(self, observation: Observation, job: Manifest) -> Manifest:
         """The Job of a role where Kueue wants it.
