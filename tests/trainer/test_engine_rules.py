@@ -146,6 +146,17 @@ def test_a_process_that_is_given_up_is_one_loss() -> None:
     assert view.losses == 2
 
 
+def test_a_process_that_comes_back_is_the_same_loss_with_the_same_strikes() -> None:
+    view = EngineView(0, "here")
+    view.record_answer("a")
+    view.record_proof(1)
+    for _ in range(MAX_STRIKES):
+        view.record_failure("failed")
+        view.record_absence("does not answer")
+        view.record_answer("a")
+    assert (view.is_condemned, view.losses) == (True, 1)
+
+
 class Serving(RuleBasedStateMachine):
     """The engine's own side."""
 

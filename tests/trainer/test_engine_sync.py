@@ -224,6 +224,28 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
     assert world.lanes[1].engine.is_serving(VERSION)
 
 
+class Judging(EnginesMain):
+    """Rank 0 that has only verdicts to record."""
+
+    def __init__(self) -> None: ...
+
+
+@pytest.mark.parametrize("present", ["process-0", None, "another process"])
+def test_the_process_that_blocked_is_given_up_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, present: str | None
+) -> None:
+    world = World(monkeypatch)
+    view = world.lanes[0].engine.view
+    view.record_absence("does not answer")
+    if present is not None:
+        view.record_answer(present)
+    blocked = Verdict(world.lanes[0].engine, "process-0", "nobody took it", is_blocked=True)
+    Judging()._record_verdict(blocked)
+    view.record_answer(present or "process-0")
+    assert view.is_condemned == (present != "another process")
+    assert view.losses == 1
+
+
 def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

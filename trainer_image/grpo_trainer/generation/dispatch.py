@@ -208,7 +208,7 @@ class CompletionDispatch:
             )
             for task in finished_tasks:
                 self._take(task)
-        self._lose_stalled()
+        self._lose_stalled(version)
 
     async def _settle_engines(self) -> bool:
         """True if every engine that has answered is proven once more; what others have answered is
@@ -218,10 +218,15 @@ class CompletionDispatch:
 
     async def _settle(self, index: int) -> None:
         engine = self._engines[index]
+        process = engine.view.process
         try:
             await self._prove(engine)
+        # The process that is there now may be another, which has failed nothing.
+        except WeightsLost as error:
+            engine.view.record_lost_weights(f"{error}, after it has sampled")
+            self._drop({index})
         except EngineFailed as error:
-            engine.record_failure(error, ", after it has sampled")
+            engine.record_failure(error, process, ", after it has sampled")
             self._drop({index})
         else:
             self._assignment.record_proof(index)
@@ -271,12 +276,15 @@ class CompletionDispatch:
             len(completion.tokens) for completion in answer.completions
         )
 
-    def _lose_stalled(self) -> None:
+    def _lose_stalled(self, version: int) -> None:
         now = asyncio.get_running_loop().time()
         for index in [
             index for index, prompts in self._assignment.prompts_by_engine.items() if prompts
         ]:
             engine = self._engines[index]
+            # Another process has come since the prompts were handed out.
+            if not engine.is_serving(version):
+                continue
             # A new prompt restarts the count: an engine without prompts samples nothing and is not
             # stalled.
             if now - max(engine.tokens_changed_at, self._begun[index]) > self._stall:

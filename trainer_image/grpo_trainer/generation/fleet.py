@@ -45,6 +45,8 @@ class EngineView:
     """DNS name or address."""
     incarnation: str | None = None
     """The process that last answered; None while it doesn't answer."""
+    process: str | None = None
+    """The process that last answered, also while it doesn't."""
     version: int | None = None
     """What that process was proven to have."""
     given_up_incarnation: str | None = None
@@ -83,7 +85,10 @@ class EngineView:
         if incarnation != self.incarnation:
             # The new process has random weights until a sync.
             self.record_lost_weights("has restarted")
-            self.incarnation, self.strikes, self.is_loss_counted = incarnation, 0, False
+            self.incarnation = incarnation
+        # A process that comes back keeps its strikes, and its loss has been counted.
+        if incarnation != self.process:
+            self.process, self.strikes, self.is_loss_counted = incarnation, 0, False
         if self.version is None and self.is_usable:
             self.last_message = "is up and waits for weights"
 
@@ -110,7 +115,7 @@ class EngineView:
         """Give up the present process. The next process of the pod is used again."""
         self.record_lost_weights(reason)
         self._count_loss()
-        self.given_up_incarnation = self.incarnation
+        self.given_up_incarnation = self.process
 
     def record_lost_weights(self, reason: str) -> None:
         """Note that the engine lost its proven weights; if it lives it may be sent weights
@@ -157,11 +162,13 @@ class Engine:
         """True if the engine may sample completions of this version."""
         return self.view.is_serving(version)
 
-    def record_failure(self, error: EngineFailed, when: str = "") -> None:
-        """Note how a sync or a proof failed: a live process gets a strike, a dead one may come back
-        as another."""
-        lost = self.view.record_absence if error.is_gone else self.view.record_failure
-        lost(f"{error}{when}")
+    def record_failure(self, error: EngineFailed, process: str | None, when: str = "") -> None:
+        """Note how a sync or a proof of a process failed: a live process gets a strike, a dead one
+        may come back as another."""
+        # The failure says nothing of a process that has come since.
+        if process == self.view.process:
+            lost = self.view.record_absence if error.is_gone else self.view.record_failure
+            lost(f"{error}{when}")
 
 
 class Fleet:

@@ -28,7 +28,7 @@ from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .colocated import unprovable_error
 from .dispatch import CompletionDispatch, CompletionRequest, split_requests
-from .engine_client import EngineFailed, WeightsChanged
+from .engine_client import EngineFailed, WeightsChanged, WeightsLost
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample
 from .merged_weights import weight_shapes
@@ -153,7 +153,7 @@ class EnginesMain:
     async def _prove_again(self, engine: Engine) -> None:
         incarnation = engine.view.incarnation
         if incarnation is None or incarnation not in self._lanes:
-            raise EngineFailed("is no longer the process that has sampled")
+            raise WeightsLost("is no longer the process that has sampled")
         try:
             await prove_again(self._lanes[incarnation], self._limit)
         except WeightsChanged:
@@ -224,7 +224,7 @@ class EnginesMain:
                 lanes.append(lane)
             except EngineFailed as error:
                 log.warning(f"{engine.view.name}: {error}")
-                engine.record_failure(error)
+                engine.record_failure(error, incarnation)
         return lanes
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
@@ -263,6 +263,9 @@ class EnginesMain:
         if not verdict.problem:
             return
         log.warning(f"{view.name}: {verdict.problem}")
+        # A process that came during the pass was not part of it.
+        if verdict.incarnation != view.process:
+            return
         # A blocked process would take the whole limit again at the next sync, and all ranks would
         # wait for it.
         if verdict.is_blocked:

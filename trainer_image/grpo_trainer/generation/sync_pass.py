@@ -55,6 +55,8 @@ class Verdict:
     """The result of a pass for one engine."""
 
     engine: Engine
+    incarnation: str
+    """The process that the pass was for."""
     problem: str = ""
     """Why it can't be used; empty where it was proven."""
     differing_weights: Sequence[str] = ()
@@ -205,6 +207,7 @@ class SyncPass:
             )
             return Verdict(
                 lane.engine,
+                lane.incarnation,
                 problem,
                 is_blocked=blocked,
                 is_gone=isinstance(error, EngineFailed) and error.is_gone,
@@ -222,15 +225,17 @@ class SyncPass:
             wrong = proof.differing_weights(await client.prints(self.version, self._seed, None))
             self.proof_seconds += time.perf_counter() - begun
             if wrong:
-                return Verdict(lane.engine, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong)
+                return Verdict(
+                    lane.engine, lane.incarnation, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong
+                )
             await client.confirm(self.version)
         # The fleet's watch may have seen another process meanwhile, which has none of these
         # weights.
         if view.incarnation != lane.incarnation:
-            return Verdict(lane.engine, "restarted during the sync")
+            return Verdict(lane.engine, lane.incarnation, "restarted during the sync")
         lane.proof = proof
         view.record_proof(self.version)
-        return Verdict(lane.engine)
+        return Verdict(lane.engine, lane.incarnation)
 
     async def _await_answer(self, lane: Lane) -> None:
         """The engine's own answer, which says more than the group's error where there are both."""
