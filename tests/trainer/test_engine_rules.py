@@ -1,6 +1,8 @@
 """Which engine gets which prompt, and what follows when one is lost: any order of events, and none
 is used wrongly."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from grpo_trainer.engine_pod.messages import Completion, GeneratedCompletions
 from grpo_trainer.engine_pod.served_version import RequestRefused, ServedWeights
 from grpo_trainer.generation.dispatch import PromptAssignment
-from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, engines_message
+from grpo_trainer.generation.engine_client import EngineUnreachable
+from grpo_trainer.generation.fleet import MAX_STRIKES, Engine, EngineView, engines_message
+from grpo_trainer.generation.remote_engines import EnginesMain
+from grpo_trainer.generation.sync_pass import Verdict
 
 
 @given(st.lists(st.floats(), max_size=4))
@@ -80,54 +85,90 @@ class Dividing(RuleBasedStateMachine):
 test_dividing = Dividing.TestCase
 
 
+def record_verdict(verdict: Verdict) -> None:
+    """As rank 0 does after a pass."""
+    main: Any = None  # a verdict concerns its engine alone
+    EnginesMain._record_verdict(main, verdict)
+
+
 class Knowing(RuleBasedStateMachine):
-    """An engine as rank 0 knows it."""
+    """An engine as rank 0 knows it; a failure may be of any process that the pod has had."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.view = EngineView(0, "here")
+        client: Any = None
+        self.engine = Engine(EngineView(0, "here"), client)
+        self.view = self.engine.view
+        self.present = ""
+        self.last = ""
         self.proof: tuple[str, int] | None = None
-        self.gave_up: set[str] = set()
+        self.given_up = ""
+        self.strikes = 0
+        self.losses = 0
+        self.is_counted = False
+
+    def lose(self, *, counts: bool) -> None:
+        if (counts or self.proof) and not self.is_counted:
+            self.losses, self.is_counted = self.losses + 1, True
+        self.proof = None
 
     @rule(incarnation=st.sampled_from("abc"))
     def seen(self, incarnation: str) -> None:
-        if incarnation != self.view.incarnation:
-            self.proof = None
+        if incarnation != self.present:
+            self.lose(counts=False)
+        if incarnation != self.last:
+            self.strikes, self.is_counted = 0, False
+        self.present = self.last = incarnation
         self.view.record_answer(incarnation)
 
     @rule()
     def gone(self) -> None:
         self.view.record_absence("gone")
-        self.proof = None
+        self.lose(counts=False)
+        self.present = ""
 
     @rule()
     def stale(self) -> None:
         self.view.record_lost_weights("stale")
-        self.proof = None
+        self.lose(counts=False)
 
     @precondition(lambda self: self.view.is_usable)
     @rule(version=st.integers(1, 3))
     def proven(self, version: int) -> None:
         self.view.record_proof(version)
-        self.proof = (self.view.incarnation or "", version)
+        self.proof, self.strikes, self.is_counted = (self.present, version), 0, False
 
-    @precondition(lambda self: self.view.is_usable)
-    @rule()
-    def failed(self) -> None:
-        struck = self.view.strikes + 1
-        incarnation = self.view.incarnation or ""
-        self.view.record_failure("failed")
-        self.proof = None
-        if struck >= MAX_STRIKES:
-            self.gave_up = {incarnation}
-            assert self.view.is_condemned
+    @precondition(lambda self: self.last)
+    @rule(incarnation=st.sampled_from("abc"), is_timeout=st.booleans(), is_verdict=st.booleans())
+    def failed(self, incarnation: str, *, is_timeout: bool, is_verdict: bool) -> None:
+        error = EngineUnreachable("failed", is_timeout=is_timeout)
+        if is_verdict:
+            verdict = Verdict(self.engine, incarnation, str(error), is_gone=error.is_gone)
+            record_verdict(verdict)
+        else:
+            self.engine.record_failure(error, incarnation)
+        if incarnation == self.last and is_timeout:
+            self.strikes += 1
+            self.lose(counts=self.strikes >= MAX_STRIKES)
+            self.given_up = self.last if self.strikes >= MAX_STRIKES else self.given_up
+        elif incarnation == self.last:
+            self.lose(counts=False)
+            self.present = ""
+
+    @rule(incarnation=st.sampled_from("abc"))
+    def blocked(self, incarnation: str) -> None:
+        record_verdict(Verdict(self.engine, incarnation, "blocked", is_blocked=True))
+        if incarnation == self.last:
+            self.lose(counts=True)
+            self.given_up = self.last
 
     @invariant()
     def it_serves_what_this_process_was_proven_to_have(self) -> None:
         for version in (1, 2, 3):
-            assert self.view.is_serving(version) == (self.proof == (self.view.incarnation, version))
-        if self.view.incarnation in self.gave_up:
-            assert not self.view.is_usable
+            assert self.view.is_serving(version) == (self.proof == (self.present, version))
+        assert self.view.is_condemned == (self.present == self.given_up != "")
+        assert self.view.is_usable == (self.present not in ("", self.given_up))
+        assert (self.view.strikes, self.view.losses) == (self.strikes, self.losses)
         assert self.view.last_message in engines_message([self.view])
 
 

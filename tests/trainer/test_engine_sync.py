@@ -8,6 +8,8 @@ test_engine_servers.py real engines.
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from grpo_trainer.generation.remote_engines import EnginesMain
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
 from harness.programs.patience import wait_for_event
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import runs
 from tests.virtual_time import virtually
 
 VERSION, SEED, SECONDS = 7, 11, 60.0
@@ -222,6 +225,33 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
     assert (blocked.problem, blocked.is_blocked, sound.problem) == ("nobody took it", True, "")
     assert world.group(0).was_left
     assert world.lanes[1].engine.is_serving(VERSION)
+
+
+def test_a_process_that_comes_back_meets_in_another_group() -> None:
+    client: Any = FakeClient(lambda: None)
+    engine = Engine(EngineView(0, "host"), client)
+    first, second = (Lane(engine, "process-0") for _ in range(2))
+    assert first.group_name() != second.group_name()
+
+
+@pytest.mark.parametrize("learnt", [[], [({}, [])], [({NAME: [WHOLE]}, []), ({}, [])]])
+def test_an_engine_that_has_learnt_other_tensors_is_sent_none(learnt: list[Any]) -> None:
+    class Client(FakeClient):
+        async def learn(self, *_: Any) -> list[Any]:
+            return learnt
+
+    class Asking(EnginesMain):
+        def __init__(self) -> None:
+            fleet: Any = FakeFleet()
+            setup: Any = SimpleNamespace(plan=runs.plan(Path("/models/demo")))
+            self._fleet, self._setup, self._limit = fleet, setup, SECONDS
+            self._shapes, self._config = {NAME: [4]}, ""
+
+    client: Any = Client(lambda: None)
+    lane = Lane(Engine(EngineView(0, "host"), client), "process-0")
+    with pytest.raises(EngineFailed, match="other tensors"):
+        Asking()._learn_layout(lane)
+    assert not lane.workers
 
 
 class Judging(EnginesMain):

@@ -243,6 +243,9 @@ class EnginesMain:
         workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
         if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
             raise unprovable_error(problems, self._setup.plan.generation)
+        # A worker that writes no tensor would be proven by no hash.
+        if not workers or any(sources.keys() != self._shapes.keys() for sources, _ in workers):
+            raise EngineFailed("has learnt other tensors than rank 0 sends")
         lane.workers = [sources for sources, _ in workers]
 
     def _meeting(self, lane: Lane) -> Meeting:

@@ -8,6 +8,7 @@ once.
 
 import asyncio
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -77,7 +78,7 @@ class Lane:
         self.workers: list[Sources] = []
         """What each worker writes; empty until it has been asked."""
         self._group: WeightGroup | None = None
-        self._groups = 0
+        self._group_name = ""
         self._thread = ThreadPoolExecutor(1, f"weights-{engine.view.index}")
         self.request: Future[None] | None = None
         self.failure = ""
@@ -103,8 +104,10 @@ class Lane:
     def group_name(self) -> str:
         """Name of the weight group: unchanged until a new group has to be formed."""
         if self._group is None:
-            self._groups += 1
-        return f"{self.incarnation}/{self._groups}"
+            # A process that comes back after another has a new lane, and the store has the keys of
+            # its earlier groups.
+            self._group_name = f"{self.incarnation}/{uuid.uuid4().hex}"
+        return self._group_name
 
     def leave(self) -> None:
         """Leave the weight group, which can no longer be used."""
