@@ -6,15 +6,25 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_api.report.report import Outcome, Result
+from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.export import describe_export
-from grpo_trainer.checkpoints.volume_checkpoints import complete
-from grpo_trainer.runtime.errors import DiskFailed, Preempted
+from grpo_trainer.checkpoints.hashing import damage
+from grpo_trainer.checkpoints.volume_checkpoints import VolumeSource, complete
+from grpo_trainer.runtime import durable_files
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, Preempted
 from grpo_trainer.weights.model_files import Source
-from tests.support.ranks.checkpoint_plans import choose, claim, export_model, finished_attempt
+from tests.support.ranks.checkpoint_plans import (
+    choose,
+    claim,
+    export_model,
+    finished_attempt,
+    rotate,
+)
 from tests.trainer.test_checkpoint import make_plan, save
 
 SOURCE = Source("demo", Path("/models/demo"), "", "float32")
@@ -60,6 +70,25 @@ def test_an_attempt_that_is_superseded_while_it_hashes_its_model_replaces_no_exp
     assert not (tmp_path / "export").exists()
 
 
+def test_an_attempt_that_claims_at_the_same_moment_and_writes_last_is_superseded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = make_plan(tmp_path), make_plan(tmp_path, attempt=2)
+    write = durable_files.write_atomically
+
+    def write_late(path: Path, text: str) -> None:
+        monkeypatch.setattr(volume_checkpoints, "write_atomically", write)
+        claim(new)
+        write(path, text)
+
+    monkeypatch.setattr(volume_checkpoints, "write_atomically", write_late)
+    claim(old)
+    newest = save(new, 5)
+    with pytest.raises(Preempted, match="superseded by attempt 2"):
+        save(old, 10)
+    assert complete(tmp_path) == [newest]
+
+
 def test_a_kill_while_an_earlier_export_is_deleted_leaves_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,3 +127,40 @@ def test_a_success_whose_export_is_gone_is_no_end(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "export")
     assert finished_attempt(plan) is None
     assert complete(tmp_path) == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_another_runs_checkpoint_that_its_rotation_deletes_is_replaced_by_its_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    source = make_plan(tmp_path / "source", keep=1)
+    claim(source)
+    save(source, 10)
+    plan = make_plan(tmp_path / "own", uid="b").model_copy(
+        update={"resume_from": str(tmp_path / "source")}
+    )
+    saved: list[Path] = []
+
+    def go_on() -> None:
+        if not saved:
+            saved.append(save(source, 20))
+            rotate(source)
+
+    bring = VolumeSource.bring
+
+    def bring_late(self: VolumeSource, checkpoint: Path) -> list[str]:
+        go_on()
+        return bring(self, checkpoint)
+
+    def hash_late(folder: Path, files: Any, rank: int, world_size: int) -> list[str]:
+        go_on()
+        return damage(folder, files, rank, world_size)
+
+    if late:
+        monkeypatch.setattr("grpo_trainer.checkpoints.volume_checkpoints.damage", hash_late)
+    else:
+        monkeypatch.setattr(VolumeSource, "bring", bring_late)
+    assert choose(plan, {}) == saved[0]
+    (saved[0] / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"model\.safetensors is missing.*another run in spec"):
+        choose(plan, {})

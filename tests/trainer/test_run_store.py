@@ -22,11 +22,18 @@ from grpo_api.report.history import HISTORY_FILES, METRICS_FILE
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.manifest import Owner
-from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
+from grpo_trainer.checkpoints.store_checkpoints import StoreSource, StoreTarget
 from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
-from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key, run_store
+from grpo_trainer.stores.run_store import (
+    HEAD,
+    Head,
+    RunStore,
+    StoredRun,
+    checkpoint_key,
+    run_store,
+)
 from grpo_trainer.stores.store_client import Store
 from tests.stepped_clock import SteppedClock
 from tests.trainer.store_world import KEEP, UID, named, save
@@ -235,6 +242,31 @@ def test_another_job_that_takes_the_folder_of_a_run_deletes_nothing() -> None:
     with pytest.raises(BadInput, match="belongs to the job with uid"):
         replace(run_of(2, WatchedStore(backend)), uid="other").claim()
     assert run.store.object_sizes() == before
+
+
+def test_a_run_whose_head_is_gone_keeps_its_checkpoints_and_says_what_to_do() -> None:
+    backend = MemoryStore()
+    run = run_of(1, WatchedStore(backend))
+    run.claim()
+    save(run, 1)
+    run.store.delete([HEAD])
+    before = run.store.object_sizes()
+    with pytest.raises(BadInput, match=r"head\.json is gone.*checkpoint-1/manifest\.json"):
+        run_of(2, WatchedStore(backend)).claim_head()
+    assert run.store.object_sizes() == before
+
+
+def test_another_run_that_goes_on_while_its_checkpoints_are_listed_is_listed_again(
+    tmp_path: Path,
+) -> None:
+    backend = MemoryStore()
+    run = replace(run_of(1, WatchedStore(backend)), keep=1)
+    run.claim()
+    save(run, 1)
+    store = WatchedStore(backend)
+    store.interrupt(1, partial(save, run, 2))
+    checkpoints = StoreSource(StoredRun(store), tmp_path, 1).list_checkpoints()
+    assert [checkpoint.name for checkpoint in checkpoints] == ["checkpoint-2"]
 
 
 def test_a_manifest_that_was_changed_after_its_commit_is_not_used() -> None:

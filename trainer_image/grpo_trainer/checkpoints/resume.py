@@ -105,19 +105,37 @@ def choose(
             usable,
             lambda checkpoint: require_same_run(checkpoint, read_manifest(checkpoint), identity),
             target,
+            "delete them to start again at step 0",
         )
         # Withdrawn, so that no later attempt goes back to what this run diverged on.
         if dropped := set(checkpoints) - set(usable):
             target.withdraw(dropped)
         return newest
-    if source is None or not (checkpoints := source.list_checkpoints()):
-        return None
-    usable = _usable_checkpoints(checkpoints, outdated)
-    return _newest_undamaged(
-        usable,
-        lambda checkpoint: require_continuable(checkpoint, read_manifest(checkpoint), identity),
-        source,
-    )
+    return _choose_of_source(source, identity, outdated) if source else None
+
+
+def _choose_of_source(
+    source: CheckpointSource, identity: dict[str, str], outdated: Outdated
+) -> Path | None:
+    checkpoints = source.list_checkpoints()
+    while checkpoints:
+        try:
+            return _newest_undamaged(
+                _usable_checkpoints(checkpoints, outdated),
+                lambda checkpoint: require_continuable(
+                    checkpoint, read_manifest(checkpoint), identity
+                ),
+                source,
+                "name another run in spec.resumeFrom, or remove it",
+            )
+        except (_NoneUndamagedError, _NoneReadableError):
+            # The other run may go on, so its rotation may have deleted what was listed.
+            source.remove_copies()
+            listed = source.list_checkpoints()
+            if set(listed) <= set(checkpoints):
+                raise
+            checkpoints = listed
+    return None
 
 
 def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
@@ -163,11 +181,22 @@ def _adapters_of(folder: Path) -> list[Path]:
     return []
 
 
+class _NoneUndamagedError(BadInput):
+    """Every checkpoint is damaged, or gone."""
+
+
+class _NoneReadableError(DiskFailed):
+    """A disk gives no checkpoint, or what was listed is gone."""
+
+
 def _newest_undamaged(
-    checkpoints: list[Path], require: Callable[[Path], None], source: CheckpointSource
+    checkpoints: list[Path],
+    require: Callable[[Path], None],
+    source: CheckpointSource,
+    remedy: str,
 ) -> Path:
     """The first that is undamaged, which must be one to go on from; `source` brings its files to
-    this node."""
+    this node, and `remedy` says what a user can do where all are damaged."""
     damaged = []
     for checkpoint in checkpoints:
         problems = _damage_anywhere(checkpoint, source)
@@ -180,10 +209,8 @@ def _newest_undamaged(
     problems_of_all = "; ".join(damaged)
     # They may be whole: a volume that is away for a moment must not end the run for good.
     if UNREADABLE in problems_of_all:
-        raise DiskFailed(f"no checkpoint can be read ({problems_of_all})")
-    raise BadInput(
-        f"every checkpoint is damaged ({problems_of_all}); delete them to start again at step 0"
-    )
+        raise _NoneReadableError(f"no checkpoint can be read ({problems_of_all})")
+    raise _NoneUndamagedError(f"every checkpoint is damaged ({problems_of_all}); {remedy}")
 
 
 def _damage_anywhere(checkpoint: Path, source: CheckpointSource) -> list[str]:

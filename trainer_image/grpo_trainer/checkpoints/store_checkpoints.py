@@ -121,7 +121,16 @@ class StoreSource(CheckpointSource):
         complete = [
             (checkpoint, manifest) for checkpoint, manifest in manifests if manifest is not None
         ]
+        for checkpoint, manifest in manifests:
+            if manifest is None:
+                key = checkpoint_key(checkpoint.attempt, checkpoint.step)
+                log.warning(
+                    f"passed over {self.run.store.url}/{key}: its manifest is missing or changed"
+                )
         if counted and not complete:
+            # A run that spec.resumeFrom names may go on and delete what its head had named.
+            if self.run.head() != head:
+                return self._manifests()
             raise BadInput(
                 f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are "
                 "missing or changed; restore the bucket, or start a new job"

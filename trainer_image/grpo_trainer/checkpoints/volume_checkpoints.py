@@ -86,14 +86,15 @@ def _take(folder: Path, owner: Owner) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(folder, owner)
-    # Check and write are two steps, so of two attempts that claim at once both may pass. Each
-    # writes below its own folder: that costs time and damages nothing.
+    # Check and write are two steps, so of two attempts that claim at once both may pass, and the
+    # older one may write last. The newer one takes the folder back when it next needs it.
     (folder / attempt_folder_name(owner.attempt)).mkdir(exist_ok=True)
     write_atomically(folder / OWNER, owner.model_dump_json())
 
 
 def require_owner(folder: Path, claimant: Owner) -> None:
-    """Make sure that no newer attempt and no other job than the claimant's owns the folder.
+    """Make sure that no newer attempt and no other job than the claimant's owns the folder; take
+    it back from an older attempt that claimed it at the same moment.
 
     Raises:
         BadInput: another job owns it.
@@ -116,6 +117,8 @@ def require_owner(folder: Path, claimant: Owner) -> None:
             f"attempt {claimant.attempt} is superseded by attempt {owner.attempt}, which owns "
             f"{folder}"
         )
+    if owner.attempt < claimant.attempt:
+        write_atomically(folder / OWNER, claimant.model_dump_json())
 
 
 def complete(folder: Path) -> list[Path]:

@@ -210,13 +210,26 @@ class RunStore(StoredRun):
         """Take the run for this attempt; older ones can't commit from now on.
 
         Raises:
-            BadInput, Preempted, StoreFailed: as claim.
+            BadInput: as claim; or the head is gone, and with it what counts of the checkpoints.
+            Preempted, StoreFailed: as claim.
         """
+        if self.head() is None:
+            self._require_new_run()
 
         def with_attempt(head: Head) -> Head:
             return head.model_copy(update={"attempt": self.attempt})
 
         return self._move_head(with_attempt, Head(uid=self.uid, attempt=self.attempt))
+
+    def _require_new_run(self) -> None:
+        # A manifest is only ever written below a head. Without this check a lost head would cost
+        # all checkpoints: what no head names is deleted.
+        manifests = [key for key in self.store.object_sizes() if key.endswith(f"/{MANIFEST}")]
+        if manifests and self.head() is None:
+            raise BadInput(
+                f"{self.store.url}/{HEAD} is gone, which names the checkpoints that count, such as "
+                f"{manifests[0]}. Restore it, or delete the folder to start again at step 0"
+            )
 
     def commit(self, step: int, manifest: bytes, time: float) -> None:
         """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
