@@ -267,6 +267,12 @@ def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None
         assert words in found.message
 
 
+def test_a_workload_that_a_finalizer_keeps_is_named_as_deleted() -> None:
+    waits = commits(admitted(), deletionTimestamp=at(0))
+    assert (waits.action, waits.reason) == (Action.QUEUE, "WaitingForKueue")
+    assert "is being deleted; once it is gone, a new one is created" in waits.message
+
+
 def test_a_job_with_a_queue_name_on_a_cluster_without_kueue_says_so_and_asks_again() -> None:
     seen = replace(make_queued(None, status=WAITS), kueue_problem="the cluster has no Kueue")
     found = gate_by_workload(seen, Decision(Action.COMMIT, plan=PLAN), PODS)

@@ -77,6 +77,8 @@ def _of_another_shape(
 
 def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     """What keeps it, in Kueue's words."""
+    if workload.deleting:
+        return f"Workload {workload.name} is being deleted; once it is gone, a new one is created"
     waits = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
     if not workload.active:
         return (
