@@ -113,7 +113,7 @@ def test_completions_are_the_same_whichever_engines_are_lost(
             one.view.record_proof(version)
     wanted = [sampled(piece.prompt, seed) for piece in PIECES for seed in piece.seeds]
     assert [sample.tokens for sample in completing.samples] == [one.tokens for one in wanted]
-    assert {sample.version for sample in completing.samples} <= set(range(VERSION, version + 1))
+    assert {sample.version for sample in completing.samples} == {version}
     assert sum(one.view.losses for one in engines) <= sum(len(one) for one in failures)
 
 
@@ -155,6 +155,25 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
         engines[0].view.last_message
         == "has other weights than it was sent: k_proj, after it has sampled"
     )
+
+
+def test_a_generation_whose_engines_are_lost_one_by_one_is_of_one_version() -> None:
+    engines = [
+        engine(index, dict.fromkeys(range(6, 10), EngineUnreachable("gone"))) for index in range(2)
+    ]
+
+    async def prove(one: Engine) -> None:
+        if one.view.index == 1 and one.is_serving(VERSION):
+            raise EngineUnreachable("gone")
+
+    completing = CompletionDispatch(engines, prove, PIECES, {}, max_sequences=4, stall_seconds=60.0)
+    assert not virtually(completing.sample_remaining(VERSION))
+    for one in engines:
+        one.client = FakeClient({})  # type: ignore[assignment]
+        one.view.record_answer("another process")
+        one.view.record_proof(VERSION + 1)
+    assert virtually(completing.sample_remaining(VERSION + 1))
+    assert {sample.version for sample in completing.samples} == {VERSION + 1}
 
 
 def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:

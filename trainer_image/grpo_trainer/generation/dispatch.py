@@ -131,10 +131,11 @@ class CompletionDispatch:
         self._prove = prove
         self._sampling = dict(sampling)
         self._stall = stall_seconds
-        self._assignment = PromptAssignment(
-            range(len(requests)),
-            prompts_per_engine(max_sequences, max(len(request.seeds) for request in requests)),
+        self._capacity = prompts_per_engine(
+            max_sequences, max(len(request.seeds) for request in requests)
         )
+        self._version: int | None = None
+        self._assignment = PromptAssignment((), self._capacity)
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[GeneratedCompletions], tuple[int, int]] = {}
         self._begun: dict[int, float] = {}
@@ -167,6 +168,10 @@ class CompletionDispatch:
             EngineLost: all engines were lost MOST_FLEETS times.
         """
         begun = asyncio.get_running_loop().time()
+        # A generation is of one version: what was answered under an earlier one is wanted again.
+        if version != self._version:
+            self._version = version
+            self._assignment = PromptAssignment(range(len(self._pieces)), self._capacity)
         try:
             while not (self._assignment.is_done and await self._settle_engines()):
                 live = [
