@@ -206,6 +206,7 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
             0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export
         ),
     )
+    (tmp_path / "export").mkdir()
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)

@@ -26,7 +26,7 @@ from tests.support.ranks.checkpoint_plans import claim_folder, export_model, sea
 
 from ..ranks import demo_model, runs
 
-MANIFEST = "checkpoint-4/.manifest.json.{}.tmp"
+MANIFEST = f"checkpoint-4/.manifest.json.{os.uname().nodename}.{{}}.tmp"
 COMMON = ("README.md", "checkpoint-2/model.safetensors", "checkpoint-3/rng_state_1.pth", MANIFEST)
 WAYS: dict[str, dict[str, Any]] = {
     "Clone": {"zero": 0, "reference": {"sync": {"everySteps": 1}}},
