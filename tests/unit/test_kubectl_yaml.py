@@ -58,7 +58,7 @@ def test_items_of_a_list_are_objects_of_the_stream() -> None:
         ("a: {{ .Values.b }}", "line 1, column 5: a key can't be a list or a mapping"),
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
         ("a: !!python/object:os.system x", "line 1, column 4: could not determine a constructor"),
-        ("a: \x00", "character 4 is none that YAML has"),
+        ("a: \x00", "character 4 is not allowed in YAML"),
         ("[" * 9999, "it is nested too deeply"),
     ],
 )

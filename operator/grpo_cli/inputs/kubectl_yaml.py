@@ -161,6 +161,6 @@ def _checked(load: Callable[[], _T]) -> _T:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}{problem}") from error
     except yaml.reader.ReaderError as error:
-        raise ValueError(f"character {error.position + 1} is none that YAML has") from error
+        raise ValueError(f"character {error.position + 1} is not allowed in YAML") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

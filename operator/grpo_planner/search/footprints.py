@@ -452,9 +452,9 @@ class Footprints:
     def least_world(
         self, method: Method, precision: Precision, usable: int, *, engined: bool = False
     ) -> float:
-        """Lower bound of the GPUs with so many bytes that have room for the policy's states and the
-        passes of a method; infinite if none. `engined`: an engine generates in its place, whose
-        bytes are not counted."""
+        """Lower bound of the GPUs with `usable` bytes each that have room for the policy's states
+        and the passes of a method; infinite if none. `engined`: an engine generates in its place,
+        whose bytes are not counted."""
         # What the passes take doesn't shrink with more processes, and of a method it depends on
         # whether an adapter is trained. So one prediction does for all sizes of all pools.
         key = (method.lora, precision, engined)
