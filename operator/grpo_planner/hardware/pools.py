@@ -62,10 +62,6 @@ class Room(NamedTuple):
     cpu: float
     """Cores."""
 
-    def has_room_for(self, gpus: int, cores: float) -> bool:
-        """Return True if a pod with these GPUs and cores has room on the node."""
-        return self.gpus >= gpus and self.cpu >= cores
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
