@@ -133,13 +133,17 @@ async def test_a_place_is_nobody_elses_between_the_verdict_and_its_commit() -> N
         ),
     ],
 )
-async def test_a_job_on_cpus_waits_for_what_it_names_and_is_looked_at_again(
-    spec: dict[str, Any], facts: dict[str, Any], reason: str
+@pytest.mark.parametrize("queue_name", [None, "team"])
+async def test_a_job_on_cpus_or_of_kueue_waits_for_what_it_names_and_is_looked_at_again(
+    spec: dict[str, Any], facts: dict[str, Any], reason: str, queue_name: str | None
 ) -> None:
-    one = make_job(spec)
+    placement = {"accelerator": "CPU", "nodes": 2, "queueName": queue_name}
+    one = make_job({**spec, "placement": {**placement, **spec.get("placement", {})}})
     answer = await queue([one], cluster(**facts)).answer(make_seen(one), ASKED)
     assert answer is not None
     assert (answer.action, answer.reason, answer.look_again) == (Action.QUEUE, reason, 10.0)
+    assert answer.plan is not None
     answer = await queue([one], cluster()).answer(make_seen(one), ASKED)
     assert answer is not None
-    assert answer.action is Action.COMMIT, "what can't be seen refuses nobody"
+    could_start = answer.action is Action.COMMIT or answer.reason == "WaitingForKueue"
+    assert could_start, "what can't be seen refuses nobody"

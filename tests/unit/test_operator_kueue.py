@@ -188,6 +188,26 @@ def test_a_suspended_job_is_taken_out_of_its_queue_and_comes_back() -> None:
     assert "spec.active is false" in waits.message
 
 
+@pytest.mark.parametrize(
+    ("reason", "release"),
+    [("Checking", ""), ("WaitingForHub", ""), ("ServiceAccountNotFound", ""), ("", "StartTimeout")],
+)
+def test_a_job_that_could_not_start_holds_no_quota_and_keeps_its_place(
+    reason: str, release: str
+) -> None:
+    status = {**WAITS, "conditions": [condition("Admitted", "False", release or "Queued")]}
+    seen = make_queued(make_workload(admitted()), status=status)
+    waits = Decision(Action.QUEUE, reason, plan=PLAN) if reason else Decision(Action.WAIT)
+    assert written(seen, waits) is Write.PAUSE
+    inactive = {"spec": {"active": False}, "annotations": {"grpo.dev/paused": "true"}}
+    given_up = replace(seen, workload=make_workload(evicted("Deactivated"), **inactive))
+    assert written(given_up, waits) is Write.CLEAR
+    paused = replace(seen, workload=make_workload({}, **inactive))
+    assert written(paused, waits) is None
+    may_start = gate_by_workload(paused, Decision(Action.COMMIT, plan=PLAN), PODS)
+    assert written(paused, may_start) is Write.RESUME
+
+
 def test_a_job_without_its_queue_name_gives_its_workload_up() -> None:
     for status in (WAITS, active_status()):
         assert (

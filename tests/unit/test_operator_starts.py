@@ -10,9 +10,11 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
+from grpo_operator.kueue.pod_sets import Contradiction
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import ENGINE_SERVICE
+from tests.unit.kueue_world import admitted, make_queued, make_workload
 from tests.unit.operator_world import (
     NOW,
     PODS,
@@ -66,6 +68,11 @@ class World:
         if self.goes:
             raise NotFound("jobs run-1 not found", 404)
         return self.created[-1]
+
+    async def place_job(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        if not self.denies:
+            raise Contradiction("nodeSelector and ResourceFlavor a disagree on zone")
+        return body
 
     async def ensure_service(self, _: str, name: str = "grpo-rendezvous") -> None:
         self.services.append(name)
@@ -173,3 +180,13 @@ async def test_a_claim_that_never_gets_a_volume_holds_no_gpus(attempt: int) -> N
     assert (answer.action, answer.reason) == (Action.RELEASE, "PodsNotCreated")
     assert answer.message == world.unbindable
     assert world.created == []
+
+
+@pytest.mark.parametrize("denies", [True, False])
+async def test_an_attempt_that_is_denied_or_has_no_place_holds_no_quota(denies: bool) -> None:
+    workload = make_workload(admitted())
+    seen = make_queued(workload, status=active_status(running=False, jobUid=None))
+    answer = await World(denies=denies).start(seen)
+    assert answer
+    assert (answer.action, answer.reason) == (Action.RELEASE, "PodsNotCreated")
+    assert ("exceeded quota" if denies else "disagree on zone") in answer.message

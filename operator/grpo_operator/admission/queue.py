@@ -78,7 +78,8 @@ GATHER = 0.02
 """Seconds that a cycle waits for company after the first thing that calls for it, or as long as the
 last cycle took: however much changes, cycles take at most half of a core."""
 MISSING_OBJECT_PAUSE = 10.0
-"""Seconds until it is looked again whether what a job without GPUs names has come."""
+"""Seconds until it is looked again whether an object exists that a job without GPUs, or one of
+Kueue's, names."""
 NOT_KNOWN_PAUSE = 2.0
 """Seconds until the next try while no snapshot of the cluster can be made."""
 
@@ -302,7 +303,13 @@ class AdmissionQueue:
         """A job without GPUs waits for nobody, but it needs the objects that it names."""
         verdict = plan_without_queue(self._cpus(), job, spec, self._measured)
         decision = _decision(request, replace(verdict, job_class=job.content.job_class))
-        if decision.action is not Action.COMMIT:
+        return self._hold_without_named_objects(decision, job)
+
+    def _hold_without_named_objects(self, decision: Decision, job: GRPOJobRecord) -> Decision:
+        """Queue a job whose PriorityClass or ServiceAccount is missing: its pods would not be
+        created."""
+        # The pods of a dispatched job need those objects on another cluster.
+        if decision.action is not Action.COMMIT or job.is_dispatched:
             return decision
         try:
             missing = missing_object(self._snapshot(), job)
@@ -350,6 +357,7 @@ class AdmissionQueue:
             verdict = await self._plan_on_empty_cluster(job)
         verdict = hold_until_checked(job, verdict, self._pods.preflight)
         ungated = _decision(decision, replace(verdict, job_class=job.content.job_class))
+        ungated = self._hold_without_named_objects(ungated, job)
         return gate_by_workload(observation, ungated, self._pods)
 
     async def _plan_on_empty_cluster(self, job: GRPOJobRecord) -> Verdict:

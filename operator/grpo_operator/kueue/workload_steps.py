@@ -17,7 +17,7 @@ from ..decide.next_action import UNKNOWN_PAUSE
 from ..decide.observation import Observation
 from ..decide.preflight import is_checked
 from ..pods.pod_spec import PodDefaults
-from ..records.reasons import Reason
+from ..records.reasons import UNCHECKED, Reason
 from ..records.records import GRPOJobRecord
 from ..records.workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
 from .pod_sets import is_made_for, plan_of_workload, pod_sets
@@ -94,6 +94,7 @@ def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     return f"{waits}: {message}" if message else waits
 
 
+_WAITS_FOR_KUEUE = (Reason.WAITING_FOR_KUEUE, Reason.WORKLOAD_REPLACED, Reason.NO_KUEUE)
 WORKLOAD_PRIORITY, POD_PRIORITY = "WorkloadPriorityClass", "PriorityClass"
 
 
@@ -188,18 +189,28 @@ def _of_the_living(
         return _once_idle(observation, Write.DELETE)
     if workload.is_true(EVICTED) and workload.has_reservation:
         return _once_idle(observation, Write.CLEAR)
-    if job.is_suspended:
+    if _is_outdated(observation, decision, workload, pods):
+        return _once_idle(observation, Write.DELETE)
+    if job.is_suspended or _is_blocked(observation, decision):
         pauses = workload.active and not is_prebuilt
         return Step(Write.PAUSE) if pauses else None
     if workload.paused:
         return Step(Write.RESUME)
     if job.is_active:
         return Step(Write.READY) if _becomes_ready(observation, workload) else None
-    if is_prebuilt:
-        return None
-    if _is_outdated(observation, decision, workload, pods):
-        return _once_idle(observation, Write.DELETE)
     return Step(Write.AMEND) if _should_amend(job, workload, default_priority) else None
+
+
+def _is_blocked(observation: Observation, decision: Decision) -> bool:
+    """True if the job could not start with its quota: its preflight or a missing object holds it
+    up, or it pauses after a release. An inactive Workload keeps its place in the queue."""
+    if decision.action is not Action.QUEUE:
+        return decision.action is Action.WAIT and observation.job.is_released
+    preflight = observation.preflight
+    # A preflight that has just passed is in the status after this reconcile.
+    if decision.reason in UNCHECKED and preflight and preflight.check.has_passed:
+        return False
+    return decision.reason not in _WAITS_FOR_KUEUE
 
 
 def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
@@ -220,7 +231,8 @@ def _is_outdated(
     observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
 ) -> bool:
     """True if nobody will run what it stands for: the job has another plan by now, or none."""
-    if decision.action not in (Action.QUEUE, Action.REJECT):
+    job = observation.job
+    if job.is_active or job.kueue.prebuilt or decision.action not in (Action.QUEUE, Action.REJECT):
         return False
     return decision.plan is None or not is_for_plan(observation, workload, decision.plan, pods)
 
@@ -229,7 +241,7 @@ def _should_amend(
     job: GRPOJobRecord, workload: WorkloadRecord, default_priority: DefaultPriority
 ) -> bool:
     """True if it waits in another queue, or with another priority, than its job says by now."""
-    if workload.is_true(QUOTA_RESERVED):
+    if job.kueue.prebuilt or workload.is_true(QUOTA_RESERVED):
         return False
     if workload.queue != job.queue_name:
         return True

@@ -104,7 +104,7 @@ class AttemptStarter:
                 body = await self._workloads.place_job(observation, body)
             answer = await self._create(observation, body)
         except Contradiction as error:
-            return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
+            return _without_pods(observation, Reason.FAILED_CREATE, str(error))
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
             message = (
@@ -164,8 +164,10 @@ def _waits_for_name(message: str, look_again: float) -> Decision:
 
 
 def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
-    """Wait, or release a gang that competes for nodes: it must not keep GPUs that others could
+    """Wait, or release a gang that holds GPUs or Kueue's quota: it must not keep what others could
     use."""
-    if observation.job.is_competing and not observation.has_gang_run:
+    job = observation.job
+    holds_place = job.is_competing or bool(job.queue_name)
+    if holds_place and not observation.has_gang_run:
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Decision(Action.WAIT, reason, message, look_again=DENIED_PAUSE)
