@@ -93,6 +93,8 @@ class World:
         self, resource: Resource, namespace: str, name: str, patch: Item, subresource: str = ""
     ) -> Item:
         self.sent.append(f"PATCH {subresource}".strip())
+        if self.denies:
+            raise self.denies
         item = await self.get(resource, namespace, name)
         if patch["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
             raise Conflict("it has changed", 409)
@@ -227,6 +229,27 @@ async def test_a_job_that_ends_says_how_and_keeps_what_others_have_written() -> 
     assert (found["status"], found["reason"], found["message"]) == ("True", "Failed", "no such row")
     assert states(world.only())["example.com/Mine"] == "True"
     assert "admission" in world.only()["status"]
+
+
+@pytest.mark.parametrize(
+    ("status", "job", "decision"),
+    [
+        (admitted(), DONE, Decision(Action.WAIT)),
+        (admitted(), DONE, Decision(Action.WAIT, look_again=3600.0)),
+        (evicted(), WAITS, Decision(Action.SUSPEND)),
+        (evicted(), WAITS, QUEUES),
+    ],
+)
+async def test_a_denied_write_is_tried_again_soon(
+    status: Item, job: Item, decision: Decision
+) -> None:
+    world = World(make_item(status))
+    world.denies = Denied("workloads/status is forbidden", 403)
+    after = await world.step(make_queued(None, status=job), decision)
+    assert (after.action, after.look_again) == (decision.action, 15.0)
+    world.denies = None
+    await world.step(make_queued(None, status=job), decision)
+    assert world.sent == ["PATCH status", "PATCH status"]
 
 
 async def test_pods_that_are_ready_are_told_once() -> None:

@@ -232,9 +232,9 @@ class Reconciler:
 
         observation = await self._observer.observe(key)
         if observation is None:
-            await self._end_deleted(key)
+            look_again = await self._end_deleted(key)
             self._forget(key)
-            return None
+            return look_again
         decision = decide(observation, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
@@ -272,13 +272,18 @@ class Reconciler:
             decision.look_again, seconds_to_write, _until_next_check(observation, decision)
         )
 
-    async def _end_deleted(self, key: ObjectKey) -> None:
-        """End the gang of a job that is being deleted, and give back its quota. Somebody's
-        finalizer may keep the object, and with it what it owns, for long."""
+    async def _end_deleted(self, key: ObjectKey) -> float | None:
+        """End the gang of a job that is being deleted, and give back its quota. Return the seconds
+        until a denied write is tried again.
+
+        Somebody's finalizer may keep the object, and with it what it owns, for long.
+        """
         observation = self._observer.read_caches(key)
-        if observation and observation.job.deleting and not observation.job.orphans_pods:
-            await self._garbage.collect(observation)
-            await self._workloads.step(observation, Decision(Action.WAIT))
+        if observation is None or not observation.job.deleting or observation.job.orphans_pods:
+            return None
+        await self._garbage.collect(observation)
+        decision = await self._workloads.step(observation, Decision(Action.WAIT))
+        return decision.look_again
 
     def _forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""

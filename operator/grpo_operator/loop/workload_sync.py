@@ -122,12 +122,14 @@ class Workloads:
             await self._execute_step(due, observation)
         except (Refused, Denied, NotFound) as error:
             log.warning("%s: %s of its Workload: %s", observation.job.key, due.write, error)
+            look_again = min(decision.look_again or DENIED_PAUSE, DENIED_PAUSE)
+            decision = replace(decision, look_again=look_again)
             # What is decided on a gang that runs or has ended must not wait for its Workload.
             if decision.action is not Action.QUEUE:
                 return decision
             reason = error.reason if isinstance(error, Refused) else Reason.WAITING_FOR_KUEUE
             message = f"its Workload can't be brought about: {error}"
-            return replace(decision, reason=reason, message=message, look_again=DENIED_PAUSE)
+            return replace(decision, reason=reason, message=message)
         return decision
 
     async def _execute_step(self, due: Step, observation: Observation) -> None:
