@@ -49,6 +49,7 @@ class State(NamedTuple):
     deleted: bool
     unreadable: bool
     earlier: str
+    """The Job of another attempt; "later" where somebody has set the status back."""
     knows_job: bool
     """True for an operator that has led since it made the attempt's Job."""
     policy: str
@@ -72,7 +73,9 @@ class State(NamedTuple):
         if self.engines:
             world.put_job(self.engines, "engines-2", engines=True)
             world.put_pod(self.engine, 0, "engines-2", engine=True)
-        if self.earlier != "none":
+        if self.earlier == "later":
+            world.jobs.append(Child("job-3", ATTEMPT + 1, UID))
+        elif self.earlier != "none":
             world.jobs.append(Child("job-1", 1, UID, ended=self.earlier))
         if self.knows_job:
             world.tracker.record_created(KEY, ATTEMPT, "job-2", Observed(NOW - 50))
@@ -81,8 +84,8 @@ class State(NamedTuple):
 
 DOMAIN: tuple[tuple[Any, ...], ...] = (
     JOBS, (None, "job-2", "other"), ("starting", "running", *PHASES), PODS, PODS, (None, *JOBS),
-    PODS, ("none", *WORKLOADS), SELDOM, SELDOM, SELDOM, ("none", "", "Failed"), (False, True),
-    ("", "", "", "", "Background", "Foreground", "Orphan"),
+    PODS, ("none", *WORKLOADS), SELDOM, SELDOM, SELDOM,
+    ("none", "", "Failed", "later"), (False, True), ("", "", "", "", "Background", "Foreground", "Orphan"),
 )  # fmt: skip
 
 

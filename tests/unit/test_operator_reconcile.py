@@ -162,3 +162,23 @@ async def test_a_job_that_is_deleted_with_cascade_orphan_keeps_its_pods() -> Non
     cluster = held_and_deleted("orphan")
     await cluster.reconcile()
     assert cluster.requests == []
+
+
+async def test_a_gang_of_a_later_attempt_than_a_restored_status_knows_is_ended() -> None:
+    cluster = Cluster(status=active_status(attempt=1))
+    cluster.store(JOBS, child_object(attempt=3))
+    await cluster.reconcile()
+    assert cluster.requests[-1] == "DELETE jobs run-3"
+    assert "POST jobs run-4" in cluster.requests, "a name and a number that nobody has had"
+
+
+async def test_a_gang_of_which_the_watch_does_not_know_yet_is_not_ended() -> None:
+    cluster = Cluster(status=active_status(attempt=2))
+    cluster.store(JOBS, child_object(attempt=2))
+    cluster.store(JOBS, child_object(attempt=3))
+    cluster.watch_is_late = True
+    cluster.store(GRPOJOBS, {**cluster.job, "status": active_status(attempt=3)})
+    with pytest.raises(Conflict):
+        await cluster.reconcile()
+    await cluster.reconcile()
+    assert "DELETE jobs run-3" not in cluster.requests

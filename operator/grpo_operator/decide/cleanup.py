@@ -64,7 +64,7 @@ def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
 def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
     """True for the gang's Job of the attempt before the current one, unless it was made again after
     that."""
-    if earlier.attempt < observation.job.status.attempt - 1 or is_engines_job(earlier.name):
+    if earlier.attempt != observation.job.status.attempt - 1 or is_engines_job(earlier.name):
         return False
     # An operator that led once, and didn't know yet that it leads no more, may have made it again:
     # that Job has no logs worth keeping.

@@ -71,9 +71,10 @@ class Observation:
     first_seen: FirstSeenTimes = field(default_factory=FirstSeenTimes)
     """When the operator first saw these."""
     earlier_jobs: tuple[JobRecord, ...] = ()
-    """This GRPOJob's Jobs of earlier attempts, oldest first."""
+    """This GRPOJob's Jobs of earlier attempts, oldest first; and of later ones, where the status
+    was set back."""
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
-    """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run
+    """Pods that carry the labels of those attempts; and the current one's, where it is not to run
     and its Job doesn't control them."""
     deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
@@ -108,6 +109,11 @@ class Observation:
         if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
             return False
         return job.spec.retry > job.status.retry
+
+    @property
+    def last_attempt(self) -> int:
+        """Number of the last attempt that was started, which a status that was set back lacks."""
+        return max([self.job.status.attempt, *(job.attempt for job in self.earlier_jobs)])
 
     @property
     def replicas(self) -> int:
@@ -390,7 +396,7 @@ def observe(
         gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
         pods_left=pods_left,
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
-        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or pod in to_end),
+        earlier_pods=tuple(pod for pod in labelled if pod.attempt != attempt or pod in to_end),
     )
 
 
@@ -454,4 +460,4 @@ def _current_engines(current: Collection[JobRecord]) -> JobRecord | None:
 
 
 def _earlier_jobs(own_jobs: Collection[JobRecord], attempt: int) -> tuple[JobRecord, ...]:
-    return tuple(child for child in own_jobs if child.attempt < attempt and not child.deleting)
+    return tuple(child for child in own_jobs if child.attempt != attempt and not child.deleting)

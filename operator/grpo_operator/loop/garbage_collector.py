@@ -2,7 +2,7 @@
 
 import contextlib
 
-from grpo_kube.cache import Cache, R
+from grpo_kube.cache import Cache, R, version_of
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import Conflict, NotFound
 from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
@@ -10,7 +10,7 @@ from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
 from ..decide.cleanup import clean_up
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
-from ..records.names import attempt_selector, engine_selector, orphan_selector
+from ..records.names import GRPOJOBS, attempt_selector, engine_selector, orphan_selector
 from ..records.records import GRPOJobRecord
 from .caches import Caches
 
@@ -31,6 +31,8 @@ class GarbageCollector:
             Conflict: a Job changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
+        if observation.last_attempt > observation.job.status.attempt:
+            await self._confirm_status(observation.job)
         garbage = clean_up(observation, self._limits)
         for child in (*observation.earlier_jobs, observation.child, observation.engines):
             if child and child.name in garbage.delete_jobs:
@@ -57,6 +59,18 @@ class GarbageCollector:
             ClusterError: the API server refused or did not answer.
         """
         await self._delete(self._caches.grpojobs, job)
+
+    async def _confirm_status(self, job: GRPOJobRecord) -> None:
+        """Read a job that has a Job of a later attempt than its status knows: another operator may
+        have started that attempt.
+
+        Raises:
+            Conflict: the job has changed; the cache has been brought up to date.
+        """
+        item = await self._cluster.get(GRPOJOBS, *job.key)
+        self._caches.grpojobs.put(item)
+        if version_of(item)[1] != job.version:
+            raise Conflict(f"GRPOJob {job.key} has changed")
 
     async def _delete(self, cache: Cache[R], record: R) -> None:
         """Delete an object only as it was observed: what has become of it since may have to

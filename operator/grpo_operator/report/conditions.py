@@ -161,7 +161,7 @@ def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
 
 def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]:
     job = observation.job
-    number = job.status.attempt + 1
+    number = observation.last_attempt + 1
     plan = decision.plan
     plan_reason = plan.reason if plan else ""
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
@@ -171,7 +171,7 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
     if decision.ended:
         end = decision.ended
         differences = _rolled_back(decision) + _plan_change_message(decision)
-        why = f"attempt {number - 1} ended with {end.result}: {end.message}{differences}"
+        why = f"attempt {job.status.attempt} ended with {end.result}: {end.message}{differences}"
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
         yield C.DEGRADED, True, end.result, why
     else:

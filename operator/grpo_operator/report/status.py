@@ -228,7 +228,7 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
     if action is Action.COMMIT:
         now = timestamp(observation.now)
         return {
-            "attempt": old.attempt + 1,
+            "attempt": observation.last_attempt + 1,
             "passed_over": None,
             "plan": decision.plan,
             "job_class": decision.job_class,
