@@ -85,7 +85,8 @@ class State(NamedTuple):
 DOMAIN: tuple[tuple[Any, ...], ...] = (
     JOBS, (None, "job-2", "other"), ("starting", "running", *PHASES), PODS, PODS, (None, *JOBS),
     PODS, ("none", *WORKLOADS), SELDOM, SELDOM, SELDOM,
-    ("none", "", "Failed", "later"), (False, True), ("", "", "", "", "Background", "Foreground", "Orphan"),
+    ("none", "", "Failed", "later"), (False, True),
+    ("", "", "", "", "Background", "Foreground", "Orphan"),
 )  # fmt: skip
 
 
