@@ -7,10 +7,14 @@ import pytest
 import yaml
 
 from grpo_api.effective_spec import applied_class
+from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
+from grpo_cli.inputs.job_classes import class_in_cluster
+from grpo_cli.show.errors import KubectlError
 from tests.class_samples import job_class
-from tests.unit.operator_world import active_status, job_object
+from tests.unit.cli_world import Cluster, options
+from tests.unit.operator_world import SPEC, active_status, job_object
 
 EXAMPLE = "examples/13-job-class.yaml"
 SIXTEEN = ["--gpus", "2x8xH100"]
@@ -74,3 +78,14 @@ def test_a_job_of_the_cluster_is_shown_with_the_class_of_its_attempt() -> None:
     found = job_object({"jobClassName": "h100"}, active_status(jobClass=fields))
     _, shown = kubectl.read_job(found)
     assert shown.spec.image == "old:1"
+
+
+def test_a_cluster_that_does_not_answer_may_have_a_default_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = parse_spec(SPEC)
+    with Cluster(None, fault="busy").as_kubectl(), pytest.raises(KubectlError, match="too many"):
+        class_in_cluster(options(), spec)
+    with Cluster(None, fault="forbidden").as_kubectl():
+        assert class_in_cluster(options(), spec) is None
+    assert "no default GRPOJobClass is known" in capsys.readouterr().err

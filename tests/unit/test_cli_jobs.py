@@ -114,7 +114,7 @@ def test_why_quotes_the_condition_that_gives_the_reason() -> None:
     admitted["message"] = "8 GPUs are needed and 2 are free; give other jobs a lower priority"
     others = [condition("Planned"), condition("Scheduled", status="False")]
     job = job_in("Queued", conditions=[*others, admitted], reason="WaitingForGPUs")
-    lines = list(explanation("run", job))
+    lines = list(explanation({"name": "run"}, job))
     assert lines[0] == "run is Queued: WaitingForGPUs"
     assert any("give other jobs a lower priority" in line for line in lines)
 
@@ -122,7 +122,7 @@ def test_why_quotes_the_condition_that_gives_the_reason() -> None:
 def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:
     known = make_job()
     assert known.spec is not None
-    lines = list(explanation("run", GRPOJob(spec=known.spec)))
+    lines = list(explanation({"name": "run"}, GRPOJob(spec=known.spec)))
     assert "No operator has seen it" in lines[1]
 
 
@@ -152,3 +152,25 @@ def test_submit_creates_nothing_of_standard_input_with_a_mistake(
     monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(wrong)))
     assert main(["submit", "-f", "-"]) == 2
     assert "-: run: spec.retry" in capsys.readouterr().err
+
+
+def test_submit_says_what_it_created_before_the_refusal_of_another_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = 'persistentvolumeclaims "claim" already exists'
+
+    def run_kubectl(_: Namespace, *__: str, stdin: str) -> str:
+        raise KubectlExitError(refusal, "grpojob.grpo.dev/run created\n")
+
+    monkeypatch.setattr(kubectl, "run_kubectl", run_kubectl)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(job("run", SPEC))))
+    assert main(["submit", "-f", "-"]) == 4
+    assert capsys.readouterr() == ("grpojob.grpo.dev/run created\n", f"grpo: {refusal}\n")
+
+
+def test_the_timeout_is_that_of_all_jobs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(kubectl, "get_job", lambda *_: ({}, job_in("Running")))
+    for name in ("first", "second"):
+        assert wait_for_end(Namespace(timeout=10), name, clock, began_at=0.0) == NOT_ENDED
+    assert clock.now() < 10 + 2 * POLL_SECONDS

@@ -13,7 +13,7 @@ from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, Row, standing_ro
 from grpo_api.status.status import Phase
 from grpo_api.text.clock import Clock
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
-from grpo_cli.cluster.job_end import poll_job
+from grpo_cli.cluster.job_end import is_retry_pending, poll_job
 from grpo_cli.inputs import manifest
 from grpo_cli.show.errors import CliError, OptionError
 from grpo_planner.result.result import PlanResult
@@ -109,7 +109,7 @@ class GRPOClient:
             phase = job.phase if job else phase
             if job and phase in status:
                 return job
-            if job and phase in ENDED:
+            if job and _has_ended(job):
                 raise JobFailed(f"{name} is {job.phase}: {job.message or job.status.reason}")
             if self._clock.now() >= deadline:
                 wanted = " or ".join(sorted(status))
@@ -124,7 +124,7 @@ class GRPOClient:
                 continue
             if job != last:
                 yield job
-            if job.phase in ENDED:
+            if _has_ended(job):
                 return
             last = job
 
@@ -160,6 +160,11 @@ class GRPOClient:
 
     def _poll_job(self, name: str, seconds: float) -> Iterator[Job | None]:
         return poll_job(lambda: self._backend.job(name), seconds, self._clock)
+
+
+def _has_ended(job: Job) -> bool:
+    """True unless the job goes on, or is about to be tried again."""
+    return job.phase in ENDED and not is_retry_pending(job.spec, job.status)
 
 
 def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[str, Any]:

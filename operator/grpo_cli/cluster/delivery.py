@@ -36,6 +36,7 @@ from grpo_api.text.contract import (
     PLAN_VOLUME,
     SCRATCH_VOLUME,
 )
+from grpo_api.text.messages import printable_text
 from grpo_api.text.quantity import parameter_count
 from grpo_api.text.units import GIB
 from grpo_operator.pods.manifests import Attempt, indexed_job
@@ -301,7 +302,8 @@ class Delivery:
                     f"the pod of {self._job} does not run after {self._options.timeout} s: {why}"
                 )
             if why != shown_reason:
-                print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
+                reason = printable_text(why)
+                print(f"waiting for the pod of {self._job}: {reason}", file=sys.stderr)
                 shown_reason = why
             self._clock.sleep(POLL_SECONDS)
 

@@ -5,6 +5,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+from grpo_api.text.messages import printable_text
+
 from . import kubectl
 
 Object = dict[str, Any]
@@ -72,5 +74,5 @@ def termination_messages(pod: Object) -> Iterator[str]:
 def print_waiting(job: str, waiting: str, shown: str) -> str:
     """Print what a Job waits for on stderr, unless it is shown already; return what is shown."""
     if waiting not in ("", shown):
-        print(f"job {job}: {waiting}", file=sys.stderr, flush=True)
+        print(f"job {job}: {printable_text(waiting)}", file=sys.stderr, flush=True)
     return waiting

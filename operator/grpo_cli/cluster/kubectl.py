@@ -20,13 +20,14 @@ from pydantic import ValidationError
 from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
 
-from ..show.errors import KubectlError, KubectlExitError
+from ..show.errors import KubectlError, KubectlExitError, OptionError
 
 if TYPE_CHECKING:
     from grpo_api.job_object import GRPOJob
 
 RESOURCE = f"{PLURAL}.{GROUP}"
 """GRPOJobs, by the name that no other kind has."""
+_NAME = re.compile("[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:.*\n?", re.MULTILINE)
 STREAM_BYTES = 2**20
 """Most bytes of a stream that are taken at a time."""
@@ -180,7 +181,8 @@ def _run(line: list[str], stdin: str | None = None) -> str:
         raise _missing_program_error(line[0], error) from error
     if completed_process.returncode:
         raise KubectlExitError(
-            _failure_message(line[0], completed_process.stderr, completed_process.returncode)
+            _failure_message(line[0], completed_process.stderr, completed_process.returncode),
+            completed_process.stdout,
         )
     return completed_process.stdout
 
@@ -206,6 +208,29 @@ def _object(program: str, text: str) -> dict[str, Any]:
     return parsed
 
 
+def require_name(name: str) -> None:
+    """Make sure that kubectl takes the name for one: `--all` would mean all jobs.
+
+    Raises:
+        OptionError: no job can have this name.
+    """
+    if not _NAME.fullmatch(name):
+        raise OptionError(
+            f"the job's name is {name!r:.80}; it takes small letters, digits and hyphens"
+        )
+
+
+def get_object_of_job(options: Namespace, name: str) -> dict[str, Any]:
+    """The GRPOJob object of this name.
+
+    Raises:
+        OptionError: no job can have this name.
+        KubectlError: there is no such job.
+    """
+    require_name(name)
+    return get_json(options, RESOURCE, name)
+
+
 def get_jobs(options: Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
     """The GRPOJob objects of these names; without names all of the namespace, or of the cluster
     with `options.all_namespaces`.
@@ -214,7 +239,7 @@ def get_jobs(options: Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
         KubectlError: there is no such job.
     """
     if names:
-        return [get_json(options, RESOURCE, name) for name in names]
+        return [get_object_of_job(options, name) for name in names]
     everywhere = ["--all-namespaces"] * options.all_namespaces
     items: list[dict[str, Any]] = get_json(options, RESOURCE, *everywhere)["items"]
     return items
@@ -226,7 +251,7 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     Raises:
         KubectlError: no such job, or one of a version that this one can't read.
     """
-    return read_job(get_json(options, RESOURCE, name))
+    return read_job(get_object_of_job(options, name))
 
 
 def read_job(item: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":

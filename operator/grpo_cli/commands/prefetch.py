@@ -19,6 +19,7 @@ from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import Outcome, Result
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
+from grpo_api.text.messages import printable_text
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods import pod_spec as pod_defaults
 from grpo_operator.pods.cpu_job import CPU_PLAN, IGNORE_DISRUPTIONS, cpu_job, cpu_spec
@@ -167,7 +168,7 @@ def _print_end(end: str, pods: list[Object]) -> int:
     youngest_last = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
     messages = list(filter(None, map(_last_message, youngest_last)))
     last = messages[-1] if messages else "no pod said how it ended"
-    print(last, file=sys.stdout if end == "Complete" else sys.stderr)
+    print(printable_text(last), file=sys.stdout if end == "Complete" else sys.stderr)
     return 0 if end == "Complete" else FAILED
 
 

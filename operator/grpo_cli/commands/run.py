@@ -13,6 +13,7 @@ from grpo_api.report.history import STEP, Row, standing_rows
 from grpo_api.report.report import Result
 from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.log_lines import as_text
+from grpo_api.text.messages import printable_text
 
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes
@@ -153,7 +154,8 @@ def _show_end(runs: LocalRuns, name: str, status: GRPOJobStatus) -> int:
             print(as_text(line), file=sys.stderr)
         print(f"{name}: ended without an outcome; its log is {log}", file=sys.stderr)
         return EXIT_CODES[Result.ERROR]
-    print(f"{name}: {outcome.result} at step {outcome.step}: {outcome.message}")
+    message = printable_text(outcome.message)
+    print(f"{name}: {outcome.result} at step {outcome.step}: {message}")
     if outcome.result is not Result.SUCCEEDED:
         print(f"{name}: its log is {log}", file=sys.stderr)
     return EXIT_CODES[outcome.result]

@@ -20,11 +20,12 @@ from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
+from grpo_api.text.messages import printable_text
 from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import plural, sharding
 
 from ..cluster import kubectl
-from ..show.terminal import console, gib, make_table, show_table
+from ..show.terminal import console, gib, make_table, plain_text, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -51,23 +52,26 @@ def run(options: Namespace) -> int:
             )
         )
         return 0
-    show_status(console(), f"{metadata['namespace']}/{metadata['name']}", job)
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    show_status(console(), name, job, metadata.get("deletionTimestamp"))
     return 0
 
 
-def show_status(out: Console, name: str, job: GRPOJob) -> None:
+def show_status(out: Console, name: str, job: GRPOJob, deleted_since: str | None = None) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
-    reason = f"  {job.status.reason}" if job.status.reason else ""
+    reason = printable_text(f"  {job.status.reason}") if job.status.reason else ""
     # Text, not markup: rich's `escape` loses the backslash of `\[`.
     head = Text.assemble((name, "bold"), "  ", (phase, _COLOURS.get(phase, "cyan")), reason)
     out.print(head)
+    if deleted_since:
+        out.print(plain_text(f"being deleted, since {deleted_since}", "bold yellow"))
     for finding in job.status.findings or []:
-        out.print(Text(finding_message(finding), "bold yellow"))
-        out.print(Text(f"  {finding.advice}"))
+        out.print(plain_text(finding_message(finding), "bold yellow"))
+        out.print(plain_text(f"  {finding.advice}"))
     facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
-        facts.add_row(Text(label, "dim"), Text(text))
+        facts.add_row(plain_text(label, "dim"), plain_text(text))
     out.print(facts)
     _conditions(out, job.status.conditions)
     _pods(out, job.status.pods)
@@ -222,15 +226,15 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
             condition.status,
             condition.last_transition_time,
             condition.reason,
-            Text(condition.message),
+            plain_text(condition.message),
         )
     show_table(out, wide, map(_stacked_condition, conditions))
 
 
 def _stacked_condition(condition: Condition) -> tuple[Text, ...]:
     title = f"{condition.type} {condition.status} since {condition.last_transition_time}"
-    head = Text(f"{title}: {condition.reason}", "bold")
-    return (head, Text(condition.message)) if condition.message else (head,)
+    head = plain_text(f"{title}: {condition.reason}", "bold")
+    return (head, plain_text(condition.message)) if condition.message else (head,)
 
 
 def _pods(out: Console, pods: list[PodStatus]) -> None:
@@ -239,7 +243,7 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
         return
     wide = make_table("pod", "index", "node", "phase", "reason")
     for pod in pods:
-        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, Text(pod.reason))
+        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, plain_text(pod.reason))
     show_table(out, wide, map(_stacked_pod, pods))
 
 
@@ -254,4 +258,4 @@ def _stacked_pod(pod: PodStatus) -> tuple[Text, ...]:
     text += f": {pod.phase}"
     if pod.reason:
         text += f", {pod.reason}"
-    return Text(pod.name, "bold"), Text(text)
+    return plain_text(pod.name, "bold"), plain_text(text)

@@ -111,10 +111,11 @@ def _classes_of_cluster(options: Namespace, spec: GRPOJobSpec) -> list[dict[str,
     try:
         classes: list[dict[str, Any]] = kubectl.get_json(target, f"{CLASS_PLURAL}.{GROUP}")["items"]
     except KubectlError as error:
-        is_missing = MISSING_KIND in str(error)
-        if spec.job_class_name and not is_missing:
+        if MISSING_KIND in str(error):
+            return []
+        # A cluster that does not answer now may have a default class.
+        if spec.job_class_name or "(Forbidden)" not in str(error):
             raise
-        if not is_missing:
-            print(f"grpo: no default {CLASS_KIND} is known: {error}", file=sys.stderr)
+        print(f"grpo: no default {CLASS_KIND} is known: {error}", file=sys.stderr)
         return []
     return classes

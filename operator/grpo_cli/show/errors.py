@@ -48,6 +48,11 @@ class KubectlError(CliError):
 class KubectlExitError(KubectlError):
     """kubectl ended with an error; the message is what it printed."""
 
+    def __init__(self, message: str, output: str = "") -> None:
+        """Take what it printed on stderr, and what it had printed on stdout before."""
+        super().__init__(message)
+        self.output = output
+
 
 class NotYet(CliError):
     """What the command shows is not there; the message says what is."""

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport, PromptLengths, SkippedCheck
 
-from .terminal import add_row, make_table, show_table
+from .terminal import add_row, make_table, plain_text, show_table
 
 MAX_PROMPT = 4000
 """Characters of a prompt that are shown."""
@@ -42,7 +42,7 @@ def print_prompt(out: Console, prompt: str) -> None:
     rest = len(prompt) - MAX_PROMPT
     more = f" (its first {MAX_PROMPT:,} of {len(prompt):,} characters)" if rest > 0 else ""
     out.print(f"[dim]first prompt{more}:[/dim]")
-    out.print(Text(shown), overflow="fold")
+    out.print(plain_text(shown), overflow="fold")
 
 
 def _visible_letter(letter: str) -> str:
@@ -60,7 +60,7 @@ def _print_findings(
         passes = isinstance(finding, PreflightProblem) and finding.transient
         message = f"{PASSING if passes else ''}{finding.message}"
         add_row(wide, (finding.path, message))
-        stacked.append((Text(f"{finding.path} ({heading})", "bold"), Text(message)))
+        stacked.append((plain_text(f"{finding.path} ({heading})", "bold"), plain_text(message)))
     show_table(out, wide, stacked)
 
 

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from grpo_api.text.messages import printable_text
 from grpo_api.text.units import GIB
 
 _PIPE_WIDTH = 80
@@ -32,6 +33,12 @@ def _columns() -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else _PIPE_WIDTH
 
 
+def plain_text(text: str, style: str = "") -> Text:
+    """A text from elsewhere, such as a pod's last words: it is no markup, and can't steer the
+    terminal."""
+    return Text(printable_text(text), style)
+
+
 def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
     """An empty table whose cells keep to one line; the columns named by `right` are set to the
     right."""
@@ -43,7 +50,7 @@ def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:
     """Adds a row of plain texts: rich's `escape` loses the backslash of `\\[`."""
-    table.add_row(*map(Text, cells), style=style)
+    table.add_row(*map(plain_text, cells), style=style)
 
 
 def show_table(out: Console, wide: Table, stacked: Iterable[tuple[Text, ...]]) -> None:

@@ -5,23 +5,57 @@ The Python client uses the same functions. Each is one request that `kubectl` co
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_api.status.status import Phase
 
 from ...cluster import kubectl
+from ...cluster.job_end import is_retry_pending
 from ...show.errors import NotYet
+
+_HOLDING = (Phase.STARTING, Phase.RUNNING)
+"""Phases in which a job has pods."""
+
+
+class _State(NamedTuple):
+    """What a change depends on, of a job that another version of the operator may have written."""
+
+    phase: str
+    is_suspended: bool
+    """`spec.suspend`, which the operator may not have acted on yet."""
 
 
 def suspend_job(options: Namespace, name: str) -> str:
-    """Set spec.suspend; return what becomes of the job."""
+    """Set spec.suspend; return what becomes of the job.
+
+    Raises:
+        NotYet: it has ended, or is being deleted.
+    """
+    state = _read_state(options, name)
+    if state.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        raise NotYet(f"{name} is {state.phase}; only a job that has not ended is suspended")
+    if state.is_suspended:
+        return "is suspended already"
     _patch(options, name, suspend=True)
-    return "suspended: it saves a checkpoint and gives its GPUs back"
+    if state.phase in _HOLDING:
+        return "suspended: it saves a checkpoint and gives its GPUs back"
+    return "suspended: it does not start until it is resumed"
 
 
 def resume_job(options: Namespace, name: str) -> str:
-    """Unset spec.suspend; return what becomes of the job."""
+    """Unset spec.suspend; return what becomes of the job.
+
+    Raises:
+        NotYet: it has succeeded, or is being deleted.
+    """
+    state = _read_state(options, name)
+    if state.phase == Phase.SUCCEEDED:
+        raise NotYet(f"{name} is {state.phase}; only a job that has not ended is resumed")
+    if not state.is_suspended:
+        return f"is {state.phase} and not suspended"
     _patch(options, name, suspend=False)
+    if state.phase == Phase.FAILED:
+        return "resumed: it has failed, and goes on only if it is tried again (grpo retry)"
     return "resumed: it goes on from its last checkpoint once it has GPUs"
 
 
@@ -29,21 +63,45 @@ def retry_job(options: Namespace, name: str) -> str:
     """Raise spec.retry; return what becomes of the job.
 
     Raises:
-        NotYet: it has not failed.
+        NotYet: it has not failed, or is being deleted.
     """
-    _, job = kubectl.get_job(options, name)
+    item = kubectl.get_object_of_job(options, name)
+    _require_lasting(name, item)
+    _, job = kubectl.read_job(item)
     if job.status.phase != Phase.FAILED:
         phase = job.status.phase or Phase.PENDING
         raise NotYet(f"{name} is {phase}; only a job that has failed is tried again")
-    number = max(job.spec.retry, job.status.retry) + 1
-    _patch(options, name, retry=number)
-    return f"is tried again (spec.retry {number})"
+    number = job.spec.retry
+    if not is_retry_pending(job.spec, job.status):
+        number = max(job.spec.retry, job.status.retry) + 1
+        _patch(options, name, retry=number)
+    once = " once it is resumed (grpo resume)" if job.spec.suspend else ""
+    return f"is tried again{once} (spec.retry {number})"
 
 
 def delete_job(options: Namespace, name: str) -> str:
     """Delete the object, whose pods the garbage collector ends; return what becomes of the job."""
+    kubectl.require_name(name)
     kubectl.run_kubectl(options, "delete", kubectl.RESOURCE, name, "--wait=false")
     return "is being deleted; checkpoints stay where spec.checkpoint keeps them"
+
+
+def _read_state(options: Namespace, name: str) -> _State:
+    item = kubectl.get_object_of_job(options, name)
+    _require_lasting(name, item)
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    return _State(str(status.get("phase") or Phase.PENDING), spec.get("suspend") is True)
+
+
+def _require_lasting(name: str, item: dict[str, Any]) -> None:
+    """Make sure that the job is not being deleted: nothing can keep it then.
+
+    Raises:
+        NotYet: it is.
+    """
+    since = item["metadata"].get("deletionTimestamp")
+    if since:
+        raise NotYet(f"{name} is being deleted, since {since}; create it again once it is gone")
 
 
 def _patch(options: Namespace, name: str, **fields: Any) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line, readable_job
 from ...inputs.kubectl_yaml import KubectlDumper
-from ...show.terminal import console, make_table, show_table
+from ...show.terminal import add_row, console, make_table, plain_text, show_table
 
 
 def register(parser: ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
         return 0
     table = make_table("name", "GPUs", "KL", "reward", "state", right=("GPUs", "KL", "reward"))
     for row in rows:
-        table.add_row(*map(Text, row))
+        add_row(table, row)
     show_table(console(), table, _stacked_rows(rows))
     return 0
 
@@ -61,11 +61,11 @@ def _row(item: dict[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
     gpus = str(plan.gpus) if plan and plan.accelerator == "GPU" else ""
     numbers = [getattr(metrics, key, None) for key in ("kl", "reward")]
     shown = ["" if number is None else str(number) for number in numbers]
-    return name, gpus, *shown, progress_line(job)
+    return name, gpus, *shown, progress_line(job, metadata)
 
 
 def _stacked_rows(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
     for name, gpus, kl, reward, state in rows:
         numbers = {"GPUs": gpus, "KL": kl, "reward": reward}
         facts = ", ".join(f"{label} {value}" for label, value in numbers.items() if value)
-        yield tuple(Text(text) for text in (f"{name}  {state}", facts) if text)
+        yield tuple(plain_text(text) for text in (f"{name}  {state}", facts) if text)

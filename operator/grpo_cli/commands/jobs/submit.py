@@ -5,8 +5,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from ...cluster import kubectl
+from ...cluster.clock import SYSTEM_CLOCK
 from ...cluster.job_end import add_timeout, wait_for_end
 from ...inputs.manifest import load_specs
+from ...show.errors import KubectlExitError
 
 
 def register(parser: ArgumentParser) -> None:
@@ -31,13 +33,21 @@ def run(options: Namespace) -> int:
     # standard input can be read once, and kubectl needs it, too
     stdin = sys.stdin.read() if options.filename == "-" else None
     jobs = load_specs(options.filename, stdin)
-    created = kubectl.run_kubectl(options, "create", f"--filename={options.filename}", stdin=stdin)
+    try:
+        created = kubectl.run_kubectl(
+            options, "create", f"--filename={options.filename}", stdin=stdin
+        )
+    except KubectlExitError as error:
+        # One object is refused, such as a claim that exists, and kubectl has created the others.
+        print(error.output, end="")
+        raise
     print(created, end="")
     if not options.wait:
         return 0
+    began_at = SYSTEM_CLOCK.now()
     codes = []
     for job in jobs:
         namespace = options.namespace or job.metadata.get("namespace")
         job_options = Namespace(**{**vars(options), "namespace": namespace})
-        codes.append(wait_for_end(job_options, job.metadata["name"]))
+        codes.append(wait_for_end(job_options, job.metadata["name"], began_at=began_at))
     return next(filter(None, codes), 0)

@@ -2,9 +2,8 @@
 do. `grpo status` has everything else."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-
-from rich.text import Text
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from grpo_api.findings.diagnosis import finding_message
 from grpo_api.job_object import GRPOJob
@@ -12,7 +11,7 @@ from grpo_api.status.status import Condition
 
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line
-from ...show.terminal import console
+from ...show.terminal import console, plain_text
 
 
 def register(parser: ArgumentParser) -> None:
@@ -24,17 +23,19 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Prints the lines; exit code 0 whatever the job's state."""
-    _, job = kubectl.get_job(options, options.name)
+    metadata, job = kubectl.get_job(options, options.name)
     out = console()
-    for line in explanation(options.name, job):
-        out.print(Text(line), overflow="fold")
+    for line in explanation(metadata, job):
+        out.print(plain_text(line), overflow="fold")
     return 0
 
 
-def explanation(name: str, job: GRPOJob) -> Iterator[str]:
+def explanation(metadata: Mapping[str, Any], job: GRPOJob) -> Iterator[str]:
     """What the job does, the condition that says why, and what is wrong with the run."""
     status = job.status
-    yield f"{name} is {progress_line(job)}"
+    yield f"{metadata['name']} is {progress_line(job, metadata)}"
+    if finalizers := metadata.get("deletionTimestamp") and metadata.get("finalizers"):
+        yield f"Its deletion waits for its finalizers: {', '.join(finalizers)}"
     if not status.conditions:
         yield "No operator has seen it yet: look whether one runs (`kubectl get pods -A`)."
     for condition in telling_conditions(job):

@@ -101,10 +101,14 @@ def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]
             metadata, job = kubectl.read_job(item)
         except KubectlError:
             # Of another version of the operator, whose numbers are of another time model.
+            if names:
+                raise
             continue
         source = f"{metadata['namespace']}/{metadata['name']}"
         if row := finished_run(job.spec, job.status, source, cluster):
             yield row
+        elif names:
+            raise NotYet(f"{source} has no measured step, or has not ended: leave it out")
 
 
 def _show(rows: list[MeasuredRow]) -> None:
