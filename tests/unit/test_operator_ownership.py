@@ -13,12 +13,10 @@ from grpo_operator.pods.namespace_objects import (
     claim_problem,
     foreign_policy,
     foreign_service,
-    is_our_policy,
     is_ours,
     network_policy,
-    policy_repair,
     rendezvous_service,
-    service_repair,
+    repair,
 )
 from grpo_operator.records.parsing import claim_record, policy_record, service_record
 from tests.generated import cases
@@ -75,9 +73,12 @@ def test_a_strangers_claim_is_told_with_a_way_out() -> None:
         )
 
 
+SERVICE = rendezvous_service("team-a")
+
+
 def service(**changes: Any) -> Any:
     """Our Service as stored, with changed sections."""
-    body: Any = copy.deepcopy(rendezvous_service("team-a"))
+    body: Any = copy.deepcopy(SERVICE)
     for section, change in changes.items():
         body[section] |= change
     body["metadata"] |= META
@@ -85,8 +86,8 @@ def service(**changes: Any) -> Any:
 
 
 def test_our_service_needs_no_repair() -> None:
-    assert is_ours(service_record(service()))
-    assert service_repair(service_record(service())) is None
+    assert is_ours(service_record(service()), SERVICE)
+    assert repair(service_record(service()), SERVICE) is None
 
 
 @settings(max_examples=cases(100))
@@ -109,10 +110,10 @@ def test_any_change_of_our_service_is_undone_and_nothing_else(
         "ports": [],
     } | address
     found = service_record(body)
-    assert is_ours(found)
-    mended = applied(body, service_repair(found) or {})
-    assert service_repair(service_record(mended)) is None
-    assert mended["spec"]["selector"] == rendezvous_service("team-a")["spec"]["selector"]
+    assert is_ours(found, SERVICE)
+    mended = applied(body, repair(found, SERVICE) or {})
+    assert repair(service_record(mended), SERVICE) is None
+    assert mended["spec"]["selector"] == SERVICE["spec"]["selector"]
     assert mended["spec"]["ports"] == []
     assert merge_patch(mended["metadata"], body["metadata"]).keys() <= {"labels"}
 
@@ -132,14 +133,12 @@ def applied(body: Any, patch: Any) -> Any:
 
 def test_a_service_without_our_labels_is_ours_only_by_its_selector() -> None:
     stripped = service_record(service(metadata={"labels": {}}))
-    assert is_ours(stripped)
-    assert service_repair(stripped) == {
-        "metadata": {"labels": rendezvous_service("team-a")["metadata"]["labels"]}
-    }
+    assert is_ours(stripped, SERVICE)
+    assert repair(stripped, SERVICE) == {"metadata": {"labels": SERVICE["metadata"]["labels"]}}
     stranger = service_record(
         service(metadata={"labels": {"app": "x"}}, spec={"selector": {"app": "x"}})
     )
-    assert not is_ours(stranger)
+    assert not is_ours(stranger, SERVICE)
     assert "Service grpo-rendezvous of this namespace is not the operator's" in foreign_service(
         stranger
     )
@@ -179,20 +178,20 @@ def test_any_change_of_our_policy_is_undone_and_nothing_else(
     spec: dict[str, Any], labels: dict[str, str]
 ) -> None:
     wanted = network_policy("team-a", WATCHERS)
-    assert policy_repair(policy_record(policy()), wanted) is None
+    assert repair(policy_record(policy()), wanted) is None
     body = policy(spec=spec)
     body["metadata"]["labels"] |= labels
     found = policy_record(body)
-    assert is_our_policy(found, wanted)
-    mended = applied(body, policy_repair(found, wanted) or {})
+    assert is_ours(found, wanted)
+    mended = applied(body, repair(found, wanted) or {})
     assert mended["spec"] == wanted["spec"]
-    assert policy_repair(policy_record(mended), wanted) is None
+    assert repair(policy_record(mended), wanted) is None
     assert merge_patch(mended["metadata"], body["metadata"]).keys() <= {"labels"}
 
 
 def test_a_policy_without_our_labels_is_a_strangers() -> None:
     found = policy_record(policy(metadata={"labels": {"app": "x"}}))
-    assert not is_our_policy(found, network_policy("team-a", WATCHERS))
+    assert not is_ours(found, network_policy("team-a", WATCHERS))
     assert "NetworkPolicy grpo-pods of this namespace is not the operator's" in foreign_policy(
         found
     )

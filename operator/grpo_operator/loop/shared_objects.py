@@ -8,8 +8,7 @@ or one that is being deleted. Such an object is reported and not used.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from grpo_kube.cache import Cache, version_of
 from grpo_kube.client import Cluster
@@ -23,18 +22,16 @@ from ..pods.namespace_objects import (
     claim_problem,
     foreign_policy,
     foreign_service,
-    is_our_policy,
     is_ours,
     network_policy,
-    policy_repair,
-    service_repair,
+    repair,
     wanted_service,
 )
 from ..pods.pod_volumes import Manifest
 from ..pods.preflight_job import mounted_claims
 from ..records.names import NETWORK_POLICY, RENDEZVOUS_SERVICE, checkpoint_claim
 from ..records.parsing import claim_record
-from ..records.records import GRPOJobRecord, PolicyRecord, ServiceRecord, SharedRecord
+from ..records.records import GRPOJobRecord, SharedRecord
 from .caches import Caches
 
 log = logging.getLogger(__name__)
@@ -52,19 +49,15 @@ class NameConflict(NamedTuple):
     """Seconds until the next try; no event reports that the name is free."""
 
 
-S = TypeVar("S", bound=SharedRecord)
-
-
-class _Kind(NamedTuple, Generic[S]):
+class _Kind(NamedTuple):
     """How one kind of them is kept."""
 
     kind: str
-    cache: Cache[S]
+    cache: Cache[SharedRecord]
     """Mirrors those with our label, or of our name."""
-    wanted: Callable[[ObjectKey], Manifest]
-    is_ours: Callable[[S], bool]
-    foreign: Callable[[S], str]
-    repair: Callable[[S], Manifest | None]
+    wanted: Callable[[str, str], Manifest]
+    """Makes the object of a namespace and name."""
+    foreign: Callable[[SharedRecord], str]
 
 
 class SharedObjects:
@@ -92,8 +85,16 @@ class SharedObjects:
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
         self._storage_classes = storage_classes
-        self._services = _services(caches.services)
-        self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
+        self._services = _Kind("Service", caches.services, wanted_service, foreign_service)
+        self._policies: _Kind | None = None
+        if watchers is not None:
+
+            def wanted_policy(namespace: str, _: str) -> Manifest:
+                return network_policy(namespace, watchers)
+
+            self._policies = _Kind(
+                "NetworkPolicy", caches.network_policies, wanted_policy, foreign_policy
+            )
 
     async def create_claim(self, job: GRPOJobRecord) -> NameConflict | None:
         """Create the claim of spec.checkpoint.volumeClaimTemplate, if it is set. Return why it
@@ -176,7 +177,7 @@ class SharedObjects:
             )
             raise
 
-    async def _ensure(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
+    async def _ensure(self, kind: _Kind, key: ObjectKey) -> NameConflict | None:
         """Makes or mends an object, where it is not known to be right; says why it can't be had."""
         # One at a time: jobs of a namespace that start together would all create the same object.
         async with self._lock:
@@ -196,7 +197,7 @@ class SharedObjects:
                 self._conflicts[place] = (self._clock() + conflict.look_again, conflict)
             return conflict
 
-    def _is_correct(self, kind: _Kind[S], key: ObjectKey) -> bool:
+    def _is_correct(self, kind: _Kind, key: ObjectKey) -> bool:
         cached_object = kind.cache.get(key)
         if cached_object is None or cached_object.deleting:
             return False
@@ -204,20 +205,21 @@ class SharedObjects:
         # asks.
         return (
             self._correct_versions.get((kind.kind, key)) == cached_object.version
-            or kind.repair(cached_object) is None
+            or repair(cached_object, kind.wanted(*key)) is None
         )
 
-    async def _make(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
+    async def _make(self, kind: _Kind, key: ObjectKey) -> NameConflict | None:
+        wanted = kind.wanted(*key)
         try:
-            answer = await self._cluster.create(
-                kind.cache.resource, key.namespace, kind.wanted(key)
-            )
+            answer = await self._cluster.create(kind.cache.resource, key.namespace, wanted)
         except AlreadyExists:
-            return await self._repair_existing(kind, key)
+            return await self._repair_existing(kind, key, wanted)
         self._store(kind, key, answer)
         return None
 
-    async def _repair_existing(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
+    async def _repair_existing(
+        self, kind: _Kind, key: ObjectKey, wanted: Manifest
+    ) -> NameConflict | None:
         """The object that is there: ours is repaired, a stranger's is reported."""
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
@@ -226,9 +228,9 @@ class SharedObjects:
         # An object on its way out can't be repaired, and its name is free only once it is gone.
         if existing_object is None or record is None or record.deleting:
             return NameConflict(f"{kind.kind} {key.name} is being deleted", GOES_PAUSE)
-        if not kind.is_ours(record):
+        if not is_ours(record, wanted):
             return NameConflict(kind.foreign(record), STAYS_PAUSE)
-        patch = kind.repair(record)
+        patch = repair(record, wanted)
         if patch:
             try:
                 existing_object = await self._cluster.patch(
@@ -244,7 +246,7 @@ class SharedObjects:
         self._store(kind, key, existing_object)
         return None
 
-    def _store(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
+    def _store(self, kind: _Kind, key: ObjectKey, answer: Object) -> None:
         kind.cache.put(answer)
         # Of the answer alone: the cache may have had the event of somebody's later change already,
         # which would pass for correct until the next LIST.
@@ -255,21 +257,3 @@ class SharedObjects:
             return await self._cluster.get(resource, *key)
         except NotFound:
             return None
-
-
-def _services(cache: Cache[ServiceRecord]) -> _Kind[ServiceRecord]:
-    return _Kind(
-        "Service", cache, lambda key: wanted_service(*key), is_ours, foreign_service, service_repair
-    )
-
-
-def _policies(cache: Cache[PolicyRecord], watchers: Sequence[Manifest]) -> _Kind[PolicyRecord]:
-    wanted_policy = network_policy("", watchers)
-    return _Kind(
-        "NetworkPolicy",
-        cache,
-        lambda key: network_policy(key.namespace, watchers),
-        partial(is_our_policy, wanted=wanted_policy),
-        foreign_policy,
-        partial(policy_repair, wanted=wanted_policy),
-    )

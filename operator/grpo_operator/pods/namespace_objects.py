@@ -29,7 +29,7 @@ from ..records.names import (
     NETWORK_POLICY,
     RENDEZVOUS_SERVICE,
 )
-from ..records.records import ClaimRecord, GRPOJobRecord, PolicyRecord, ServiceRecord
+from ..records.records import ClaimRecord, GRPOJobRecord, SharedRecord
 from .pod_volumes import Manifest
 
 
@@ -60,17 +60,17 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
     )
 
 
-def is_ours(service: ServiceRecord) -> bool:
-    """True if a Service of a name of ours was made by this operator, whatever has been changed of
-    it since."""
-    wanted = wanted_service(*service.key)
+def is_ours(existing: SharedRecord, wanted: Manifest) -> bool:
+    """True if an object of a name of ours was made by this operator, whatever has been changed of
+    it since: it has one of our labels or, as a Service, our selector."""
     labels: Mapping[str, str] = wanted["metadata"]["labels"]
-    if service.selector == wanted["spec"]["selector"]:
+    if any(existing.labels.get(key) == value for key, value in labels.items()):
         return True
-    return any(service.labels.get(key) == value for key, value in labels.items())
+    selector = wanted["spec"].get("selector")
+    return selector is not None and existing.spec.get("selector") == selector
 
 
-def foreign_service(service: ServiceRecord) -> str:
+def foreign_service(service: SharedRecord) -> str:
     """What is wrong where the Service is a stranger's."""
     return (
         f"Service {service.key.name} of this namespace is not the operator's (it has no label "
@@ -79,35 +79,7 @@ def foreign_service(service: ServiceRecord) -> str:
     )
 
 
-def service_repair(service: ServiceRecord) -> Manifest | None:
-    """The merge patch that makes a Service of ours what attempts need; None when it is."""
-    wanted = wanted_service(*service.key)
-    patch = _label_repair(service.labels, wanted)
-    selector: Mapping[str, str] = wanted["spec"]["selector"]
-    spec: Manifest = {}
-    if service.selector != selector:
-        removed_keys = [key for key in service.selector if key not in selector]
-        spec["selector"] = {**dict.fromkeys(removed_keys), **selector}
-    if not service.publishes_not_ready:
-        spec["publishNotReadyAddresses"] = True
-    if service.cluster_ip != "None":
-        spec |= {"type": "ClusterIP", "clusterIP": "None", "externalName": None}
-    if spec:
-        patch["spec"] = spec
-    return patch or None
-
-
-def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
-    """True if a NetworkPolicy of our name was made by this operator, whatever has been changed of
-    it since.
-
-    One of these labels is enough, and nothing else: who takes both away makes it his own.
-    """
-    labels: Mapping[str, str] = wanted["metadata"]["labels"]
-    return any(policy.labels.get(key) == value for key, value in labels.items())
-
-
-def foreign_policy(policy: PolicyRecord) -> str:
+def foreign_policy(policy: SharedRecord) -> str:
     """Return the sentence that reports a NetworkPolicy of our name that is not the operator's."""
     return (
         f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label "
@@ -116,20 +88,18 @@ def foreign_policy(policy: PolicyRecord) -> str:
     )
 
 
-def policy_repair(policy: PolicyRecord, wanted: Manifest) -> Manifest | None:
-    """The merge patch that makes a NetworkPolicy of ours what it was; None when it is."""
-    patch = _label_repair(policy.labels, wanted)
-    if spec := merge_patch(dict(policy.spec), wanted["spec"]):
+def repair(existing: SharedRecord, wanted: Manifest) -> Manifest | None:
+    """The merge patch that makes an object of ours what attempts need; None when it is."""
+    patch: Manifest = {}
+    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    if not labels.items() <= existing.labels.items():
+        patch["metadata"] = {"labels": labels}
+    if spec := merge_patch(dict(existing.spec), wanted["spec"]):
+        # A Service of another type is headless again without that type's fields only.
+        if "clusterIP" in spec:
+            spec |= {"type": "ClusterIP", "externalName": None}
         patch["spec"] = spec
     return patch or None
-
-
-def _label_repair(labels: Mapping[str, str], wanted: Manifest) -> Manifest:
-    """The merge patch that gives an object of ours its labels back; empty when it has them."""
-    wanted_labels: Mapping[str, str] = wanted["metadata"]["labels"]
-    if wanted_labels.items() <= labels.items():
-        return {}
-    return {"metadata": {"labels": wanted_labels}}
 
 
 def wanted_service(namespace: str, name: str) -> Manifest:

@@ -2,7 +2,7 @@
 only."""
 
 import sys
-from typing import Any
+from dataclasses import replace
 
 from grpo_kube.objects.json_reader import (
     MAX_OBJECT,
@@ -26,7 +26,7 @@ from .names import (
     inheritable_metadata,
 )
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
-from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, PolicyRecord, ServiceRecord
+from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, SharedRecord
 from .terminations import pack_termination as pack_end
 from .terminations import pod_termination, preflight_report, trainer_container
 from .workloads import kueue_metadata
@@ -251,43 +251,38 @@ def pod_record(item: object) -> PodRecord:
     )
 
 
-def service_record(item: object) -> ServiceRecord:
+_SERVICE_FIELDS = ("clusterIP", "publishNotReadyAddresses", "selector")
+
+
+def service_record(item: object) -> SharedRecord:
     """The record of a Service.
 
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = JsonObject(item)
-    spec = whole.part("spec")
-    return ServiceRecord(
-        **_shared_fields(whole.part("metadata")),
-        selector=spec.string_map("selector"),
-        cluster_ip=spec.text("clusterIP"),
-        publishes_not_ready=spec.is_true("publishNotReadyAddresses"),
-    )
+    record = policy_record(item)
+    spec = {field: value for field, value in record.spec.items() if field in _SERVICE_FIELDS}
+    return replace(record, spec=spec)
 
 
-def policy_record(item: object) -> PolicyRecord:
+def policy_record(item: object) -> SharedRecord:
     """The record of a NetworkPolicy.
 
     Raises:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    return PolicyRecord(**_shared_fields(whole.part("metadata")), spec=whole.raw("spec"))
-
-
-def _shared_fields(meta: JsonObject) -> dict[str, Any]:
-    """The fields of a SharedRecord."""
+    meta = whole.part("metadata")
     key = object_key(meta)
-    return {
-        "key": key,
-        "job_key": ObjectKey(key.namespace, ""),
-        "uid": meta.required_text("uid"),
-        "version": meta.digits("resourceVersion"),
-        "deleting": "deletionTimestamp" in meta,
-        "labels": meta.string_map("labels"),
-    }
+    return SharedRecord(
+        key=key,
+        job_key=ObjectKey(key.namespace, ""),
+        uid=meta.required_text("uid"),
+        version=meta.digits("resourceVersion"),
+        deleting="deletionTimestamp" in meta,
+        labels=meta.string_map("labels"),
+        spec=whole.raw("spec"),
+    )
 
 
 def claim_record(item: object) -> ClaimRecord:

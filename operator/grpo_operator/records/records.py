@@ -328,7 +328,8 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRecord:
-    """An object of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
+    """A Service or NetworkPolicy. It belongs to all GRPOJobs of its namespace, so its job_key has
+    no name."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -336,23 +337,8 @@ class SharedRecord:
     version: int
     deleting: bool
     labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceRecord(SharedRecord):
-    """A Service of ours."""
-
-    selector: Mapping[str, str]
-    cluster_ip: str
-    """`None` for a headless Service."""
-    publishes_not_ready: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRecord(SharedRecord):
-    """The NetworkPolicy for our pods."""
-
     spec: Mapping[str, Any]
+    """Of a Service the fields that attempts need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
