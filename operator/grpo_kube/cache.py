@@ -243,8 +243,10 @@ class Relist(Generic[R]):
                 self.changed.add(cache.index(dropped))
             return
         self._listed.add(key)
-        if cached_record is None or cached_record.version < record.version:
-            cache._store(record)
+        if cached_record and cached_record.version >= record.version:
+            return
+        cache._store(record)
+        if not has_same_content(cached_record, record):
             self.changed |= {cache.index(known) for known in (cached_record, record) if known}
 
     def mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:

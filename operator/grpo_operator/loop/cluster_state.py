@@ -20,6 +20,8 @@ gang still runs or may still start.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from grpo_kube.cache import Cache
@@ -87,7 +89,6 @@ class Lister(Generic[F]):
         as of an Informer."""
         self.selection = selection
         self._on_change = changed
-        self._values: dict[ObjectKey, F] = {}
         self._cache: Cache[ObjectState[F]] = Cache(
             selection.resource, lambda item: _fact(item, parse), quarantine
         )
@@ -100,8 +101,9 @@ class Lister(Generic[F]):
         self._was_forbidden = False
 
     def __iter__(self) -> Iterator[F]:
-        """All facts."""
-        return iter(self._values.values())
+        """All facts that the operator may see."""
+        if not self.is_forbidden:
+            yield from (state.value for state in self._cache)
 
     @property
     def is_forbidden(self) -> bool:
@@ -123,17 +125,10 @@ class Lister(Generic[F]):
         )
 
     def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
-        """Takes the facts of changed objects in, and tells if one is another than before."""
-        news = self._was_forbidden != self.is_forbidden
-        self._was_forbidden = self.is_forbidden
-        for key in keys:
-            fact = self._cache.get(key)
-            # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no cycle.
-            if fact is None:
-                news |= self._values.pop(key, None) is not None
-            elif self._values.get(key) != fact.value:
-                self._values[key], news = fact.value, True
-        if news:
+        """Tells that facts, or the right to see them, have changed."""
+        # A kubelet's heartbeat changes the Node, but none of these facts: it has no key here.
+        if list(keys) or self._was_forbidden != self.is_forbidden:
+            self._was_forbidden = self.is_forbidden
             self._on_change()
 
 
@@ -234,9 +229,9 @@ class ClusterState:
             served = self._job_classes.informer
             problem = f"classes can't be seen: {served.not_served}" if served.not_served else ""
             self._last_classes = JobClasses(
-                by_name=named_classes(_visible_facts([self._job_classes])),
+                by_name=named_classes(self._job_classes),
                 problem=problem,
-                enforced_levels=dict(_visible_facts([self._namespaces])),
+                enforced_levels=dict(self._namespaces),
             )
         return self._last_classes
 
@@ -266,37 +261,31 @@ class ClusterState:
         return self._last
 
     def _snapshot(self, pods: "list[Lister[PodFacts | None]]") -> Snapshot:
-        gpu_pods, other_use = _split_pods(pod for pod in _visible_facts(pods) if pod)
-        classes = list(_visible_facts([self._priorities]))
-        priorities = {name: value for name, value, _ in classes}
-        default = next((name for name, _, usual in classes if usual), "")
+        gpu_pods, other_use = _split_pods(filter(None, chain.from_iterable(pods)))
+        priorities = {name: value for name, value, _ in self._priorities}
+        default = next((name for name, _, usual in self._priorities if usual), "")
         if default:
             # a job that names no class has the default's value
             priorities[""] = priorities[default]
-        nodes = tuple(sorted(self._nodes, key=lambda node: node.name))
         problem = ""
         if self._nodes.is_forbidden:
-            nodes, problem = (), f"nodes can't be listed: {self._nodes.informer.not_served}"
-        quotas = _by_namespace((quota.namespace, quota) for quota in _visible_facts(self._quotas))
-        accounts = _by_namespace(_visible_facts(self._accounts))
+            problem = f"nodes can't be listed: {self._nodes.informer.not_served}"
+        all_quotas = chain.from_iterable(self._quotas)
+        quotas = _by_namespace((quota.namespace, quota) for quota in all_quotas)
+        accounts = _by_namespace(chain.from_iterable(self._accounts))
         return Snapshot(
-            nodes=nodes,
+            nodes=tuple(sorted(self._nodes, key=attrgetter("name"))),
             gpu_pods=gpu_pods,
             other_use=other_use,
             priorities=priorities,
             default_priority=default,
             quotas=quotas,
-            storage_classes=provisioners(list(_visible_facts([self._storage_classes]))),
+            storage_classes=provisioners(list(self._storage_classes)),
             job_classes=self.job_classes(),
             service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
             visible=not self._pods.is_forbidden,
             problem=problem,
         )
-
-
-def _visible_facts(listers: Iterable[Lister[F]]) -> Iterator[F]:
-    """The facts that may be seen, of several selections."""
-    return (fact for lister in listers if not lister.is_forbidden for fact in lister)
 
 
 def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
