@@ -51,8 +51,8 @@ def _message_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             judge(f"{one.type} {one.reason}", one.message, MAX_MESSAGE)
         return made
 
-    def judged_event(*arguments: Any) -> Any:
-        made = make_event(*arguments)
+    def judged_event(*arguments: Any, **fields: Any) -> Any:
+        made = make_event(*arguments, **fields)
         judge(f"event {made['reason']}", made["message"], events.MAX_MESSAGE)
         return made
 

@@ -32,7 +32,7 @@ from .objects.errors import (
 )
 from .objects.json_reader import JsonObject, Unreadable
 from .objects.resources import Object, Resource, Selection
-from .pacing import LOOP_BUDGET, yield_every
+from .pacing import yield_often
 from .transport import USER_AGENT, open_session
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ async def each_listed(
         begin()
         try:
             async for items, listed_at in cluster.pages(selection):
-                async for item in yield_every(LOOP_BUDGET, _drain(items)):
+                async for item in yield_often(_drain(items)):
                     take(item)
                 version = listed_at
         except Expired:

@@ -81,13 +81,10 @@ class EventRecorder:
             log.warning("%s: event %s dropped, %d are waiting", key, body["reason"], BACKLOG)
         else:
             self._left -= 1
-            self._enqueue_event(key, _Waiting(body, asyncio.get_running_loop().time()))
-
-    def _enqueue_event(self, key: ObjectKey, event: _Waiting) -> None:
-        if key not in self._waiting:
-            self._waiting[key] = deque()
-            self._ready.put_nowait(key)
-        self._waiting[key].append(event)
+            if key not in self._waiting:
+                self._waiting[key] = deque()
+                self._ready.put_nowait(key)
+            self._waiting[key].append(_Waiting(body, asyncio.get_running_loop().time()))
 
     async def run(self) -> None:
         """Sends until cancelled."""

@@ -156,11 +156,6 @@ class Leadership:
         self._lost = ""
 
     @property
-    def lease(self) -> Lease | None:
-        """The Lease as it was last read; None if it does not exist."""
-        return self._lease
-
-    @property
     def changed_at(self) -> float:
         """When its record was first seen as it is now."""
         return self._changed_at

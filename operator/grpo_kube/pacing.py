@@ -10,13 +10,6 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TypeVar
 
 
-def doubled_pause(first: float, last: float, failures: int) -> float:
-    """Seconds to wait after that number of failures in a row: the first pause, doubled with each
-    further one, up to the last."""
-    # Bounded: a power of two overflows after 1,024 failures, which a night may have.
-    return min(last, first * 2.0 ** min(failures - 1, 32))
-
-
 class Backoff:
     """A pause that doubles from the first to the last, in seconds, with jitter, until it is
     reset."""
@@ -43,13 +36,12 @@ LOOP_BUDGET = 0.01
 T = TypeVar("T")
 
 
-async def yield_every(seconds: float, items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items, and let other tasks run each time the work on them has taken this many
-    seconds."""
+async def yield_often(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other tasks run every LOOP_BUDGET seconds of work on them."""
     clock = asyncio.get_running_loop().time
     began = clock()
     for item in items:
         yield item
-        if clock() - began > seconds:
+        if clock() - began > LOOP_BUDGET:
             await asyncio.sleep(0)
             began = clock()

@@ -20,7 +20,7 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 from yarl import URL
 
 from .objects.errors import ConfigurationError
-from .pacing import doubled_pause
+from .objects.times import doubled_pause
 
 Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 

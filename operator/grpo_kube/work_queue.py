@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from .objects.errors import Conflict, OperatorError
 from .objects.resources import ObjectKey
-from .pacing import doubled_pause
+from .objects.times import doubled_pause
 
 log = logging.getLogger(__name__)
 

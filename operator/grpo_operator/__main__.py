@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 from typing import Any
@@ -30,11 +30,10 @@ from grpo_kube.work_queue import WorkQueue
 from .loop.caches import Caches
 from .process import handlers, metrics_server, settings
 from .process.fence import record_leader
-from .process.job_metrics import JobMetrics, Sample, failure_samples
+from .process.job_metrics import JobMetrics
 from .process.metrics_server import Metrics, application, serve_pages
 from .process.wiring import Operator, until_one_ends
 from .records.names import FENCE, MANAGER
-from .records.records import GRPOJobRecord
 
 log = logging.getLogger("grpo_operator")
 
@@ -67,7 +66,7 @@ async def run(
     async with (
         _leader_elector(chosen, configuration, metrics, leading, wall) as elector,
         _client(
-            configuration, metrics, gate=elector.answer_within if elector else _unlimited_seconds
+            configuration, metrics, gate=elector.answer_within if elector else lambda: inf
         ) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
@@ -82,23 +81,17 @@ async def run(
             wall=wall,
         )
         unreadables = caches.quarantine, operator.facts.quarantine
+        free_since = elector.free_since if elector else lambda: None
         metrics.export_families(
             {
                 HEARD: operator.last_update_times,
                 UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables),
                 MEMORY_LIMIT: metrics_server.memory_limit,
+                LEADER: operator.leads,
+                TAKEOVER: lambda: operator.failover_seconds(free_since()),
             }
         )
-        free_since = elector.free_since if elector else lambda: None
-        metrics.export_families(
-            {LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(free_since())}
-        )
-
-        def live_samples(job: GRPOJobRecord) -> Iterator[Sample]:
-            yield from operator.live_samples(job)
-            yield from failure_samples(queue.failures(job.key))
-
-        jobs = JobMetrics(operator.own_jobs, wall, live_samples)
+        jobs = JobMetrics(operator.own_jobs, wall, operator.live_samples)
         pages = application(
             metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served
         )
@@ -133,11 +126,6 @@ def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> Ht
         user_agent=MANAGER,
         **chosen,
     )
-
-
-def _unlimited_seconds() -> float:
-    """The gate of a process that leads by itself: a write may be under way for any time."""
-    return inf
 
 
 @asynccontextmanager

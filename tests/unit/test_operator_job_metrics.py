@@ -1,7 +1,7 @@
 """The grpo_job_* families: valid whatever jobs are called and say, few, and made anew only for what
 has changed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -330,13 +330,13 @@ def test_a_job_whose_reconcile_fails_again_and_again_is_named() -> None:
 
 def test_a_jobs_lines_are_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    original = job_metrics._lines
+    original = job_metrics._samples
 
-    def noted(job: GRPOJobRecord) -> job_metrics.Lines:
+    def noted(job: GRPOJobRecord) -> Iterator[job_metrics.Sample]:
         made.append(job.uid)
         return original(job)
 
-    monkeypatch.setattr(job_metrics, "_lines", noted)
+    monkeypatch.setattr(job_metrics, "_samples", noted)
     jobs = [live("a"), live("b"), over("c", ago=5)]
     metrics = JobMetrics(lambda: jobs, lambda: NOW)
     for _ in range(3):

@@ -56,8 +56,8 @@ def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(
     record = read(item)
     if record is None:  # no error of the draw: most dirt can't be read
         return
-    assert record.ended is (status == "True")
-    assert (record.typed is None) is record.ended
+    assert record.is_finished is (status == "True")
+    assert (record.typed is None) is record.is_finished
     assert record.status == GRPOJobStatus.model_validate(item["status"], extra="ignore")
     assert repr(record.raw_status) == repr(item["status"])
     assert (record.phase, record.observed_generation) == (

@@ -61,3 +61,10 @@ def not_future(stored: Stored, now: float) -> Stored | str:
     """A stored timestamp. Now instead of one that a clock left in the future before it was set
     back, so that a deadline counts from here and not from when the clock has caught up."""
     return timestamp(now) if (seconds(stored) or 0.0) > now else stored
+
+
+def doubled_pause(first: float, last: float, failures: int) -> float:
+    """Seconds to wait after that number of failures in a row: the first pause, doubled with each
+    further one, up to the last."""
+    # Bounded: a power of two overflows after 1,024 failures, which a night may have.
+    return min(last, first * 2.0 ** min(failures - 1, 32))

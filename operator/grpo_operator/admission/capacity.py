@@ -88,7 +88,7 @@ class Capacity:
         claimed_roles: list[tuple[Claim, Role]] = []
         for claim in claims:
             claimed_roles += [(claim, role) for role in gpu_roles(claim.job, claim.plan)]
-        for claim, role in sorted(claimed_roles, key=_widest_claim_first):
+        for claim, role in sorted(claimed_roles, key=_widest_first):
             self._reserve_missing(claim, role)
 
     def _allocate(self, node: str, use: Amounts, sign: float = 1.0) -> None:
@@ -413,15 +413,10 @@ def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
     return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)
 
 
-def widest_first(role: Role) -> tuple[int, int]:
-    """Sorts the roles of several gangs: the widest pods find a node least easily."""
-    return -role.plan.gpus_per_node, -role.plan.nodes
-
-
-def _widest_claim_first(claim_and_role: tuple[Claim, Role]) -> tuple[int, int, str]:
-    """Sorts the roles of several claims, those of equal width by their job's uid."""
+def _widest_first(claim_and_role: tuple[Claim, Role]) -> tuple[int, int, str]:
+    """Sort key for the roles of several claims, those of equal width by their job's uid."""
     claim, role = claim_and_role
-    return *widest_first(role), claim.job.uid
+    return -role.plan.gpus_per_node, -role.plan.nodes, claim.job.uid
 
 
 def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:

@@ -197,7 +197,6 @@ class Suitability:
 
     def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Read each node's GPUs; nodes without any are left out."""
-        self.nodes = nodes
         self._gpu_nodes: list[tuple[NodeFacts, tuple[Cards, ...], list[str]]] = []
         for node in nodes:
             usable, warnings = cards(node)

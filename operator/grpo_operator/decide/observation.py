@@ -106,7 +106,7 @@ class Observation:
     def is_retry_requested(self) -> bool:
         """True if the job has failed, and the user has raised spec.retry since."""
         job = self.job
-        if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
+        if not job.is_finished or job.spec is None or not job.is_true(ConditionType.FAILED):
             return False
         return job.spec.retry > job.status.retry
 

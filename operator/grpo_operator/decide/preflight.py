@@ -15,7 +15,7 @@ from typing import NamedTuple
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
 from grpo_api.status.status import ConditionType, PreflightStatus
 from grpo_kube.objects.json_reader import truncate
-from grpo_kube.objects.times import seconds, timestamp
+from grpo_kube.objects.times import doubled_pause, seconds, timestamp
 
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord, JobRecord, PodRecord
@@ -299,7 +299,7 @@ class Preflight:
                 reason=reason, message=message, status=status, look_again=min(most, until_asked)
             )
         ended_at = seconds(status.time) or self.now
-        pause = _pause(status.tries)
+        pause = doubled_pause(FIRST_PAUSE, LONGEST_PAUSE, status.tries) if status.tries else 0.0
         seconds_left = ended_at + pause - self.now
         if seconds_left > pause:
             seconds_left = 0.0
@@ -314,14 +314,6 @@ class Preflight:
             should_start=should_start,
             look_again=min(most, look_again),
         )
-
-
-def _pause(tries: int) -> float:
-    """Seconds from the end of a preflight to the next; none before the first."""
-    if not tries:
-        return 0.0
-    doublings = min(tries - 1, 10)
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**doublings)
 
 
 def _waiting_reason(problem: PreflightProblem) -> Reason:

@@ -17,7 +17,7 @@ from grpo_api.status.status import (
     GRPOJobStatus,
     Rollback,
 )
-from grpo_kube.objects.times import seconds
+from grpo_kube.objects.times import doubled_pause, seconds
 from grpo_planner.memory.disk import less_disk_message
 
 from ..records.reasons import RELEASES, Reason
@@ -129,8 +129,9 @@ def restart_pause(observation: Observation, limits: Limits) -> float:
         short_attempts += 1
     if not short_attempts:
         return 0.0
-    pause = limits.restart_pause_seconds * 2.0 ** (short_attempts - 1)
-    return min(limits.longest_restart_pause_seconds, pause)
+    return doubled_pause(
+        limits.restart_pause_seconds, limits.longest_restart_pause_seconds, short_attempts
+    )
 
 
 def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
@@ -138,8 +139,8 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     releases = releases_in_a_row(job.status.ends)
     if not releases or not job.is_released:
         return 0.0
-    doubled_pause = limits.release_pause_seconds * 2.0 ** (releases - 1)
-    pause = min(limits.longest_release_pause_seconds, doubled_pause)
+    longest = limits.longest_release_pause_seconds
+    pause = doubled_pause(limits.release_pause_seconds, longest, releases)
     released_at = seconds(job.status.ends[-1].end_time) or now
     seconds_left = released_at + pause - now
     # A release in the future was written by a clock that has been set back, or by another's.

@@ -17,7 +17,7 @@ from ..decide.decisions import Action, Decision
 from ..decide.first_seen import FirstSeenTracker
 from ..decide.observation import Observation
 from ..kueue.pod_sets import Contradiction
-from ..pods.manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
+from ..pods.manifests import attempt_of, engines_job, images_need, indexed_job
 from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 from ..records.names import ENGINE_SERVICE
@@ -89,7 +89,9 @@ class AttemptStarter:
         if job.spec is None or status.plan is None or not _may_start_pods(observation):
             return Decision(Action.WAIT)
         attempt = attempt_of(job, job.spec, status.plan, status.attempt)
-        body = self._missing_job(attempt, observation)
+        # The gang's Job first: engines without a gang would only hold GPUs.
+        engines = engines_job(attempt, self._pods) if observation.child else None
+        body = engines or indexed_job(attempt, self._pods)
         try:
             conflict = await self._services(observation) or await self._shared.create_claim(job)
             if conflict:
@@ -125,12 +127,6 @@ class AttemptStarter:
                 job.key, status.attempt, version_of(answer)[0], observation.at
             )
         return None
-
-    def _missing_job(self, attempt: Attempt, observation: Observation) -> Manifest:
-        """The Job that is not there yet."""
-        # The gang's Job first: engines without a gang would only hold GPUs.
-        engines = engines_job(attempt, self._pods) if observation.child else None
-        return engines or indexed_job(attempt, self._pods)
 
     async def _create(self, observation: Observation, body: Manifest) -> Object | None:
         """The Job as the API server has it, made now or before; None where its name is

@@ -16,7 +16,7 @@ from grpo_kube.objects.errors import AlreadyExists, ClusterError, Conflict, NotF
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject
 from grpo_kube.objects.resources import CONFIG_MAPS, Object, ObjectKey
 from grpo_kube.objects.times import seconds
-from grpo_kube.pacing import LOOP_BUDGET, yield_every
+from grpo_kube.pacing import yield_often
 from grpo_planner.time.measured_runs import (
     NO_RUNS,
     MeasuredRow,
@@ -122,7 +122,7 @@ class MeasuredRunStore:
         newest = seconds(self._runs.rows[0].date) if self._runs.rows else None
         # A cluster keeps ten thousand ended jobs: only those are unpacked that may add a row.
         ended = [job for job in self._jobs if job.completed > (newest or 0.0)]
-        rows = [_row(job, job.status) async for job in yield_every(LOOP_BUDGET, ended)]
+        rows = [_row(job, job.status) async for job in yield_often(ended)]
         self._add(filter(None, rows))
 
     async def _write(self, version: str | None) -> None:

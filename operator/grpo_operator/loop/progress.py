@@ -21,8 +21,7 @@ from grpo_api.status.status import ConditionType
 from grpo_api.text.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_api.text.messages import connection_problem
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed
-from grpo_kube.pacing import doubled_pause
+from grpo_kube.objects.times import Observed, doubled_pause
 
 from ..decide.observation import Pull, Silence
 from ..pods.roles import replicas

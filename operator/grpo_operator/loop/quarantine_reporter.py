@@ -83,12 +83,8 @@ class QuarantineReporter:
             return
         except Denied as error:
             log.warning("%s: its conditions can't be written: %s", key, error)
-            about = {
-                "namespace": key.namespace,
-                "name": key.name,
-                "uid": str(item["metadata"]["uid"]),
-            }
-            await self._cluster.create(EVENTS, key.namespace, unreadable_event(about, problem, now))
+            event = unreadable_event(key, str(item["metadata"]["uid"]), problem, now)
+            await self._cluster.create(EVENTS, key.namespace, event)
 
 
 def _unreadable_conditions(item: Object, problem: str, now: str) -> list[Any] | None:

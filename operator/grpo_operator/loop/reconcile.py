@@ -233,7 +233,8 @@ class Reconciler:
         observation = await self._observer.observe(key)
         if observation is None:
             look_again = await self._end_deleted(key)
-            self._forget(key)
+            self._status.forget(key)
+            self._observer.forget(key)
             return look_again
         decision = decide(observation, self._limits)
         if decision.action is Action.DELETE:
@@ -284,11 +285,6 @@ class Reconciler:
         await self._garbage.collect(observation)
         decision = await self._workloads.step(observation, Decision(Action.WAIT))
         return decision.look_again
-
-    def _forget(self, key: ObjectKey) -> None:
-        """Drop what is remembered of a job that is gone, or another controller's."""
-        self._status.forget(key)
-        self._observer.forget(key)
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
         """Write the attempt and its plan to the status. This write is the reservation and the

@@ -45,7 +45,7 @@ from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_api.status.usage import Usage
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
-from grpo_kube.pacing import LOOP_BUDGET, yield_every
+from grpo_kube.pacing import yield_often
 
 from ..decide.observation import Pull, Silence
 from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
@@ -108,13 +108,13 @@ class JobMetrics:
             if not job.is_ours:  # alerts would say that this operator neglects it
                 continue
             counts[job.key.namespace, job.phase] += 1
-            if not job.ended:
+            if not job.is_finished:
                 shown.append(job)
             elif job.completed >= earliest:
                 ended.append(job)
         waits = QueueWaits(self._clock())
         live_lines = []
-        async for job in yield_every(LOOP_BUDGET, shown):
+        async for job in yield_often(shown):
             waits.add(job)
             live_lines.append(_format_samples(job, self._live(job)))
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
@@ -135,10 +135,10 @@ class JobMetrics:
     async def _refresh_lines(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
         """Return the lines of these jobs, and keep those of no others."""
         fresh: dict[ObjectKey, _CachedLines] = {}
-        async for job in yield_every(LOOP_BUDGET, jobs):
+        async for job in yield_often(jobs):
             cached = self._cache.get(job.key)
             if cached is None or cached.uid != job.uid or cached.version != job.version:
-                cached = _CachedLines(job.uid, job.version, _lines(job))
+                cached = _CachedLines(job.uid, job.version, _format_samples(job, _samples(job)))
             fresh[job.key] = cached
         self._cache = fresh
         return list(fresh.values())
@@ -202,11 +202,6 @@ def _known_stage(stage: str) -> str:
     return stage if stage in _STAGES else "Unknown"
 
 
-def _lines(job: GRPOJobRecord) -> Lines:
-    """What is kept of a job."""
-    return _format_samples(job, _samples(job))
-
-
 def _format_samples(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
     """A job's lines; each series once, whatever its status says twice."""
     lines: dict[str, dict[str, None]] = {}
@@ -221,7 +216,7 @@ def _format_samples(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
 
 
 def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
-    status = typed_status(job.raw_status) if job.ended else job.status
+    status = typed_status(job.raw_status) if job.is_finished else job.status
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else ""), 1
@@ -239,7 +234,7 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
             yield JOB_STAGE_TIME, (_known_stage(status.progress.stage),), since
     if status.usage:
         yield from _of_usage(status.usage)
-    if not job.ended:
+    if not job.is_finished:
         yield from _of_live(status)
 
 

@@ -72,21 +72,7 @@ from ..records.records import GRPOJobRecord
 
 VERSION = version("grpo-operator")
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-LONG_BUCKETS = (
-    1.0,
-    5.0,
-    15.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-    3600.0,
-    7200.0,
-    21600.0,
-    86400.0,
-)
+LONG_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 """For what may take as long as a queue is."""
 LAG_PERIOD = 0.05
 """Seconds between two timers that measure how late the event loop is: shorter delays go

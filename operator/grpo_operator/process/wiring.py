@@ -10,7 +10,7 @@ group: when one ends, all end.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import kopf
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache
-from grpo_kube.client import Cluster, HttpCluster
+from grpo_kube.client import HttpCluster
 from grpo_kube.event_sender import EventRecorder
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import ClusterError
@@ -64,7 +64,7 @@ from ..report.events import merge_start_event, repeated_end_event, status_events
 from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
-from .job_metrics import Sample, pod_samples, progress_samples
+from .job_metrics import Sample, failure_samples, pod_samples, progress_samples
 from .metrics_server import VERSION, Metrics
 from .span_exporter import SpanExporter
 
@@ -104,7 +104,7 @@ class Operator:
 
         self._recorder = EventRecorder(cluster, merge_start_event, has_work, metrics.record_event)
         self._quarantine_reporter = QuarantineReporter(cluster, caches.quarantine, wall)
-        self.informers = self._informers(cluster)
+        self.informers = self._informers()
         self._leading = leading
         self.warm = asyncio.Event()
         """Set once the caches are full."""
@@ -208,17 +208,38 @@ class Operator:
             current_targets, fetch, progressed, interval, self._metrics.record_pull
         )
 
-    def _informers(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
-        isolates = self.settings.watchers is not None
-        return informers(
-            cluster,
-            self._caches,
-            self._add,
-            self._add_namespaces,
-            namespaces=self.settings.namespaces,
-            isolates=isolates,
-            resync=self.settings.resync,
-        )
+    def _informers(self) -> dict[str, Informer[Any]]:
+        """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as
+        one, `*`."""
+        caches = self._caches
+        resync = self.settings.resync
+        add, add_namespaces = self._add, self._add_namespaces
+        our_policy = f"metadata.name={NETWORK_POLICY}"
+        rendezvous = f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}"
+        kinds: list[tuple[Resource, str, Cache[Any], Callable[[Iterable[ObjectKey]], None]]] = [
+            (JOBS, LABEL_JOB, caches.jobs, add),
+            (PODS, LABEL_JOB, caches.pods, add),
+            (SERVICES, rendezvous, caches.services, add_namespaces),
+            (WORKLOADS, LABEL_JOB, caches.workloads, add),
+            (GRPOJOBS, "", caches.grpojobs, add),
+        ]
+        if self.settings.watchers is not None:
+            kinds.append((NETWORK_POLICIES, "", caches.network_policies, add_namespaces))
+        by_name: dict[str, Informer[Any]] = {}
+        for namespace in self.settings.namespaces or (None,):
+            for resource, labels, cache, changed in kinds:
+                # by name: who takes its labels away is noticed, and no other policy may be read
+                fields = our_policy if resource is NETWORK_POLICIES else ""
+                selection = Selection(resource, namespace, labels, fields)
+                by_name[f"{resource.plural}/{namespace or '*'}"] = Informer(
+                    self._cluster,
+                    selection,
+                    cache,
+                    changed,
+                    resync=resync,
+                    optional=resource is WORKLOADS,
+                )
+        return by_name
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
         """Queue a job for a reconcile; a follower queues nothing.
@@ -423,7 +444,7 @@ class Operator:
         return self._caches.grpojobs if self.working.is_set() else ()
 
     def live_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
-        """See job_metrics.progress_samples and pod_samples."""
+        """The samples of a job that change while its object doesn't."""
         pull = self._puller.pull(job.key)
         silence = self._puller.silence(job.key)
 
@@ -433,47 +454,7 @@ class Operator:
 
         yield from progress_samples(job, pull, silence, unix_time)
         yield from pod_samples(job, self._caches.pods.owned_by(job.key))
-
-
-Changed = Callable[[Iterable[ObjectKey]], None]
-
-
-def informers(
-    cluster: Cluster,
-    caches: Caches,
-    on_change: Changed,
-    shared_changed: Changed,
-    *,
-    namespaces: Sequence[str],
-    isolates: bool,
-    resync: float,
-) -> dict[str, Informer[Any]]:
-    """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as one,
-    `*`.
-
-    `on_change` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose
-    jobs share what changed. NetworkPolicies are mirrored by an operator that `isolates`.
-    """
-    our_policy = f"metadata.name={NETWORK_POLICY}"
-    kinds: list[tuple[Resource, str, Cache[Any], Changed]] = [
-        (JOBS, LABEL_JOB, caches.jobs, on_change),
-        (PODS, LABEL_JOB, caches.pods, on_change),
-        (SERVICES, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}", caches.services, shared_changed),
-        (WORKLOADS, LABEL_JOB, caches.workloads, on_change),
-        (GRPOJOBS, "", caches.grpojobs, on_change),
-    ]
-    if isolates:
-        kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
-    by_name: dict[str, Informer[Any]] = {}
-    for namespace in namespaces or (None,):
-        for resource, labels, cache, hears in kinds:
-            # by name: who takes its labels away is noticed, and no other policy may be read
-            fields = our_policy if resource is NETWORK_POLICIES else ""
-            selection = Selection(resource, namespace, labels, fields)
-            optional = resource is WORKLOADS
-            informer = Informer(cluster, selection, cache, hears, resync=resync, optional=optional)
-            by_name[f"{resource.plural}/{namespace or '*'}"] = informer
-    return by_name
+        yield from failure_samples(self._queue.failures(job.key))
 
 
 async def until_one_ends(*tasks: asyncio.Task[Any]) -> None:

@@ -65,9 +65,9 @@ def grpojob_record(item: object) -> GRPOJobRecord:
     spec = whole.raw("spec")
     raw_status = whole.raw("status")
     status = typed_status(raw_status)
-    ended = has_ended(status)
+    is_finished = has_ended(status)
     kueue = kueue_metadata(meta)
-    content = None if ended else with_queue_name(job_content(spec, status), kueue.queue)
+    content = None if is_finished else with_queue_name(job_content(spec, status), kueue.queue)
     return GRPOJobRecord(
         key=object_key(meta),
         uid=meta.required_text("uid"),
@@ -82,7 +82,7 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         kueue=kueue,
         phase=status.phase or "",
         observed_generation=status.observed_generation,
-        ended=ended,
+        is_finished=is_finished,
         completed=whole.part("status").time("completionTime") or 0.0,
         typed=content,
         packed=pack_job(spec, raw_status),

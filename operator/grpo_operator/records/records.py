@@ -53,7 +53,7 @@ class GRPOJobRecord:
     """status.phase; empty before it was written."""
     observed_generation: int
     """status.observedGeneration."""
-    ended: bool
+    is_finished: bool
     """True if its status says that it has succeeded or failed."""
     completed: float
     """status.completionTime in unix seconds; 0 before."""
@@ -197,11 +197,6 @@ class GRPOJobRecord:
     def is_true(self, kind: ConditionType) -> bool:
         """True if the condition is True."""
         return self.status.is_true(kind)
-
-    @property
-    def is_finished(self) -> bool:
-        """True if the job has succeeded or failed for good."""
-        return self.ended
 
     @property
     def is_active(self) -> bool:

@@ -282,10 +282,6 @@ def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]: 
     yield C.FAILED, True, decision.reason, decision.message
 
 
-def _resolve(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
-    yield C.ADMITTED, False, decision.reason, decision.message
-
-
 def _retry(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     for kind in (C.FAILED, C.SUCCEEDED, C.ADMITTED, C.SCHEDULED, C.RUNNING):
         yield kind, False, decision.reason, decision.message
@@ -434,5 +430,5 @@ _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]
     Action.SUCCEED: _succeed,
     Action.FAIL: _fail,
     Action.RETRY: _retry,
-    Action.RESOLVE: _resolve,
+    Action.RESOLVE: _reject,
 }

@@ -13,6 +13,7 @@ from typing import Any
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube.objects.json_reader import truncate
+from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import seconds, timestamp
 
 from ..records.names import MANAGER
@@ -88,14 +89,13 @@ def event(
     else:
         warns = condition.type in (ConditionType.ADMITTED, ConditionType.HEALTHY)
     kind = "Warning" if warns else "Normal"
-    involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
     if status and condition.type in _ENDS and is_true:
         results = [result for result in (status.export, status.usage) if result]
         descriptions = "".join(f"; {result.description}" for result in results)
         summary = truncate(descriptions, MAX_MESSAGE - MIN_REASON)
         message = truncate(message, MAX_MESSAGE - len(summary)) + summary
-    body = _event(involved_object, kind, condition.reason, message, now)
+    body = _event(job.key, job.uid, kind, condition.reason, message, now=now)
     if condition.type in _ENDS and is_true:
         body["metadata"] = {"name": _end_name(job, condition), "namespace": job.key.namespace}
     return body
@@ -140,9 +140,8 @@ def tracking_event(job: GRPOJobRecord, status: GRPOJobStatus, now: float) -> dic
             losses.append(f"{report.name}: {problem}")
     if not losses:
         return None
-    involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"training goes on, but its tracker misses rows of it: {'; '.join(losses)}"
-    return _event(involved_object, "Warning", Reason.TRACKER_LOSES_ROWS, message, now)
+    return _event(job.key, job.uid, "Warning", Reason.TRACKER_LOSES_ROWS, message, now=now)
 
 
 def merge_start_event(
@@ -159,12 +158,10 @@ def merge_start_event(
     return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
-def unreadable_event(
-    involved_object: Mapping[str, str], problem: str, now: float
-) -> dict[str, Any]:
-    """A core/v1 Event on a GRPOJob (namespace, name, uid) whose conditions can't be written."""
+def unreadable_event(key: ObjectKey, uid: str, problem: str, now: float) -> dict[str, Any]:
+    """A core/v1 Event on a GRPOJob whose conditions can't be written."""
     message = unreadable_message(problem)
-    return _event(involved_object, "Warning", Reason.STATUS_UNREADABLE, message, now)
+    return _event(key, uid, "Warning", Reason.STATUS_UNREADABLE, message, now=now)
 
 
 def unreadable_message(problem: str) -> str:
@@ -173,16 +170,15 @@ def unreadable_message(problem: str) -> str:
 
 
 def _event(
-    involved_object: Mapping[str, str], kind: str, reason: str, message: str, now: float
+    key: ObjectKey, uid: str, kind: str, reason: str, message: str, *, now: float
 ) -> dict[str, Any]:
-    name = involved_object["name"]
-    metadata = {"generateName": f"{name}.", "namespace": involved_object["namespace"]}
+    about = {"namespace": key.namespace, "name": key.name, "uid": uid}
     time = timestamp(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": metadata,
-        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **involved_object},
+        "metadata": {"generateName": f"{key.name}.", "namespace": key.namespace},
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **about},
         "type": kind,
         "reason": reason,
         "message": message[:MAX_MESSAGE],

@@ -68,7 +68,8 @@ def kstatus_conditions(
         return like.model_copy(update=update)
 
     if phase in _ENDED:
-        end_message = unwell.message if unwell else _message(conditions, C.SUCCEEDED)
+        ends = (condition.message for condition in conditions if condition.type == C.SUCCEEDED)
+        end_message = unwell.message if unwell else next(ends, "")
         yield state(C.FINISHED, is_true=True, reason=str(phase), message=end_message)
     else:
         not_ended = "the job has not ended"
@@ -77,7 +78,3 @@ def kstatus_conditions(
         yield state(C.STALLED, is_true=True, reason=reason, message=message)
     elif phase not in _CURRENT:
         yield state(C.RECONCILING, is_true=True, reason=reason, message=message)
-
-
-def _message(conditions: Sequence[Condition], kind: ConditionType) -> str:
-    return next((condition.message for condition in conditions if condition.type == kind), "")
