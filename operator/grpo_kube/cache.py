@@ -65,8 +65,7 @@ class Cache(Generic[R]):
         """Up to which version a removed object is out of date, by uid."""
         self._relists: list[Relist[R]] = []
         self.ghosts = 0
-        """Count of objects that a LIST found missing although no event had reported their
-        deletion."""
+        """Count of objects that a LIST found missing without an event of their deletion."""
 
     def __iter__(self) -> Iterator[R]:
         """All records."""
@@ -86,8 +85,7 @@ class Cache(Generic[R]):
 
     @property
     def quarantined_records(self) -> Mapping[ObjectKey, R]:
-        """The objects that are set aside now, partly read or as they were before; no decision may
-        act on them."""
+        """Objects that are set aside now, as far as they could be read; no decision uses them."""
         return self._quarantined
 
     def parse_item(self, item: Any) -> R | None:
@@ -212,8 +210,7 @@ class Relist(Generic[R]):
         self._listed: set[ObjectKey] = set()
         self._unreadable: set[ObjectKey] = set()
         self._removed: dict[tuple[ObjectKey, str], float] = {}
-        """Up to which version each object, by key and uid, is out of date: deleted ones are in
-        every version."""
+        """Up to which version each object, by key and uid, is out of date; infinite: deleted."""
         self.changed: set[ObjectKey] = set()
         """Indexed keys of the objects that differ from before."""
 
@@ -250,8 +247,7 @@ class Relist(Generic[R]):
             self.changed |= {cache.index(known) for known in (cached_record, record) if known}
 
     def mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:
-        """Record that the object was removed: it was deleted, or can't be read as of that
-        version."""
+        """Record that the object was deleted, or can't be read as of that version."""
         self._removed[key, uid] = max(version, self._removed.get((key, uid), 0))
         if version != inf:
             self._unreadable.add(key)
@@ -277,8 +273,7 @@ class Relist(Generic[R]):
 
 
 def has_same_content(before: R | None, now: R) -> bool:
-    """True if two records of an object differ only in its version, so that no reader sees a
-    change."""
+    """True if two records of an object differ only in its version, which no reader sees."""
     if before is None:
         return False
     return before is now or replace(before, version=now.version) == now

@@ -40,8 +40,7 @@ LIST_TRIES = 3
 
 
 class ObservedObject(Protocol):
-    """An object as it was looked at: what is deleted must be that, and not what has become of it
-    since."""
+    """An object as it was observed: what is deleted must be that version of it."""
 
     @property
     def uid(self) -> str: ...
@@ -50,12 +49,10 @@ class ObservedObject(Protocol):
 
 
 class Cluster(Protocol):
-    """The requests that the operator sends to a cluster. Every method raises ClusterError or a
-    subclass of it."""
+    """The requests that the operator sends to a cluster. Every method raises ClusterError."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
-        """A LIST in pages, each with the list's resourceVersion; Expired when it took longer than
-        pages are kept."""
+        """A LIST in pages, each with its resourceVersion; Expired when its pages are gone."""
         ...
 
     def watch(
@@ -89,8 +86,7 @@ class Cluster(Protocol):
         ...
 
     async def delete_all(self, selection: Selection) -> None:
-        """Delete the selected objects. The selection has uid and attempt, so that a late request
-        deletes nothing else."""
+        """Delete the selected objects. It selects by uid and attempt, as it may come late."""
         ...
 
 
@@ -161,19 +157,16 @@ TRIES = 4
 CONNECTIONS = 64
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0
 SILENCE_SECONDS = 150.0
-"""A watch without even a bookmark for this long is dead: the server sends one a minute, a busy one
-later."""
+"""A watch that is silent for so long is dead: the server sends a bookmark a minute or later."""
 
 
 CountRequest = Callable[[str, str, int], None]
 """Called with verb, resource and HTTP status (0 without an answer) of every request."""
 Gate = Callable[[], float]
-"""Asked before each write is sent: the seconds that it may be under way; raises NotLeading where
-none may be sent."""
+"""Returns the seconds that a write may take; raises NotLeading if none may be sent."""
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 TryAgain = Callable[[str], bool]
-"""Called with the message of an error answer: True if the same request may work later, whatever the
-HTTP status."""
+"""Called with an error's message: True if the same request may work later, whatever the status."""
 
 
 class HttpCluster:
@@ -350,8 +343,7 @@ class HttpCluster:
         query: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Object:
-        """Send a request, again after each Unavailable, at most `tries` times; return the answer's
-        JSON object."""
+        """Send a request, at most `tries` times while Unavailable; return the JSON object."""
         # Every request may be sent twice, so a try whose answer got lost does no harm: a second
         # create fails on its name, a second patch on its resourceVersion, and the caller looks at
         # what is there.
@@ -448,8 +440,7 @@ class HttpCluster:
 
 
 def _retry_delay(attempt: int, error: Unavailable) -> float:
-    """Seconds before the next try: what the server asks for, at most 5, else doubling with
-    jitter."""
+    """Seconds before the next try: what the server asks for, at most 5, else doubling pauses."""
     return min(5.0, error.retry_after or 0.2 * 2.0**attempt * random.uniform(0.5, 1.0))
 
 

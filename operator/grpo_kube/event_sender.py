@@ -23,15 +23,13 @@ BACKLOG = 1000
 SENDERS = 4
 """Events that are on their way at a time, each of another job."""
 PATIENCE = 10.0
-"""Longest time that an event waits for the work queue to be empty, in seconds since it was
-recorded."""
+"""Longest time that an event waits for the work queue to be empty, in seconds."""
 _LOOK = 0.05
 """Seconds between two looks at the work queue."""
 
 
 Fold = Callable[[Object, Object], Object | None]
-"""Makes one event of an earlier and a later one of the same object; None where both must be
-sent."""
+"""Makes one event of two consecutive ones of the same object; None if both must be sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class Informer(Generic[R]):
         self.settled = asyncio.Event()
         """Set once the first LIST is in the cache, or the API server has refused it."""
         self.heard_at: float | None = None
-        """The event loop's time of the last LIST, event or bookmark; None while the selection is
-        not served."""
+        """Loop time of the last LIST, event or bookmark; None while it is not served."""
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
         self.forbidden = False
@@ -100,8 +99,7 @@ class Informer(Generic[R]):
         return version
 
     async def relist_forever(self) -> None:
-        """Only the LISTs, for a kind whose events come from elsewhere: every so often, and when
-        they are wanted."""
+        """LIST alone, every so often and when wanted, for a kind whose events come otherwise."""
         while True:
             self._wanted.clear()
             await self.list_until_served()
@@ -114,8 +112,7 @@ class Informer(Generic[R]):
                 await self._wanted.wait()
 
     def want_list(self) -> None:
-        """Ask for a LIST now: the source of events has restarted and may have missed some, or a
-        kind is needed."""
+        """Ask for a LIST now: events may have been missed, or a kind is needed."""
         self._wanted.set()
 
     async def follow(self) -> None:
@@ -139,8 +136,7 @@ class Informer(Generic[R]):
         return version
 
     async def list_if_served(self) -> int | None:
-        """Store a full LIST and return its resourceVersion; None once the API server refuses the
-        selection."""
+        """Store a LIST and return its resourceVersion; None if the API server refuses it."""
         while True:
             try:
                 return await self.list()
@@ -186,8 +182,7 @@ class Informer(Generic[R]):
         self.settled.set()
 
     async def _handle_failure(self, error: ClusterError) -> None:
-        """Says so and waits. A refusal may last: it settles the informer, so that nobody else waits
-        for it."""
+        """Log the error and wait. A refusal settles the informer, since it may last."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
                 is_usual = self.optional and isinstance(error, NotFound)

@@ -33,8 +33,7 @@ from .objects.json_reader import MAX_OBJECT, JsonObject
 from .objects.resources import LEASES, Object, ObjectKey
 
 LONGEST = 60.0
-"""Seconds after which a Lease is free whatever it promises: what is written there may be
-anything."""
+"""Seconds after which a Lease is free, whatever duration is written in it."""
 MOST_TRANSITIONS = 2**31 - 1
 """What the API server can count to."""
 
@@ -69,15 +68,13 @@ class Election:
 
     lease: ObjectKey
     identity: str
-    """Name of this process's pod, written into the Lease as its holder. The chart's policy compares
-    writers with it."""
+    """Name of this process's pod, the Lease's holder, with which the policy compares writers."""
     terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A Lease as it was read or is to be written. Its timestamps are for people and are never
-    compared with a clock."""
+    """A Lease as it was read or is to be written. Its timestamps are for people only."""
 
     version: str
     """Its resourceVersion; not part of the record."""
@@ -192,16 +189,14 @@ class Leadership:
         return Step(Turn.WAIT, min(due, self._renewed_at + self.terms.deadline) - now)
 
     def _taken_for(self, now: float) -> float:
-        """Seconds until the Lease is free, unless it changes; one of our own is, for its process
-        has ended."""
+        """Seconds until the Lease is free, unless it changes; 0 for one of our own."""
         lease = self._lease
         if lease is None or lease.holder in ("", self._identity):
             return 0.0
         return self._changed_at + max(self.terms.duration, min(float(lease.seconds), LONGEST)) - now
 
     def proposal(self, now: float, timestamp: str) -> Lease:
-        """The Lease to write at this moment, on the version that was seen; `timestamp` is for
-        people."""
+        """The Lease to write now, on the version that was seen; `timestamp` is for people."""
         self._tried_at = now
         observed_lease = self._lease
         if observed_lease and observed_lease.holder == self._identity:
@@ -225,8 +220,7 @@ class Leadership:
             self._renewed_at = max(self._renewed_at, sent_at)
 
     def resign(self, timestamp: str) -> Lease | None:
-        """Writes no more; returns the Lease to write so that others need not wait, None without one
-        to release."""
+        """Write no more; return the Lease to write for its release, None without one."""
         was_leader = self._led and not self._lost
         self._led, self._lost = True, self._lost or "it was released"
         lease = self._lease
@@ -252,8 +246,7 @@ class Leadership:
 log = logging.getLogger(__name__)
 
 BeforeLeading = Callable[[HttpCluster, Election], Awaitable[None]]
-"""Called when the Lease is held and before `leading` is set; as long as it raises a ClusterError,
-nothing is led."""
+"""Called with the Lease held, before `leading` is set; again as long as it raises ClusterError."""
 
 
 class Elector:
@@ -315,13 +308,11 @@ class Elector:
         return self._leadership.is_leader(self._clock())
 
     def free_since(self) -> float | None:
-        """Return the loop's time of the last sign of the leader before, or of the own start; None
-        for a follower."""
+        """Loop time of the former leader's last sign, or of the own start; None for a follower."""
         return self._free_since if self.leading.is_set() else None
 
     async def release(self) -> None:
-        """Ends the lead, so that others need not wait; nothing more is written, whatever the API
-        server answers."""
+        """End the lead and release the Lease; nothing is written after that in any case."""
         lease = self._leadership.resign(self._timestamp())
         if lease is None:
             return

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 
 class Backoff:
-    """A pause that doubles from the first to the last, in seconds, with jitter, until it is
-    reset."""
+    """A pause that doubles from the first to the last, in seconds, with jitter, until reset."""
 
     def __init__(self, first: float = 1.0, last: float = 30.0) -> None:
         """Start with the first pause."""

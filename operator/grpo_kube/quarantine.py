@@ -26,8 +26,7 @@ class Quarantine:
         """Start empty."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
         self.on_quarantined: Callable[[str, Object, str], None] = lambda *_: None
-        """Called with the kind's plural name, the object and its problem whenever an object is set
-        aside."""
+        """Called with plural name, object and problem whenever an object is set aside."""
 
     def parse_object(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
         """Parse an object. Return None for one that can't be parsed, and quarantine it."""
@@ -49,8 +48,7 @@ class Quarantine:
                 self.on_quarantined(plural, item, problem)
 
     def forget_problem(self, plural: str, key: ObjectKey) -> None:
-        """Forget that an object's problem was reported, so that the next LIST or event reports it
-        again."""
+        """Forget that a problem was reported, so that the next LIST or event reports it again."""
         if key in self._problems.get(plural, {}):
             self._problems[plural][key] = ""
 
@@ -62,8 +60,7 @@ class Quarantine:
     def forget_unlisted(
         self, plural: str, keys: Collection[ObjectKey], namespace: str | None
     ) -> None:
-        """After a full LIST of a namespace (None: of all): forgets those that are not among the
-        keys."""
+        """After a LIST of a namespace (None: of all), forget those that are not among the keys."""
         for key in [
             key for key in self._problems.get(plural, {}) if namespace in (None, key.namespace)
         ]:

@@ -29,8 +29,7 @@ USER_AGENT = "grpo-kube"
 SHORT_WATCH = 1.0
 """A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
 FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
-"""Pauses before the next watch after one short one, and after many; both client-go's
-(tools/cache/reflector.go)."""
+"""Seconds before the next watch after one and after many short ones, as in client-go."""
 NOTHING = "metadata.name=-"
 """Field selector that no object can meet: names begin with a letter or digit."""
 
@@ -91,8 +90,7 @@ class EmptyLists:
     """
 
     def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
-        """`listed` has callbacks by the URL path of the objects, called after each LIST that was
-        answered."""
+        """`listed` has callbacks by the objects' URL path, called after each answered LIST."""
         self._listed = listed
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
@@ -218,7 +216,6 @@ async def load(kubeconfig: str | None = None) -> Configuration:
 
 
 async def authorization(configuration: Configuration) -> dict[str, str]:
-    """The Authorization header, with a token that the loader renews; empty for client
-    certificates."""
+    """The Authorization header with a renewed token; empty for client certificates."""
     value = await configuration.get_api_key_with_prefix(_BEARER)
     return {"Authorization": value} if value else {}

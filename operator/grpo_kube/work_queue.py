@@ -20,11 +20,9 @@ log = logging.getLogger(__name__)
 Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 ECHO_DELAY = 1.0
-"""Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look
-before."""
+"""Seconds until a key is reconciled that hardly has to be, unless something happens before."""
 BATCH_DELAY = 0.1
-"""Seconds in which events that nobody waits for gather: the pods of a Job come, are bound and run
-one by one."""
+"""Seconds in which events that nobody waits for gather, such as those of a gang's pods."""
 
 
 class WorkQueue:
@@ -51,8 +49,7 @@ class WorkQueue:
         return len(self._waiting)
 
     def add(self, key: ObjectKey, slow: bool = False) -> None:
-        """Queue the key, behind all others if `slow`; a key that waits already moves at most
-        forward."""
+        """Queue the key, behind all others if `slow`; one that waits moves at most forward."""
         first = key not in self._waiting
         if not first and (slow or not self._slow[key]):
             return
@@ -69,8 +66,7 @@ class WorkQueue:
             self.add(key, slow)
 
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
-        """Queue the key after this number of seconds, behind all others if `slow`; an earlier time
-        stays."""
+        """Queue the key after so many seconds, behind others if `slow`; an earlier time stays."""
         timer = self._timers.get(key)
         if timer and timer.when() <= self._loop.time() + seconds:
             return
@@ -148,8 +144,7 @@ class Observer:
 
 
 async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> None:
-    """One worker: takes keys until it is cancelled. A reconcile's errors are retried, never
-    fatal."""
+    """One worker: takes keys until it is cancelled. Errors of a reconcile are retried."""
     while True:
         key, waited = await queue.get()
         observer.record_wait(waited)

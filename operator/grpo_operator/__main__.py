@@ -38,8 +38,7 @@ from .records.names import FENCE, MANAGER
 log = logging.getLogger("grpo_operator")
 
 GENERATIONS = (5_000, 10, 100)
-"""Thresholds of the garbage collector, with which it looks at old objects a hundredth as often as
-by default."""
+"""Thresholds of the garbage collector: old objects are looked at a hundredth as often."""
 
 
 async def run(
@@ -115,8 +114,7 @@ async def run(
 
 
 def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> HttpCluster:
-    """The operator's client of the API server, with what is special to `chosen` as HttpCluster
-    takes it."""
+    """The operator's client of the API server; `chosen` are further arguments of HttpCluster."""
     # the fence hears of a new leader a moment after the Lease, and what an old one asks for is
     # nobody's decision
     return HttpCluster(
@@ -136,8 +134,7 @@ async def _leader_elector(
     leading: asyncio.Event,
     wall: Callable[[], float],
 ) -> AsyncIterator[Elector | None]:
-    """The elector, which releases its Lease at the end of the block; None where this process leads
-    by itself."""
+    """The elector, which releases its Lease in the end; None if this process leads by itself."""
     election = chosen.election
     if election is None:
         leading.set()
@@ -154,8 +151,7 @@ async def _leader_elector(
 
 
 def main() -> int:
-    """Runs the operator; 0 after SIGTERM, 1 after another has taken its place, 2 for settings that
-    can't work."""
+    """Run the operator; 0 after SIGTERM, 1 after a lost lead, 2 for settings that can't work."""
     chosen = settings.parse()
     settings.configure(chosen.log_format, chosen.log_level)
     # a full collection of ten thousand jobs' records holds everybody up for 100 ms and finds

@@ -1,2 +1,1 @@
-"""Which plain values describe a cluster: keys, resources, times, errors and a reader of JSON.
-Pure."""
+"""Plain values that describe a cluster: keys, resources, times, errors, a JSON reader. Pure."""

@@ -17,15 +17,13 @@ _MOST = 2**63
 MAX_NAME = 253
 """Characters of an object's name, and of nearly every other word of an API object."""
 MAX_OBJECT = 2**20
-"""Characters of the longest text that an object can have: the API server takes no larger
-request."""
+"""Characters of the longest text of an object: the API server takes no larger request."""
 MAX_SENTENCE = 2048
 """Characters that are kept of what another program says to people."""
 
 
 class Unreadable(ValueError):
-    """An object with a field that has not the type that it must have; the message begins with the
-    field's path."""
+    """An object has a field of a wrong type; the message begins with the field's path."""
 
 
 class JsonObject:
@@ -89,8 +87,7 @@ class JsonObject:
         return value
 
     def digits(self, name: str) -> int:
-        """A number written as a string, such as a resourceVersion or a label; 0 when absent or
-        empty."""
+        """A number written as a string, such as a resourceVersion; 0 when absent or empty."""
         text = self.text(name)
         if text and not _NUMBER.fullmatch(text):
             raise self._type_error(name, "a number")
@@ -138,8 +135,7 @@ class JsonObject:
         return truncate(": ".join(text for text in texts if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> "JsonObject":
-        """Return the condition of this type from the list `conditions`; an empty object if it is
-        absent."""
+        """The condition of this type from the list `conditions`; an empty object if absent."""
         conditions = (
             condition for condition in self.parts("conditions") if condition.text("type") == kind
         )
@@ -161,8 +157,7 @@ class JsonObject:
 
 
 def reported_time(part: JsonObject, name: str) -> Reported | None:
-    """A timestamp of another's clock that is only counted with: None when it is absent or can't be
-    read."""
+    """A timestamp of another's clock, for durations only; None if absent or unreadable."""
     try:
         time = part.time(name)
     except Unreadable:

@@ -1,5 +1,4 @@
-"""Kinds of objects with their paths, keys and selections, and the patch that turns one JSON object
-into another."""
+"""Kinds of objects with their paths, keys and selections, and the merge patch of two objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,2 +1,1 @@
-"""Which waiting job may start: inventory, capacity, the queue and its verdicts. Pure: no client, no
-own clock."""
+"""Which waiting job may start: inventory, capacity, queue, verdicts. Pure, without a clock."""

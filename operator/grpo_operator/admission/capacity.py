@@ -20,15 +20,7 @@ from grpo_planner.result.formatting import plural
 from ..pods.roles import Role, roles
 from ..records.records import GRPOJobRecord
 from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers, thousandths
-from .node_fit import (
-    CPU,
-    MEMORY,
-    Suitability,
-    Suitable,
-    amount_message,
-    is_short_of,
-    pod_amounts,
-)
+from .node_fit import CPU, MEMORY, Suitability, Suitable, amount_message, is_short_of, pod_amounts
 from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
@@ -40,8 +32,7 @@ NOT_VISIBLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """An attempt that was admitted: the GPUs of its plan that it does not hold yet stay reserved
-    for it."""
+    """An admitted attempt: the GPUs of its plan that it does not hold yet stay reserved."""
 
     job: GRPOJobRecord
     plan: ExecutionPlan
@@ -138,8 +129,7 @@ class Capacity:
         return job.uid in self._pods
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
-        """The nodes and GPUs that the planner may use for the job. The GPUs of its own earlier
-        attempts count as free."""
+        """The nodes and GPUs for a plan of the job. Those of its earlier attempts count as free."""
         if job.spec is None:
             return Inventory()
         with self._without_own(job):
@@ -163,8 +153,7 @@ class Capacity:
                 self._allocate(pod.node, pod.takes)
 
     def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
-        """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is
-        left out."""
+        """The nodes for pods of the spec, and a sentence for each GPU node left out."""
         suitable = self._suitability.suitable_nodes(spec, avoided)
         return self._inventory(suitable).with_prices(spec.platform.gpu_hour_prices)
 
@@ -211,8 +200,7 @@ class Capacity:
         return planner_nodes
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> set[str]:
-        """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it
-        waits for."""
+        """Give a gang that is ahead in the queue its nodes: free ones, or those it waits for."""
         reserved_nodes: set[str] = set()
         for role in gpu_roles(job, plan):
             placements = self._place(job, role, role.plan.nodes, set())
@@ -336,8 +324,7 @@ class Capacity:
                 self._allocate(name, amounts, -1.0)
 
     def has_nodes_for(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """True if a plan that is fixed already fits the nodes that there are, whatever runs on
-        them."""
+        """True if a fixed plan fits the nodes that there are, whatever runs on them."""
         return all(self._could_hold(job, role) >= role.plan.nodes for role in gpu_roles(job, plan))
 
     def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:
@@ -406,8 +393,7 @@ def pod_needs_message(role: Role) -> str:
 
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
-    """The roles of a job's gang that need GPUs, in the order in which they are started; none for an
-    unreadable spec."""
+    """The roles of a gang that need GPUs, in starting order; none for an unreadable spec."""
     if job.spec is None:
         return ()
     return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)
@@ -443,8 +429,7 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
 def empty_nodes(
     job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]
 ) -> Inventory:
-    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the
-    spec declares them."""
+    """The nodes to plan a job of Kueue on; for another cluster, those that the spec declares."""
     if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
         placement = spec.placement.model_copy(update={"gpus_per_node": gpus})
         return declared_inventory(placement)

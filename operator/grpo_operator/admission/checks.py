@@ -45,8 +45,7 @@ def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
 
 
 def queue_problem(job: GRPOJobRecord) -> Problem | None:
-    """Return why the job's queue label is invalid or contradicts its spec; None if there is no such
-    problem."""
+    """Why the job's queue label is invalid or contradicts its spec; None if it doesn't."""
     label = job.kueue.queue
     path = f"metadata.labels[{LABEL_QUEUE}]"
     spec = job.spec
@@ -197,8 +196,7 @@ def shared_claim(job: GRPOJobRecord) -> VolumeClaimTemplate | None:
 
 
 def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) -> Problem | None:
-    """Why the claim that the operator would create can't be mounted; None where it can, as far as
-    is known."""
+    """Why the operator's claim can't be mounted; None where it can, as far as is known."""
     template = shared_claim(job)
     if template is None:
         return None

@@ -37,8 +37,7 @@ Amounts = dict[str, float]
 
 
 def quantity(value: object) -> float:
-    """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything
-    else."""
+    """The number that a resource.Quantity such as `500m` or `16Gi` means; 0 for others."""
     # A stranger's pod may say anything; one quantity that can't be read must not hide what the pod
     # takes besides.
     try:
@@ -105,8 +104,7 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
 NVIDIA, AMD = GPU_TAINTS
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 IMAGE_ARCHITECTURES = ("amd64",)
-"""Architectures of CPUs that the trainer's image is built for; the operator's settings may name
-more."""
+"""CPU architectures of the trainer's image; the operator's settings may name more."""
 MIG_PREFIX = "nvidia.com/mig-"
 
 
@@ -123,8 +121,7 @@ class NodeFacts:
     taints: tuple[tuple[str, str, str], ...]
     """ObjectKey, value and effect of each taint that keeps pods away."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Prices of a GPU for an hour by product, as the operator was installed with; the node's label
-    goes first."""
+    """Price of a GPU hour by product, from the installation; the node's label goes first."""
     architecture: str = ""
     """Architecture of its CPU, such as arm64; empty when unknown."""
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES
@@ -241,8 +238,7 @@ class Cards:
 
 
 def cards(node: NodeFacts) -> tuple[list[Cards], list[str]]:
-    """The usable GPUs of a node, and a sentence for each kind that is left out or known in part
-    only."""
+    """The usable GPUs of a node, and a sentence for each kind that is not fully usable."""
     usable: list[Cards] = []
     warnings: list[str] = []
     for kind, warning in (*_nvidia(node), *_mig(node), *_amd(node)):
@@ -418,8 +414,7 @@ def _is_tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -
 
 
 def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
-    """True if a toleration matches a taint, by the scheduler's rules: unset key or effect match
-    all."""
+    """True if a toleration matches a taint, as in the scheduler: unset key or effect match all."""
     if toleration.effect not in (None, effect) or toleration.key not in (None, key):
         return False
     if toleration.operator == "Exists":
@@ -429,8 +424,7 @@ def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> boo
 
 
 def planner_node(node: NodeFacts, kind: Cards, allocated_resources: Amounts) -> Node:
-    """Return the planner's Node for one kind of GPU on a node, less the resources that are
-    taken."""
+    """The planner's Node for one kind of GPU on a node, less the resources that are taken."""
     total = kind.count
     in_use = int(allocated_resources.get(kind.resource, 0))
     free = max(0, total - in_use)

@@ -65,8 +65,7 @@ def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "request
 
 
 def has_disk_report(nodes: Iterable[NodeFacts]) -> bool:
-    """True if any of the nodes reports its ephemeral storage; a kubelet can be configured not
-    to."""
+    """True if any of the nodes reports its ephemeral storage; a kubelet may be set not to."""
     return any(EPHEMERAL_STORAGE in node.offers for node in nodes)
 
 

@@ -34,8 +34,7 @@ class Plans:
         return len(self._planners)
 
     def expect(self, specs: int) -> None:
-        """Make room for twice this number of specs: a full cache would drop each planner just
-        before its next use."""
+        """Keep at least twice so many specs: a full cache would drop each just before its use."""
         self._most = max(self._most, 2 * specs)
 
     def plan(

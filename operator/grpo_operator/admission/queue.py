@@ -139,8 +139,7 @@ class AdmissionQueue:
         self._is_due.set()
 
     def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
-        """Record a job after a reconcile (None: gone or unreadable); wake a cycle if the queue's
-        view of it changed."""
+        """Record a job after a reconcile (None: gone or unreadable); a change wakes a cycle."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
         if job and not job.is_finished and job.is_competing:
@@ -337,8 +336,7 @@ class AdmissionQueue:
         return storage_problem(job, self._snapshot().storage_classes)
 
     def _is_valid(self, verdict: Verdict, job: GRPOJobRecord) -> bool:
-        """True if a verdict is on the job's current spec and, if it admits it, its place is still
-        taken for it."""
+        """True if a verdict is on the current spec and an admitted job's place is still taken."""
         if verdict.generation != job.generation:
             return False
         return not verdict.admitted or self._assumptions.is_assumed(job.uid)
@@ -346,8 +344,7 @@ class AdmissionQueue:
     async def _decide_by_kueue(
         self, observation: Observation, decision: Decision, job: GRPOJobRecord
     ) -> Decision:
-        """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it
-        can run by it."""
+        """A job that Kueue admits keeps its Workload's plan as long as it can run by it."""
         plan = None if decision.learned else planned_for(job, observation.workload)
         if plan and not plan_problem(job, plan):
             verdict = Verdict(
@@ -361,8 +358,7 @@ class AdmissionQueue:
         return gate_by_workload(observation, ungated, self._pods)
 
     async def _plan_on_empty_cluster(self, job: GRPOJobRecord) -> Verdict:
-        """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to
-        say."""
+        """A plan on the whole cluster as if it were empty: Kueue decides who gets what."""
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
         if job.spec.placement.accelerator == "CPU":
@@ -373,8 +369,7 @@ class AdmissionQueue:
         return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec, self._measured)
 
     def _cpus(self) -> Inventory:
-        """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far
-        as that is known."""
+        """For jobs on CPUs: no nodes, only whether they report their disks, if known."""
         try:
             nodes = self._snapshot().nodes
         except ClusterError:
@@ -382,8 +377,7 @@ class AdmissionQueue:
         return Inventory(reports_disk=has_disk_report(nodes))
 
     def _restart_at_once(self, job: GRPOJobRecord) -> Verdict:
-        """At once and on the newest facts: GPUs that stand still for a cycle are of no use to
-        anybody."""
+        """Judge at once on the newest facts: its GPUs stand still until then."""
         cycle_input = self._cycle_input(self._snapshot())
         verdict = restart(job, cycle_input)
         if verdict.admitted and verdict.plan:

@@ -25,8 +25,7 @@ def age(job: GRPOJobRecord) -> tuple[float, str]:
 
 
 def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
-    """The value of the job's PriorityClass; that of the cluster's default for a job that names
-    none."""
+    """The value of the job's PriorityClass, or of the default for a job that names none."""
     name = job.spec.placement.priority_class_name if job.spec else None
     return priorities.get(name or "", 0)
 
@@ -62,8 +61,7 @@ def sort_queue(
 
 
 def _fair_order(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
-    """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest
-    share."""
+    """Jobs of one priority, oldest first in a namespace; the smallest share goes first."""
     lines: dict[str, list[GRPOJobRecord]] = {}
     for job in reversed(jobs):
         lines.setdefault(job.key.namespace, []).append(job)

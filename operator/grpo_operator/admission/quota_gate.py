@@ -45,8 +45,7 @@ def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
 
 
 def missing_object(snapshot: Snapshot, job: GRPOJobRecord) -> Problem | None:
-    """The PriorityClass or ServiceAccount that the job names and the cluster lacks, so that its
-    pods would not be created."""
+    """The PriorityClass or ServiceAccount that the job names and the cluster lacks."""
     spec = job.spec
     if spec is None:
         return None

@@ -74,8 +74,7 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
 
 
 def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
-    """Return the kept plan, or why the current spec excludes it; None for a job that is to be
-    planned from its spec."""
+    """The kept plan, or why the spec excludes it; None if the job is planned from its spec."""
     plan = kept_plan(job)
     if plan is None or job.spec is None:
         return None
@@ -112,8 +111,7 @@ def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
 
 
 def shortfall(job: GRPOJobRecord) -> Shortfall | None:
-    """Return how the plan in the status ran out of memory; None if it didn't, or was itself made
-    after that shortage."""
+    """How the plan in the status ran out of memory; None if it didn't, or answers that."""
     learned = job.status.learned
     return learned.last_shortfall_of(job.status.attempt) if learned else None
 

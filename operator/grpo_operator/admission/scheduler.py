@@ -45,14 +45,12 @@ MOST_NEW_SPECS = 64
 """Specs that a cycle plans for the first time, at some ten milliseconds each. It ends there: those
 ahead need not wait until everybody behind them has been planned, too."""
 UNCOUNTED_SECONDS = 10.0
-"""Until so long after its commit, a gang without a bound pod is taken for one that no quota counts
-yet."""
+"""Seconds after its commit until a gang without a bound pod is taken to be in its quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of an admission cycle for one job, for the generation of its spec that was
-    read."""
+    """The result of an admission cycle for one job, for the generation that was read."""
 
     generation: int
     plan: ExecutionPlan | None = None
@@ -76,8 +74,7 @@ class Verdict:
 
     @property
     def published_part(self) -> tuple[object, ...]:
-        """The parts of a verdict whose change is published at once; a change of the sentence alone
-        can wait."""
+        """The parts whose change is published at once; a new sentence alone can wait."""
         return self.generation, self.admitted, self.refused, self.reason, self.plan is None
 
 
@@ -106,8 +103,7 @@ class CycleInput:
         return self.measured.of_namespace(job.key.namespace)
 
     def claims(self) -> list[Claim]:
-        """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's
-        status."""
+        """The claims of admitted attempts; an assumed one replaces that of its job's status."""
         committed = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
         return [*filter(None, committed), *self.assumed.values()]
 
@@ -119,8 +115,7 @@ class Cycle:
     verdicts: Mapping[str, Verdict]
     look_again: float | None = None
     not_reached: frozenset[str] = frozenset()
-    """uids of jobs that the cycle did not come to: the next goes on from what this one has
-    planned."""
+    """uids of jobs that the cycle did not reach; the next one goes on from its plans."""
 
 
 def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
@@ -212,8 +207,7 @@ class _CycleRun:
         for claim in claims:
             self._count_gpus(claim.job, claim.plan)
         self.seconds_until_counted: float | None = None
-        """Seconds until quotas surely show the pods of all who have been admitted; None if they
-        do."""
+        """Seconds until quotas surely show the pods of all admitted gangs; None if they do."""
         self._allowance = Allowance(snapshot)
         if snapshot.quotas:
             for claim in filter(self._is_uncounted, claims):
@@ -291,8 +285,7 @@ class _CycleRun:
         return max(by_earlier_cycles, by_status)
 
     def _plan_job_safely(self, job: GRPOJobRecord) -> Verdict:
-        """The verdict on one job. A spec that the planner stumbles over must not keep everybody
-        behind it waiting."""
+        """The verdict on one job. An error of the planner must not stop those behind it."""
         try:
             verdict = self._plan_job(job)
             if not job.status.avoided_nodes or job.should_create_pods:
@@ -383,11 +376,7 @@ def hold_until_checked(job: GRPOJobRecord, verdict: Verdict, preflight: bool) ->
     condition = job.condition(ConditionType.CHECKED)
     message = condition.message if condition and not is_under_way else "its preflight is under way"
     return replace(
-        verdict,
-        admitted=False,
-        blocked=not is_under_way,
-        reason=reason,
-        message=message,
+        verdict, admitted=False, blocked=not is_under_way, reason=reason, message=message
     )
 
 

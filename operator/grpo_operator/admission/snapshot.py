@@ -77,8 +77,7 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment. Immutable: a cycle in a thread of its own may look at it for as
-    long as it likes."""
+    """The cluster at one moment. Immutable, since a cycle reads it in its own thread."""
 
     nodes: tuple[NodeFacts, ...] = ()
     gpu_pods: tuple[PodFacts, ...] = ()
@@ -86,8 +85,7 @@ class Snapshot:
     other_use: Mapping[str, Amounts] = field(default_factory=dict)
     """What all other pods take, by node."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not
-    known."""
+    """Value by name of PriorityClass, `` for the default. Empty: they are not known."""
     default_priority: str = ""
     """Name of the cluster's default PriorityClass; empty without one."""
     quotas: Mapping[str, tuple[QuotaFacts, ...]] = field(default_factory=dict)

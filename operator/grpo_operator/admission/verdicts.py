@@ -132,8 +132,7 @@ class Assumptions:
         self._denied_until: dict[str, float] = {}
 
     def claims(self) -> dict[str, Claim]:
-        """Return the claims of assumed attempts by uid, without those that are committed or no
-        longer wanted."""
+        """The claims of assumed attempts by uid, without committed and unwanted ones."""
         self._claims = {uid: claim for uid, claim in self._claims.items() if self._is_open(claim)}
         return dict(self._claims)
 
@@ -163,8 +162,7 @@ class Assumptions:
         return may_commit and next_attempt == claim.attempt
 
     def drop_denied(self, uid: str, now: float) -> bool:
-        """Drop the assumption of a job whose commit the API server denied; return False if it had
-        none."""
+        """Drop the assumption of a job whose commit was denied; False if it had none."""
         if self._claims.pop(uid, None) is None:
             return False
         # Else the next cycle would admit it again at once, and its denial would keep the place from
@@ -173,8 +171,7 @@ class Assumptions:
         return True
 
     def denial_pauses(self, now: float) -> dict[str, float]:
-        """Return, by uid, the seconds for which a job takes no place because its commit was
-        denied."""
+        """By uid, the seconds for which a job takes no place because its commit was denied."""
         # A clock that was set back makes no pause longer.
         self._denied_until = {
             uid: min(until, now + DENIED_PAUSE)

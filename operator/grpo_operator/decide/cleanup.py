@@ -14,8 +14,7 @@ from .observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """Jobs to delete, by name, and earlier attempts whose live pods are to be stopped, by
-    number."""
+    """Jobs to delete, by name, and attempts whose live pods are to be stopped, by number."""
 
     delete_jobs: tuple[str, ...] = ()
     stop_attempts: tuple[int, ...] = ()
@@ -26,8 +25,7 @@ class CleanUp:
 
 
 def clean_up(observation: Observation, limits: Limits) -> CleanUp:
-    """Return what to delete or stop so that only the current attempt and the last failed attempt's
-    logs remain."""
+    """What to delete or stop so that only the current attempt and the last logs remain."""
     pods = _pods_to_end(observation, limits)
     return CleanUp(
         delete_jobs=tuple(_jobs_to_delete(observation)),
@@ -56,14 +54,12 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
 
 
 def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
-    """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even
-    for its logs."""
+    """True if Kueue has revoked or not given admission: then no Job may stay, even for logs."""
     return bool(job.queue_name) and not job.is_active and not job.is_finished
 
 
 def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
-    """True for the gang's Job of the attempt before the current one, unless it was made again after
-    that."""
+    """True for the gang's Job of the attempt before, unless it was made again later."""
     if earlier.attempt != observation.job.status.attempt - 1 or is_engines_job(earlier.name):
         return False
     # An operator that led once, and didn't know yet that it leads no more, may have made it again:
@@ -73,8 +69,7 @@ def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
 
 
 def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
-    """Return the pods of attempts that are not to run: earlier ones, and the current one if the job
-    is not active."""
+    """The pods of attempts that are not to run, the current one's if the job is not active."""
     pods = list(observation.earlier_pods)
     succeeded = observation.job.is_true(ConditionType.SUCCEEDED)
     # Peers of a rank 0 that is done get a moment to end by themselves.
@@ -105,8 +100,7 @@ def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
 
 
 def _has_failed(pod: PodRecord) -> bool:
-    """True if the pod has failed, or its container has and the kubelet has not set the phase
-    yet."""
+    """True if the pod has failed, or its container has and its phase is not set yet."""
     if pod.phase == "Failed":
         return True
     return pod.termination is not None and bool(pod.termination.exit_code)

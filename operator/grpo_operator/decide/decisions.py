@@ -1,5 +1,4 @@
-"""Defines Decision, the result of a check, and Limits, the operator's time limits. All checks share
-both."""
+"""Defines Decision, the result of a check, and Limits, the operator's time limits."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -33,8 +32,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The action, why, and for whom it may concern: the end that it answers and the plan that it
-    commits."""
+    """The action and why, with the end that it answers and the plan that it commits."""
 
     action: Action
     reason: str = ""
@@ -47,11 +45,9 @@ class Decision:
     rollback: Rollback | None = None
     """What further attempts leave out, for the current one diverged on it."""
     learned: Learned | None = None
-    """What the job has learned, since the current attempt ran out of memory or its engine
-    failed."""
+    """What the job has learned from an attempt without memory or with a failed engine."""
     node: str = ""
-    """The node that the attempt ended on without a word of the trainer; empty if that is not why it
-    ended."""
+    """The node on which the attempt ended without an outcome; empty if that is not why."""
     avoided_nodes: tuple[str, ...] | None = None
     """The nodes that further attempts are kept away from; None: those of before."""
     plan: ExecutionPlan | None = None
@@ -77,8 +73,7 @@ class RequeueAfter:
 
 
 Check = Callable[[Observation, "Limits"], Decision | RequeueAfter | None]
-"""Returns a Decision, the time after which it has one, or None to leave the answer to the next
-check."""
+"""Returns a Decision, the time after which it has one, or None: the next check answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +83,7 @@ class Limits:
     scheduling_timeout_seconds: float = 300.0
     """A gang that isn't bound whole by then is released and queued again."""
     release_pause_seconds: float = 30.0
-    """Pause of a gang after its first release; it doubles with each further one, up to
-    `longest_release_pause_seconds`."""
+    """Pause after a gang's first release; it doubles up to `longest_release_pause_seconds`."""
     longest_release_pause_seconds: float = 600.0
     pods_missing_seconds: float = 5.0
     """Time after which a Job whose pods don't appear is asked why."""
@@ -105,8 +99,7 @@ class Limits:
     """Longest time from the end of a Job until its pods, which still seem to run, must be known (a
     watch that was cut comes back after 45 s at the latest)."""
     restart_pause_seconds: float = 10.0
-    """Pause before the second restart in a row; the first has none, and each further one doubles
-    it."""
+    """Pause before the second restart in a row; the first has none, further ones double it."""
     longest_restart_pause_seconds: float = 300.0
     healthy_run_seconds: float = 600.0
     """A gang that has run for so long restarts without a pause again."""
@@ -116,5 +109,4 @@ class Limits:
     """Time without an answer of rank 0 after which its progress counts as unknown; before its first
     answer spec.restarts.startTimeoutSeconds counts."""
     hub_silence_seconds: float = 180.0
-    """Time without an answer of the hub after which a gang that has not begun to train gives its
-    GPUs back."""
+    """Time without an answer of the hub after which a gang that waits for it is released."""

@@ -86,8 +86,7 @@ def _gpu_seconds(observation: Observation) -> float | None:
 
 
 def outcome_of_engines(observation: Observation) -> Outcome | None:
-    """Return why engines in pods of their own failed to start, from the first with an outcome; None
-    without one."""
+    """Why engines in pods of their own failed to start, as the first of them reports; else None."""
     for pod in observation.engine_pods:
         end = pod.termination
         if end and end.reported and end.outcome.result is Result.ENGINE_FAILED:

@@ -36,16 +36,14 @@ class FirstSeenTimes:
     initializing: Mapping[str, Observed] = field(default_factory=dict)
     """First sight of each init container that runs, by uid of its pod and its name."""
     over: Observed | None = None
-    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is
-    gone."""
+    """First sight of a sign of the attempt's end: one of these, or its Job ended or is gone."""
 
     def end_of(self, pod: PodRecord, at: Observed) -> Observed:
         """When a pod's end was first seen; now, if it is seen for the first time."""
         return self.ended.get(pod.uid, at)
 
     def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
-        """Return when a pod's deletion was first seen; now for one that is seen for the first
-        time."""
+        """When a pod's deletion was first seen; now, if it is seen for the first time."""
         return self.deleted.get(pod.uid, at)
 
 

@@ -29,13 +29,7 @@ from .engine_fallback import (
 from .observation import Observation
 from .oom_feedback import record_shortage
 from .preflight import problems_message
-from .restarts import (
-    fail_on_second_disk_shortage,
-    pausing,
-    restart_or_fail,
-    rollback_of,
-    rule_for,
-)
+from .restarts import fail_on_second_disk_shortage, pausing, restart_or_fail, rollback_of, rule_for
 from .resume_source import source_unresolved
 from .running_checks import hangs, hub_unreachable, keep_running, silent
 from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
@@ -45,8 +39,7 @@ UNKNOWN_PAUSE = 15.0
 
 
 def release_evicted(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Release an attempt whose Workload isn't admitted any more. While that is not known, start
-    none and end none."""
+    """Release an attempt that is no longer admitted by Kueue; if unknown, start and end none."""
     job = observation.job
     workload = observation.workload
     if not job.is_active or not job.queue_name:
@@ -80,8 +73,7 @@ def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  
 
 
 def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
-    """Leave a finished job as it is, and delete it after its time to live. Its last pods get a
-    moment to end."""
+    """Leave a finished job as it is, and delete it after its time to live."""
     if not observation.job.is_finished:
         return None
     due = []
@@ -158,8 +150,7 @@ def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  #
 
 
 def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:  # noqa: ARG001
-    """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets
-    the Job's own."""
+    """Fail the job after `spec.activeDeadlineSeconds`; a suspension would reset the Job's own."""
     limit = observation.job.active_deadline
     if not observation.job.is_active or limit is None:
         return None
@@ -172,8 +163,7 @@ def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | Re
 
 
 def preflight_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Fail a job whose preflight has found a mistake that no time repairs, before it holds a
-    GPU."""
+    """Fail a job whose preflight has found a lasting mistake, before it holds a GPU."""
     preflight = observation.preflight
     if preflight is None or not preflight.is_needed:
         return None
@@ -252,8 +242,7 @@ def _attributed_outcome(cause: PodTermination, observation: Observation) -> Outc
 
 
 def _suspected_node(cause: PodTermination) -> str:
-    """The node that may be to blame: the trainer didn't say a word, and it isn't the program's
-    memory either."""
+    """The node that may be to blame: no report, and not the program's memory either."""
     if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY:
         return ""
     return cause.node
@@ -321,8 +310,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def decide(observation: Observation, limits: Limits) -> Decision:
-    """Return the first check's answer, with the earliest deadline of the checks before it as
-    `look_again`."""
+    """The first check's answer; `look_again` is the earliest deadline up to it."""
     deadlines: list[float] = []
     for check in CHECKS:
         answer = check(observation, limits)

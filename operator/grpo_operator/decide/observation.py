@@ -25,8 +25,7 @@ from .preflight import Preflight
 NO_PODS: tuple[PodRecord, ...] = ()
 _STARTED_PHASES = ("Running", *ENDED_PHASES)
 _BEGUN = (*STEP_STAGES, "Saving", "Exporting", "Finished")
-"""Stages of an attempt that waits for no engine's first sign any more; Finished is an older
-image's."""
+"""Stages after the first sign of all engines; Finished is an older image's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,7 @@ class Observation:
     at: Observed
     """The same moment, for what is measured."""
     child: JobRecord | None = None
-    """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was
-    started."""
+    """The Job of the current attempt, if this GRPOJob's own and the one that was started."""
     pods: tuple[PodRecord, ...] = NO_PODS
     """Training pods of the current attempt, by index, then name."""
     engines: JobRecord | None = None
@@ -79,8 +77,7 @@ class Observation:
     deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
-    """True if a Job of the current attempt's gang was made: its pods are there, or it is being
-    deleted, or its engines are."""
+    """True if a Job of the current gang was made: pods, engines, or its deletion show it."""
     orphans: tuple[PodRecord, ...] = NO_PODS
     """Live pods of the current attempt that a Job made and no Job has any more."""
     pull: Pull | None = None
@@ -134,8 +131,7 @@ class Observation:
 
     @property
     def has_answered(self) -> bool:
-        """True if rank 0 of the current attempt has answered, to this operator or to one
-        before."""
+        """True if rank 0 of the current attempt has ever answered, also a former operator."""
         progress = self.job.status.progress
         was_told = progress is not None and progress.attempt == self.job.status.attempt
         return self.pull is not None or was_told
@@ -234,8 +230,7 @@ class Observation:
         return not failed_at or deleted_at < min(failed_at)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
-        """True if a pod failed, and not because it was deleted: that ends a program too, mostly
-        without a report."""
+        """True if a pod failed, and not because it was deleted, which ends a program too."""
         end = pod.termination
         if end is None or not end.is_own_failure:
             return False
@@ -279,8 +274,7 @@ class Observation:
 
     @property
     def over_for(self) -> float:
-        """Seconds since the operator first saw a sign that the current attempt is over; infinite
-        without one."""
+        """Seconds since the first sign that the current attempt is over; infinite without one."""
         over_since = self.first_seen.over
         return self.at - over_since if over_since else float("inf")
 
@@ -306,8 +300,7 @@ class Observation:
         return self.since(ConditionType.RUNNING)
 
     def since(self, kind: ConditionType) -> float:
-        """Seconds since the condition last changed; 0 when it was never written, or the clock was
-        set back since."""
+        """Seconds since the condition last changed; 0 if never written, or in the future."""
         condition = self.job.condition(kind)
         if condition is None:
             return 0.0
@@ -409,8 +402,7 @@ class _PodsByRole(NamedTuple):
 
     @property
     def has_orphans(self) -> bool:
-        """True if a Job that is gone made some of them; its pods may have lost it as their
-        owner."""
+        """True if a Job that is gone made some of them, even if they lost it as owner."""
         return any(pod.controller_uid or pod.made_by_job for pod in self.stray)
 
     @property
@@ -425,8 +417,7 @@ def _by_role(
     controllers: Collection[str | None],
     engines: JobRecord | None,
 ) -> _PodsByRole:
-    """Sort the pods with the attempt's label by the Job that controls them; `controllers` are uids
-    of gangs' Jobs."""
+    """Sort an attempt's pods by the Job that controls them; `controllers` are gangs' Jobs."""
     trainers: list[PodRecord] = []
     of_engines: list[PodRecord] = []
     stray: list[PodRecord] = []
@@ -447,8 +438,7 @@ def _is_of_attempt(child: JobRecord, job: GRPOJobRecord) -> bool:
 
 
 def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> JobRecord | None:
-    """Return the Job of the current attempt's gang: the one that was started, once its uid is
-    known."""
+    """The Job of the current attempt's gang: the one that was started, once known."""
     live = (child for child in gang_jobs if not child.deleting)
     return next((child for child in live if expected in (None, child.uid)), None)
 

@@ -28,8 +28,7 @@ from .observation import Observation
 
 
 def learned_with_progress(observation: Observation) -> Learned:
-    """Return `status.learned` with what the current attempt reports of its model, its links and its
-    steps."""
+    """`status.learned` with what the current attempt reports of model, links and steps."""
     job = observation.job
     plan = job.status.plan
     learned = job.status.learned or Learned()
@@ -55,8 +54,7 @@ def measured_links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks
 
 
 def record_shortage(observation: Observation, outcome: Outcome, decision: Decision) -> Decision:
-    """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is
-    made."""
+    """The decision on an end as OutOfMemory, with its lesson; fails without a further plan."""
     if decision.action not in (Action.ADMIT, Action.FAIL):
         return decision
     run = run_with_shortage(observation, outcome)
@@ -98,8 +96,7 @@ def has_repeated_plan(run: Run) -> bool:
 
 
 def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:
-    """Return the attempt's plan with the shortage of memory that ended it; None if the model's size
-    is unknown."""
+    """The attempt's plan with the shortage that ended it; None if the model's size is unknown."""
     job = observation.job
     if job.spec is None or job.status.plan is None:
         return None

@@ -324,8 +324,7 @@ def _waiting_reason(problem: PreflightProblem) -> Reason:
 
 
 def problems_message(report: PreflightReport) -> str:
-    """The problems of a report, mistakes first: as many as a message has room for, and how many
-    more there are."""
+    """The problems of a report, mistakes first, and how many a message has no room for."""
     problems = sorted(report.problems, key=lambda problem: problem.transient)
     message = ""
     for shown in range(len(problems), 0, -1):

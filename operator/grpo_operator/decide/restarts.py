@@ -47,8 +47,7 @@ def _matches(rule: RestartRule, end: PodTermination) -> bool:
 def restart_or_fail(
     observation: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = ""
 ) -> Decision:
-    """The next attempt, after a pause if the last ones ended soon too; the end when a limit is
-    reached."""
+    """The next attempt, after a pause if the last ones ended soon; FAIL at the limit."""
     job = observation.job
     status = job.status
     if counted:
@@ -117,8 +116,7 @@ def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
 
 
 def restart_pause(observation: Observation, limits: Limits) -> float:
-    """Seconds between the end of the current attempt and the next: none after a gang that ran well
-    for a while."""
+    """Seconds between the end of an attempt and the next; 0 after a gang that ran well."""
     if observation.running_seconds >= limits.healthy_run_seconds:
         return 0.0
     short_attempts = 0
@@ -148,8 +146,7 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
 
 
 def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:
-    """How many of the last ends, without another between them, were releases for one of these
-    reasons."""
+    """How many of the last ends in a row were releases for one of these reasons."""
     count = 0
     for end in reversed(ends):
         if end.reason not in reasons:

@@ -16,8 +16,7 @@ from .decisions import Action, Decision, Limits
 from .observation import Observation
 
 LOOK_AGAIN = 10.0
-"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a
-step."""
+"""Seconds until the other job is looked at again, since no event reports its progress."""
 
 
 def is_resolved(job: GRPOJobRecord) -> bool:

@@ -52,8 +52,7 @@ def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None
 
 
 def silent(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
-    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
-    its answers."""
+    """Report rank 0's silence as Degraded and leave the gang alone: it may still train."""
     if observation.silence is None:
         return None
     silence = observation.at - observation.silence.since

@@ -77,8 +77,7 @@ def _is_over(event: StartEvent) -> bool:
 
 
 def asks_about(observation: Observation, limits: Limits) -> str:
-    """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it
-    is too early."""
+    """uid of the Job or pod whose events may explain a slow start; empty if too early."""
     if observation.preflight and observation.preflight.is_needed:
         return observation.preflight.asks_about
     child = observation.child
@@ -135,8 +134,7 @@ def _engines_with_pods(observation: Observation) -> set[int]:
 
 
 def _until_asked(observation: Observation, first: float) -> float:
-    """Seconds until events may tell more: first after that time, then every time that it has
-    doubled."""
+    """Seconds until events may tell more: that time first, then doubling."""
     waited = observation.at - (observation.first_seen.child or observation.at)
     return first - waited if waited < first else waited
 
@@ -159,8 +157,7 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueA
 
 
 def unschedulable(observation: Observation) -> str:
-    """Return the scheduler's message for the first pod of the gang that it can't place; empty
-    without one."""
+    """The scheduler's message for the first pod that it can't place; empty without one."""
     for pod in (*observation.pods, *observation.engine_pods):
         if pod.unschedulable:
             return pod.unschedulable
@@ -219,8 +216,7 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
 
 
 def never_started(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
-    """Report after a while why a gang that has its nodes doesn't run, and release it after
-    `startTimeoutSeconds`."""
+    """Report why a gang with nodes doesn't run; release it after `startTimeoutSeconds`."""
     if not observation.is_gang_bound or observation.has_gang_started or observation.has_gang_run:
         return None
     job = observation.job
@@ -253,8 +249,7 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Requeu
 
 
 def _kubelets_words(observation: Observation) -> str:
-    """Which pod doesn't start and why, by its container's state or, for what only events tell, by
-    an event."""
+    """Which pod doesn't start and why, by its container's state or else by an event."""
     pods = (*observation.pods, *observation.engine_pods)
     for pod in pods:
         if pod.is_stuck:
@@ -331,16 +326,14 @@ def _index_numbers(spans: str) -> set[int]:
 
 
 def engine_ends(observation: Observation) -> str:
-    """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty
-    when none has."""
+    """How engines that don't run ended, as `engine 1 ended with OOMKilled`; empty if none."""
     ended_pods = current_engine_pods(pod for pod in observation.engine_pods if pod.termination)
     ends = [_end(pod) for pod in ended_pods if pod.index not in observation.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 
 def _engine_waits(observation: Observation) -> str:
-    """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty
-    where none does."""
+    """The first engine that waits, such as `engine 1 waits: ImagePullBackOff`; else empty."""
     for pod in current_engine_pods(observation.engine_pods):
         if why := pod.waiting or pod.unschedulable:
             return f"engine {pod.index} waits: {why}"

@@ -1,2 +1,1 @@
-"""What a GRPOJob says to Kueue by its Workload, and what Kueue's answer means for its attempts.
-Pure."""
+"""What a GRPOJob says to Kueue by its Workload, and what Kueue's answer means. Pure."""

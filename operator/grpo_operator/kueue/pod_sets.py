@@ -44,8 +44,7 @@ from ..records.workloads import Assignment, WorkloadRecord
 _REQUIRED, _PREFERRED, _UNCONSTRAINED = ANNOTATIONS_TOPOLOGY
 _SLICE, _SLICE_SIZE = f"{KUEUE}/podset-slice-required-topology", f"{KUEUE}/podset-slice-size"
 _GROUP = f"{KUEUE}/podset-group-name"
-"""Annotations of a pod template by which users ask for a place in a topology, or for slices of
-one."""
+"""Annotations of a pod template that ask for a place in a topology, or for slices of one."""
 _COUNTED = ("nodeSelector", "affinity", "tolerations", "runtimeClassName")
 
 
@@ -57,8 +56,7 @@ def pod_sets(
 
 
 def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
-    """One role. What differs between attempts, its labels and nodes to keep away from, is left
-    out."""
+    """One role, without what differs between attempts: labels and nodes to avoid."""
     metadata = role.spec.pod_template.metadata
     template = {
         "metadata": {"labels": dict(metadata.labels), "annotations": dict(metadata.annotations)},
@@ -75,8 +73,7 @@ def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
 
 
 def _topology_request(annotations: dict[str, str]) -> Manifest:
-    """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and
-    slices beside it."""
+    """What the annotations ask for, as Kueue reads them of Jobs: the first, and slices."""
     request: Manifest = {}
     if _REQUIRED in annotations:
         request["required"] = annotations[_REQUIRED]
@@ -108,18 +105,11 @@ def _counted_part(pod_set: Manifest) -> list[Any]:
         (container.get("resources"), container.get("restartPolicy")) for container in containers
     ]
     fields = [pod.get(field) for field in _COUNTED]
-    return [
-        pod_set["name"],
-        pod_set["count"],
-        pod_set["topologyRequest"],
-        requests,
-        *fields,
-    ]
+    return [pod_set["name"], pod_set["count"], pod_set["topologyRequest"], requests, *fields]
 
 
 def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
-    """True if a Workload, made for podSets of that shape (empty: not known), asks for these
-    ones."""
+    """True if a Workload, made for podSets of that shape (empty: unknown), asks for these."""
     counts = {pod_set["name"]: pod_set["count"] for pod_set in sets}
     if workload.counts != counts:
         return False
@@ -141,8 +131,7 @@ class PlanAnnotation(BaseModel):
 
 
 def plan_of_workload(workload: WorkloadRecord | None) -> PlanAnnotation | None:
-    """Return the plan that a Workload was made for; None if the annotation is missing or can't be
-    read."""
+    """The plan that a Workload was made for; None if its annotation can't be read."""
     if workload is None or not workload.plan_annotation:
         return None
     try:
@@ -164,8 +153,7 @@ def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
 
 
 def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
-    """The plan by which the job waits, or ran last since its Workload was made, if it needs no
-    other one."""
+    """The plan by which the job waits or last ran by its Workload; None if it needs another."""
     planned = plan_of_workload(workload)
     if planned is None:
         return None

@@ -103,8 +103,7 @@ def adoption_patch(job: GRPOJobRecord) -> Manifest:
 
 Fields = dict[str, Any]
 COMES_BACK = ("Preempted", "NodeFailures")
-"""Reasons of an eviction after which the Workload waits again at once; after others Kueue says
-when."""
+"""Reasons of an eviction after which the Workload waits at once; else Kueue says when."""
 DEACTIVATED = "Deactivated"
 """Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like,
 once a Workload is set active again."""

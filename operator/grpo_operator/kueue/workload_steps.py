@@ -24,8 +24,7 @@ from .pod_sets import is_made_for, plan_of_workload, pod_sets
 
 
 def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefaults) -> Decision:
-    """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job,
-    and why."""
+    """The decision; a COMMIT becomes QUEUE, with the reason, until Kueue has admitted it."""
     if decision.action is not Action.COMMIT or decision.plan is None:
         return decision
     queued = replace(decision, action=Action.QUEUE, reason=Reason.WAITING_FOR_KUEUE)
@@ -124,8 +123,7 @@ class Step:
 
 
 DefaultPriority = Callable[[], str | None]
-"""Gives the name of the cluster's default PriorityClass, empty without one; None while it is not
-known."""
+"""Gives the name of the default PriorityClass, empty without one; None if it is unknown."""
 
 
 def next_step(
@@ -221,8 +219,7 @@ def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
 
 
 def _once_idle(observation: Observation, write: Write) -> Step | None:
-    """Return the write once no pod of the gang is left: until then Kueue must go on counting its
-    quota."""
+    """The write once no pod of the gang is left: until then Kueue must count its quota."""
     is_idle = not observation.job.is_active and not observation.gang_left
     return Step(write) if is_idle else None
 
@@ -256,8 +253,7 @@ def _should_amend(
 
 
 def wanted_class(job: GRPOJobRecord) -> tuple[str, str]:
-    """Kind and name of the class that says the Workload's priority; empty for a job that names
-    none."""
+    """Kind and name of the class of the Workload's priority; empty if the job names none."""
     if job.kueue.priority_class:
         return WORKLOAD_PRIORITY, job.kueue.priority_class
     name = job.spec.placement.priority_class_name if job.spec else None

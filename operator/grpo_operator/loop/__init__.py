@@ -1,2 +1,1 @@
-"""How a decision is carried out: the reconcile, its caches, and every request to the API server and
-to the pods."""
+"""How a decision is carried out: the reconcile, its caches, and all requests."""

@@ -129,8 +129,7 @@ class AttemptStarter:
         return None
 
     async def _create(self, observation: Observation, body: Manifest) -> Object | None:
-        """The Job as the API server has it, made now or before; None where its name is
-        another's."""
+        """The Job as the API server has it, made now or before; None if its name is taken."""
         job, name = observation.job, body["metadata"]["name"]
         try:
             return await self._cluster.create(JOBS, job.key.namespace, body)
@@ -154,14 +153,12 @@ def _may_start_pods(observation: Observation) -> bool:
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:
-    """Wait, since a name that the attempt needs is another's; start_checks.not_started limits
-    how long."""
+    """Wait for a name that another object has; start_checks.not_started limits how long."""
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
 
 
 def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
-    """Wait, or release a gang that holds GPUs or Kueue's quota: it must not keep what others could
-    use."""
+    """Wait, or release a gang that holds GPUs or Kueue's quota, so that others can use them."""
     job = observation.job
     holds_place = job.is_competing or bool(job.queue_name)
     if holds_place and not observation.has_gang_run:

@@ -37,8 +37,7 @@ REMEMBERED = 1024
 
 
 class DeletedPods:
-    """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged
-    to."""
+    """The last of the pods that ended and then were deleted, by their GRPOJob."""
 
     def __init__(self) -> None:
         """Start without pods."""
@@ -93,8 +92,7 @@ class Caches:
         )
 
     def is_quiet(self, key: ObjectKey) -> bool:
-        """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and
-        nothing is asked."""
+        """True if nobody waits for a job's next step: its gang starts or runs, or has ended."""
         job = self.grpojobs.get(key)
         if job is None:
             return False

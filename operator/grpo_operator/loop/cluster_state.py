@@ -57,8 +57,7 @@ from .caches import Caches
 
 F = TypeVar("F")
 DEAF_SECONDS = 180.0
-"""Without a LIST, an event or a bookmark (one a minute) for so long, what was known is not relied
-on."""
+"""Seconds without a LIST, event or bookmark after which facts are not relied on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,7 @@ class Lister(Generic[F]):
         resync: float,
         optional: bool = False,
     ) -> None:
-        """`changed` hears when a fact or the right to see them has changed; `resync` and `optional`
-        as of an Informer."""
+        """`changed` hears of changed facts or rights; `resync`, `optional`: see Informer."""
         self.selection = selection
         self._on_change = changed
         self._cache: Cache[ObjectState[F]] = Cache(
@@ -111,8 +109,7 @@ class Lister(Generic[F]):
         return self.informer.forbidden
 
     def unknown_reason(self, now: float) -> str:
-        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the
-        event loop's time."""
+        """Why the facts can't be relied on; empty if they can or are forbidden. `now`: loop time"""
         if self.is_forbidden or self.informer.is_missing_kind:
             return ""
         if self.informer.heard_at is None:
@@ -336,8 +333,7 @@ class ReservedGangs:
     """
 
     def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
-        """Read from these caches; `clock` gives unix seconds, `scheduling` is
-        `Limits.scheduling`."""
+        """Read from these caches; `clock` gives unix seconds, `scheduling` is in seconds."""
         self._caches = caches
         self._clock = clock
         self._scheduling = scheduling
@@ -374,8 +370,7 @@ class ReservedGangs:
         return job.is_active and any(not child.ended for child in begun)
 
     def _jobs_of_attempt(self, job: GRPOJobRecord) -> list[JobRecord]:
-        """The Job of the attempt, if there is one; not that of its engines, which lives on after it
-        for a moment."""
+        """The Job of the attempt, if there is one; not that of its engines, which ends later."""
         current_attempt = (job.uid, job.status.attempt)
         children = (
             child for child in self._caches.jobs.owned_by(job.key) if not is_engines_job(child.name)
@@ -385,8 +380,7 @@ class ReservedGangs:
         ]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:
-        """Seconds for which the attempt may still be started; 0 for one that has been, or isn't
-        committed."""
+        """Seconds for which the attempt may still be started; 0 if started or not committed."""
         if not job.is_active or job.status.job_uid:
             return 0.0
         return self._scheduling - admitted_for(job, self._clock())

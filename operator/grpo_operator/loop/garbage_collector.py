@@ -73,8 +73,7 @@ class GarbageCollector:
             raise Conflict(f"GRPOJob {job.key} has changed")
 
     async def _delete(self, cache: Cache[R], record: R) -> None:
-        """Delete an object only as it was observed: what has become of it since may have to
-        stay."""
+        """Delete an object only as it was observed: what it has become may have to stay."""
         try:
             await self._cluster.delete(cache.resource, *record.key, record)
         except Conflict:

@@ -49,8 +49,7 @@ class MeasuredRunStore:
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Take the ConfigMap's `key` and all GRPOJobs. `changed` hears the rows as they are
-        stored."""
+        """`key` names the ConfigMap; `jobs` are all GRPOJobs; `changed` hears the stored rows."""
         self._cluster = cluster
         self._key = key
         self._jobs = jobs
@@ -93,8 +92,7 @@ class MeasuredRunStore:
             self._is_due.clear()
 
     async def _load_rows(self) -> str | None:
-        """Take the rows that are stored; return the ConfigMap's version, None where there is
-        none."""
+        """Take the rows that are stored; return the ConfigMap's version, None without one."""
         try:
             stored = JsonObject(await self._cluster.get(CONFIG_MAPS, *self._key))
         except NotFound:

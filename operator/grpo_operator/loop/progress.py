@@ -32,11 +32,9 @@ log = logging.getLogger(__name__)
 MAX_ANSWER = 256 * 1024
 TIMEOUT = 3.0
 QUICK = 0.25
-"""Targets that answer within this time, in seconds, are asked in the quick lane; a silent one
-blocks it no longer."""
+"""Seconds within which targets of the quick lane answer; a silent one blocks it no longer."""
 QUICK_PLACES, SLOW_PLACES, FAILING_PLACES = 64, 32, 16
-"""Targets that are asked at a time: those that answered quickly last, those that took longer, those
-that failed."""
+"""Targets asked at a time: those that answered quickly last, slowly, and not at all."""
 SLOWEST = 60.0
 """Longest pause between two pulls of a target that does not answer, in seconds."""
 
@@ -56,8 +54,7 @@ class Target:
 def targets(
     jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]
 ) -> Iterator[Target]:
-    """Yield rank 0 of every gang that runs, and of starting gangs with engines, which may begin
-    without some."""
+    """Yield rank 0 of every gang that runs, or starts with engines: it may begin without some."""
     for job in jobs:
         if job.is_active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
             for pod in pods(job.key):
@@ -106,8 +103,7 @@ class ProgressPuller:
         interval: float,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`fetch` asks a target; `changed` is called with the job of every answer; `count` with
-        success or error."""
+        """`fetch` asks a target; `changed` gets each answer's job; `count` success or error."""
         self._targets = targets
         self._fetch = fetch
         self._changed = changed
@@ -250,9 +246,7 @@ def _progress_key(progress: Progress) -> tuple[int, str, int]:
 
 
 def http_fetch(
-    session: aiohttp.ClientSession,
-    port: int = PROGRESS_PORT,
-    trace_every: int | None = None,
+    session: aiohttp.ClientSession, port: int = PROGRESS_PORT, trace_every: int | None = None
 ) -> Fetch:
     """Return a Fetch over HTTP.
 

@@ -1,5 +1,4 @@
-"""Reports on a GRPOJob that the operator can't read it: a condition, or an event where the status
-can't be written."""
+"""Reports that a GRPOJob can't be read: by a condition, or an event if that is denied."""
 
 import asyncio
 import logging
@@ -88,8 +87,7 @@ class QuarantineReporter:
 
 
 def _unreadable_conditions(item: Object, problem: str, now: str) -> list[Any] | None:
-    """The conditions with `Readable=False` among them, all others as they are; None when it says so
-    already."""
+    """The conditions with `Readable=False` among them; None if it says so already."""
     status = item.get("status")
     raw_conditions = status.get("conditions") if isinstance(status, dict) else None
     conditions = list(raw_conditions) if isinstance(raw_conditions, list) else []

@@ -44,8 +44,7 @@ log = logging.getLogger(__name__)
 _ROLES = 2
 """Jobs of an attempt: that of its gang, and that of its engines."""
 _RECONCILED_AT_ONCE = (Action.SUCCEED, Action.FAIL, Action.RELEASE, Action.RETRY, Action.RESOLVE)
-"""What follows these must not wait for the event of our own write, which comes before kopf's watch
-or is lost."""
+"""What follows these must not wait for the event of our own write, which may be lost."""
 
 
 class Rank0(Protocol):
@@ -112,8 +111,7 @@ class Observer:
         return with_warning(observation, warning) if warning else observation
 
     def read_caches(self, key: ObjectKey) -> Observation | None:
-        """Return an observation without any request; None for a job that is gone, or another
-        controller's."""
+        """An observation without any request; None for a job that is gone or not ours."""
         job = self.job(key)
         if job is None or not job.is_ours:
             return None
@@ -287,8 +285,7 @@ class Reconciler:
         return decision.look_again
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
-        """Write the attempt and its plan to the status. This write is the reservation and the
-        attempt counter."""
+        """Write the attempt and its plan to the status: the reservation and the counter."""
         try:
             await self._status.commit(observation, decision)
         except Denied:
@@ -323,8 +320,7 @@ class Reconciler:
         return observation, decision
 
     async def _keep_shared_objects(self, observation: Observation, decision: Decision) -> Decision:
-        """Repair what the attempt's pods share. Return the decision, with the name that another
-        object has taken."""
+        """Repair what the attempt's pods share; the decision tells of a name that is taken."""
         conflict = await self._starter.repair_shared_objects(observation)
         if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
@@ -334,16 +330,14 @@ class Reconciler:
         )
 
     async def _collect_garbage(self, key: ObjectKey) -> None:
-        """Delete what is left of attempts that are not to run, as the caches show it after the
-        writes above."""
+        """Delete what is left of attempts that are not to run, as the caches show it now."""
         observation = self._observer.read_caches(key)
         if observation:
             await self._garbage.collect(observation)
 
 
 def _until_next_check(observation: Observation, decision: Decision) -> float | None:
-    """Return the seconds until a preflight is to be looked at again; 0 once it has passed, since
-    admission follows."""
+    """Seconds until a preflight is looked at again; 0 once it has passed: admission follows."""
     preflight = observation.preflight
     if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
         return None

@@ -37,8 +37,7 @@ from .caches import Caches
 log = logging.getLogger(__name__)
 
 GOES_PAUSE, STAYS_PAUSE = 2.0, 15.0
-"""Seconds until a name is tried again: one whose object is on its way out, and one that somebody
-must free."""
+"""Seconds until a name is tried again whose object goes, or that somebody must free."""
 
 
 class NameConflict(NamedTuple):
@@ -77,11 +76,9 @@ class SharedObjects:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._conflicts: dict[tuple[str, ObjectKey], tuple[float, NameConflict]] = {}
-        """Names of ours that can't be had, by kind, and until when that is believed: every job
-        there asks."""
+        """Names that can't be had, by kind, and until when that is believed: every job asks."""
         self._correct_versions: dict[tuple[str, ObjectKey], int] = {}
-        """resourceVersions that are known to be right, although the API server may have written
-        defaults into them."""
+        """resourceVersions that are right, whatever defaults the API server has added."""
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
         self._storage_classes = storage_classes

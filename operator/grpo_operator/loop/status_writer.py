@@ -124,8 +124,7 @@ class StatusWriter:
         self._on_write(job, new, observation.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
-        """Patch the status. If the API server denies it, patch it without the fields that pods
-        report."""
+        """Patch the status; if denied, without the fields that pods report."""
         try:
             return await self._send(job, patch)
         except Denied as error:

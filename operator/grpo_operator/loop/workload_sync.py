@@ -222,8 +222,7 @@ class Workloads:
             self._cache.put(answer)
 
     def _default_priority(self) -> str | None:
-        """Name of the cluster's default PriorityClass, empty without one; None while classes can't
-        be seen."""
+        """Name of the default PriorityClass, empty without one; None if they can't be seen."""
         try:
             snapshot = self._snapshot()
         except ClusterError:
@@ -271,8 +270,7 @@ class Workloads:
 
 
 def unseen_message(not_served: str, *, forbidden: bool) -> str:
-    """Why Workloads can't be seen, by what the API server says of a LIST of them; empty when they
-    can."""
+    """Why Workloads can't be seen, by the answer to a LIST of them; empty when they can."""
     if not not_served:
         return ""
     if forbidden:

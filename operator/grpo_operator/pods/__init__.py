@@ -1,2 +1,1 @@
-"""Which objects an attempt consists of: its Jobs, pods, Services and NetworkPolicies, as manifests.
-Pure."""
+"""Which objects an attempt consists of: Jobs, pods, Services, NetworkPolicies. Pure."""

@@ -111,8 +111,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
 
 
 def training_plan(attempt: Attempt) -> TrainingPlan:
-    """Return the plan that an attempt's pods receive: the sections of the spec and the planner's
-    choice."""
+    """The plan that an attempt's pods receive: sections of the spec, the planner's choice."""
     namespace, name = attempt.key
     spec = attempt.spec
     identity = JobIdentity(namespace=namespace, name=name, uid=attempt.uid, attempt=attempt.number)
@@ -160,8 +159,7 @@ def _engines(attempt: Attempt) -> EngineAddresses | None:
 
 
 def _checkpoint_directory(attempt: Attempt) -> str | None:
-    """The run's folder in the pods: on the volume that they share, or on each one's own disk before
-    an object store."""
+    """The run's folder in the pods: on the shared volume, or on own disks before a store."""
     checkpoint = attempt.spec.checkpoint
     if not checkpoint.is_lasting:
         return None
@@ -188,8 +186,7 @@ def plan_json(plan: TrainingPlan) -> str:
 
 
 def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
-    """The labels by which the operator finds a Job of an attempt and its pods again, and knows
-    their role."""
+    """The labels by which the operator finds an attempt's Job and pods, and their role."""
     return {
         LABEL_APP: "grpo-trainer",
         LABEL_INSTANCE: name,
@@ -259,12 +256,7 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
     operator_labels = labels(job_name, attempt.uid, attempt.number, role.component)
     template_labels = attempt.spec.pod_template.metadata.labels
     pod = pod_spec(
-        job_name,
-        role,
-        operator_labels,
-        pods,
-        source=attempt.source,
-        avoided=attempt.avoided_nodes,
+        job_name, role, operator_labels, pods, source=attempt.source, avoided=attempt.avoided_nodes
     )
     pod_metadata = {
         "labels": {**attempt.labels, **template_labels, **operator_labels},

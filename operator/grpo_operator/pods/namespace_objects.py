@@ -103,8 +103,7 @@ def repair(existing: SharedRecord, wanted: Manifest) -> Manifest | None:
 
 
 def wanted_service(namespace: str, name: str) -> Manifest:
-    """The Service of this name as attempts need it: that of the engines, else that of the
-    rendezvous."""
+    """The Service of this name as attempts need it: of the engines or the rendezvous."""
     return engine_service(namespace) if name == ENGINE_SERVICE else rendezvous_service(namespace)
 
 
@@ -120,8 +119,7 @@ def rendezvous_service(namespace: str) -> Manifest:
 
 
 def engine_service(namespace: str) -> Manifest:
-    """The headless Service under which every engine pod of the namespace has its name, ready or
-    not."""
+    """The headless Service under which all engine pods have names, ready or not."""
     selector = {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE}
     return _service(namespace, ENGINE_SERVICE, selector)
 

@@ -187,8 +187,7 @@ def pod_spec(
 
 
 def _user_fields(part: BaseModel | None) -> Manifest:
-    """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's
-    own."""
+    """What a user wrote in core/v1's shape, without defaults: they are the API server's."""
     return (
         part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
         if part
@@ -220,8 +219,7 @@ def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
 def _affinity(
     user_affinity: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]
 ) -> Manifest:
-    """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away
-    from."""
+    """The user's affinity, the gang's pods kept apart, and nodes to keep away from."""
     affinity = _user_fields(user_affinity)
     if pod_labels:  # a topology spread would allow two on a node when nodes are few
         gang_labels = (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
@@ -236,8 +234,7 @@ def _affinity(
 
 
 def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
-    """Adds to every term of the required node affinity that its node's name is (In) or isn't
-    (NotIn) each of these."""
+    """Require in every term of the node affinity that the name is (In) or isn't (NotIn) these."""
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])
     for term in terms:
@@ -313,8 +310,7 @@ def _ports(role: Role) -> list[Manifest]:
 
 
 def init_container(user_container: InitContainer, image: str) -> Manifest:
-    """A user's init container; the image and the rights that it doesn't name are the training
-    container's."""
+    """A user's init container; image and rights default to the training container's."""
     rights = _user_fields(user_container.security_context)
     security = _container_security() | rights
     user_capabilities = rights.get("capabilities", {})
@@ -381,8 +377,7 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Man
 
 
 def _tracking_tokens(spec: GRPOJobSpec) -> list[Manifest]:
-    """The trackers' tokens. A Secret that is not there must not hold the pods back: a run goes on
-    without its tracker."""
+    """The trackers' tokens. They are optional: a run goes on without its tracker."""
     env: list[Manifest] = []
     trackers = spec.tracking.trackers if spec.tracking else ()
     for name, tracker in trackers:

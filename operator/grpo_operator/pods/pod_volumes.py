@@ -119,8 +119,7 @@ def _spec_volumes(
 def _claim(
     name: str, claim: VolumeClaim | None, path: str, read_only: bool = True
 ) -> tuple[Manifest, Manifest] | None:
-    """A claim and its mount. The volume itself stays writable: a claim mounted twice must agree on
-    that."""
+    """A claim and its mount. The volume stays writable: one mounted twice must agree on that."""
     if claim is None:
         return None
     mount: Manifest = {"name": name, "mountPath": path}

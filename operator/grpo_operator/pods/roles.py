@@ -27,8 +27,7 @@ class Role:
 
     @property
     def is_engines(self) -> bool:
-        """True if these are engines: several may share a node, and they keep nothing on its
-        disk."""
+        """True if these are engines: several may share a node, and they keep nothing on it."""
         return self.component == COMPONENT_ENGINE
 
 
@@ -58,8 +57,7 @@ def replicas(plan: ExecutionPlan | None) -> int:
 
 
 def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
-    """The spec without what only training needs: its data, rewards, checkpoints, export, and their
-    secrets."""
+    """The spec without what only training needs: data, rewards, checkpoints, export, secrets."""
     servers = spec.generation.servers or EngineServersSpec()
     dataset = spec.dataset.model_copy(update={"files": None, "token_secret_ref": None})
     changes = {

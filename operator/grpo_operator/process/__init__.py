@@ -1,2 +1,1 @@
-"""How one operator process is put together: settings, kopf's handlers, metrics and the wiring of
-all parts."""
+"""How one operator process is put together: settings, kopf's handlers, metrics, wiring."""

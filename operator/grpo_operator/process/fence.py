@@ -1,5 +1,4 @@
-"""Writes the leader's identity into OperatorLeader. The chart's admission policy then refuses
-writes of a former leader."""
+"""Writes the leader into OperatorLeader, by which the chart's policy refuses former ones."""
 
 from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.client import HttpCluster

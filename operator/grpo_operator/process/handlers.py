@@ -150,8 +150,7 @@ def listen(ending: asyncio.Event) -> None:
 
 
 class _ForEver(Iterable[float]):
-    """Pauses between the tries of a request, in seconds: however long the API server is away or
-    says "forbidden"."""
+    """Seconds between the tries of a request, however long the API server is away."""
 
     def __iter__(self) -> Iterator[float]:
         """Growing at first, then all alike, without an end."""
@@ -174,8 +173,7 @@ class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """Remembers nothing about handlers: theirs can't fail, and what they start is retried by our
-    own queue."""
+    """Remembers nothing about handlers: they can't fail, and our own queue retries."""
 
     def fetch(self, **_: Any) -> Any:
         """Nothing was kept."""

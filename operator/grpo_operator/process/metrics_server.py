@@ -75,8 +75,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 LONG_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 """For what may take as long as a queue is."""
 LAG_PERIOD = 0.05
-"""Seconds between two timers that measure how late the event loop is: shorter delays go
-unnoticed."""
+"""Seconds between two timers that measure the event loop's lag: the shortest one seen."""
 
 ByLabel = Callable[[], Mapping[str, float]]
 """The values of a family by its one label, as they are now."""
@@ -156,8 +155,7 @@ class Metrics(Observer):
         self._reconciles.labels(CONTROLLER, result).inc()
 
     def record_status_write(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
-        """Counts what a status write means, once the API server has taken it; `now` in unix
-        seconds."""
+        """Count what a status write means, once it has been taken; `now` in unix seconds."""
         for metric, seconds in milestones(job, new, now):
             self._times_to[metric].observe(seconds)
         if reason := restart_reason(job, new):
@@ -252,8 +250,7 @@ Informers = Mapping[str, Informer[Any]]
 
 
 def not_served(informers: Informers) -> str:
-    """What the API server does not serve now; all else goes on, so it is a detail and no reason to
-    be unready."""
+    """What the API server does not serve now: a detail, and no reason to be unready."""
     lines: list[str] = []
     for name, informer in informers.items():
         # a cluster may well lack an optional kind, but a missing right to see it is a mistake

@@ -28,8 +28,7 @@ from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
-"""What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for
-them."""
+"""What OpenTelemetry's own exporters read; headers may be secrets, so they have no flag."""
 IDENTITY_ENV = "POD_NAME"
 """Name of the operator's own pod, by the downward API."""
 MAX_PRICE = 1e6
@@ -59,8 +58,7 @@ class Settings:
     """Namespaces to watch; none: the whole cluster."""
     pods: PodDefaults = field(default_factory=PodDefaults)
     watchers: Sequence[Manifest] | None = None
-    """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no
-    NetworkPolicy is made."""
+    """Who may reach training pods, as networking.k8s.io/v1 peers; None: no NetworkPolicy."""
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -77,8 +75,7 @@ class Settings:
     """Jobs that are worked on at a time. More only make requests wait for each other: in a burst
     the API server is the bottleneck, and the Job controller needs its share of it."""
     gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes
-    before it."""
+    """Price of one GPU for an hour by product; a label of the node goes before it."""
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES
     """Architectures of CPUs that the trainer's image is built for."""
     tracing: Tracing | None = None
@@ -86,8 +83,7 @@ class Settings:
     election: Election | None = None
     """None: there is no other operator, and this one leads at once."""
     fenced: bool = False
-    """True if the chart's policy is installed: the leader is then recorded before anything else is
-    written."""
+    """True if the chart's policy is installed: the leader is recorded before any write."""
     measured_runs: ObjectKey | None = None
     """ConfigMap of the runs that were measured on the cluster; None: none are kept."""
     limits: Limits = field(default_factory=Limits)

@@ -33,8 +33,7 @@ LONGEST_PAUSE = 300.0
 """The longest Retry-After, in seconds, that is waited for."""
 MAX_ANSWER = 64 * 1024
 AGAIN = (429, 502, 503, 504)
-"""Answers after which the same request may be taken later (OTLP/HTTP, "Retryable Response
-Codes")."""
+"""Answers after which the same request may be taken later (OTLP/HTTP, "Retryable")."""
 PATH = "/v1/traces"
 
 

@@ -89,8 +89,7 @@ class Operator:
         leading: asyncio.Event,
         wall: Callable[[], float],
     ) -> None:
-        """Puts the parts together. `leading` is set once this process leads; `wall` gives unix
-        seconds."""
+        """`leading` is set once this process leads; `wall` gives unix seconds."""
         self.settings = settings
         self._wall = wall
         self._clock = asyncio.get_running_loop().time
@@ -209,8 +208,7 @@ class Operator:
         )
 
     def _informers(self) -> dict[str, Informer[Any]]:
-        """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as
-        one, `*`."""
+        """An informer per kind and namespace, by `plural/namespace`; `*` for all namespaces."""
         caches = self._caches
         resync = self.settings.resync
         add, add_namespaces = self._add, self._add_namespaces
@@ -287,8 +285,7 @@ class Operator:
         return unseen_message(informer.not_served, forbidden=informer.forbidden)
 
     async def run(self, on_filled: Callable[[], None]) -> None:
-        """Fills the caches by full LISTs, says so, then works as soon as it leads, until
-        cancelled."""
+        """Fill the caches by LISTs, call `on_filled`, then work while it leads, until cancelled."""
         leads_from_start = self._leading.is_set()
         async with asyncio.TaskGroup() as tasks:
             for name, informer in self.informers.items():
@@ -331,8 +328,7 @@ class Operator:
         await part()
 
     async def _take_over(self, leads_from_start: bool) -> None:
-        """Lets the parts run once this process leads, on what the leader before has written to the
-        last."""
+        """Let the parts run once this process leads, on all that the former leader wrote."""
         # A LIST that began before this process led may lack the last admissions of that leader.
         if not leads_from_start:
             await self._leading.wait()
@@ -386,8 +382,7 @@ class Operator:
             return False
 
     async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
-        """Has GRPOJobs watched, once everything of ours runs: at its end kopf cancels all tasks
-        younger than itself."""
+        """Watch GRPOJobs, once all else runs: at its end kopf cancels all tasks younger than it."""
         await self.warm.wait()
         await handlers.watch(
             registry,
@@ -419,8 +414,7 @@ class Operator:
         )
 
     def last_update_times(self) -> dict[str, float]:
-        """Return, by kind of object, the unix time in seconds of the last LIST, event or
-        bookmark."""
+        """By kind of object, the unix time in seconds of the last LIST, event or bookmark."""
         return metrics_server.last_update_times(
             self._watched_informers(), self._clock(), self._wall()
         )
@@ -439,8 +433,7 @@ class Operator:
         return {"": self._works_since - free_since}
 
     def own_jobs(self) -> Iterable[GRPOJobRecord]:
-        """The jobs of which this operator tells: none of a follower's, for the leader tells of
-        all."""
+        """The jobs that this operator exports; none for a follower, for the leader does."""
         return self._caches.grpojobs if self.working.is_set() else ()
 
     def live_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:

@@ -1,2 +1,1 @@
-"""What the operator keeps of each object of the cluster: typed records, the names and the labels.
-Pure."""
+"""What the operator keeps of each object: typed records, names and labels. Pure."""

@@ -88,8 +88,7 @@ def _exceeded_limit(message: str) -> str:
 
 
 def _used_bytes(message: str) -> int:
-    """Memory of the training container, or of the whole pod where only that is said; 0 where
-    neither is."""
+    """Memory of the training container, or of the pod if only that is said; else 0."""
     usage = _CONTAINER_USAGE.search(message) or _POD_USAGE.search(message)
     if usage is None:
         return 0

@@ -45,8 +45,7 @@ def job_class_facts(item: object) -> JobClassFacts:
 
 
 def enforced_level(item: object) -> tuple[str, str]:
-    """Name of a Namespace object and the pod security standard that it enforces; empty without the
-    label."""
+    """Name and enforced pod security standard of a Namespace; empty without the label."""
     meta = JsonObject(item).part("metadata")
     return meta.required_text("name"), meta.part("labels").text(ENFORCE_LABEL)
 

@@ -23,8 +23,7 @@ MANAGER = "grpo-operator"
 """Name of this controller in labels, events and the User-Agent."""
 
 FENCE = "of the GRPO operators only the one that leads may write this"
-"""How the chart's policy refuses the write of an operator that does not lead any more, or does so
-only now."""
+"""How the chart's policy refuses the write of an operator that does not lead."""
 
 LABEL_JOB = f"{GROUP}/job-name"
 """Name of the GRPOJob, on its Jobs and pods: what the watches select by."""
@@ -77,8 +76,7 @@ topology; the annotations are those by which users ask for one."""
 
 ANNOTATION_PLANNED = f"{GROUP}/planned"
 ANNOTATION_PAUSED = f"{GROUP}/paused"
-"""On a Workload: the plan that it was made for, and that it is inactive because the GRPOJob is
-suspended."""
+"""On a Workload: the plan that it was made for, and that its GRPOJob is suspended."""
 
 NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", "job-name", "controller-uid")
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/"
@@ -93,8 +91,7 @@ RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
 
 ENGINE_SERVICE = "grpo-engines"
-"""The headless Service of a namespace under which all engine pods have their DNS names, whatever
-their index."""
+"""The headless Service of a namespace under which all engine pods have their DNS names."""
 
 NETWORK_POLICY = "grpo-pods"
 """The NetworkPolicy of a namespace: what may reach the pods of its jobs."""
@@ -117,8 +114,7 @@ def child_job(name: str, attempt: int) -> str:
 
 
 def engine_job(name: str, attempt: int) -> str:
-    """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a
-    number."""
+    """Name of the Indexed Job of an attempt's engines; an attempt's own ends with a number."""
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
 
 
@@ -128,8 +124,7 @@ def preflight_name(name: str) -> str:
 
 
 def workload_name(name: str, uid: str) -> str:
-    """Name of a GRPOJob's Workload, of at most 63 characters: Kueue's GRPOJobs may be another
-    kind's namesakes."""
+    """Name of a GRPOJob's Workload, at most 63 characters; the uid tells namesakes apart."""
     digest = hashlib.sha256(uid.encode()).hexdigest()
     return f"grpojob-{name[:49]}-{digest[:5]}"
 
@@ -140,8 +135,7 @@ def is_engines_job(job: str) -> bool:
 
 
 def attempt_selector(uid: str, attempt: int) -> str:
-    """Label selector of a GRPOJob's training pods of one attempt; of other attempts' and other
-    jobs' none."""
+    """Label selector of a GRPOJob's training pods of one attempt."""
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}!={COMPONENT_ENGINE}"
 
 
@@ -151,8 +145,7 @@ def engine_selector(uid: str, attempt: int) -> str:
 
 
 def orphan_selector(uid: str, attempt: int, jobs: Iterable[str]) -> str:
-    """Label selector of the pods that a Job of the attempt made, but for those of the Jobs with
-    these uids."""
+    """Label selector of the pods of the attempt's Jobs, but for Jobs with these uids."""
     made_by = f"{LABEL_CONTROLLER},{LABEL_CONTROLLER} notin ({','.join(jobs)})"
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{made_by}"
 
@@ -177,16 +170,14 @@ def checkpoint_claim(name: str) -> str:
 
 
 def checkpoint_volume(name: str, checkpoint: CheckpointSpec) -> VolumeClaim | None:
-    """The claim of a job's checkpoints, its own or one that the spec names; None where they don't
-    outlive the pods."""
+    """The claim of a job's checkpoints, its own or the spec's; None if they don't last."""
     if checkpoint.volume_claim_template:
         return VolumeClaim(claim_name=checkpoint_claim(name))
     return checkpoint.volume
 
 
 def run_folder(name: str, uid: str) -> str:
-    """Folder of a job's checkpoints on its volume: one made again under the same name must not
-    resume the old one's."""
+    """Folder of a job's checkpoints on its volume; a job made again has another one."""
     return f"{name}-{uid}"
 
 

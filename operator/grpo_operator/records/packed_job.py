@@ -27,8 +27,7 @@ each write of its status, and its spec is the same."""
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """Typed spec and status of a GRPOJob. A spec that the types reject becomes None, and `problems`
-    has the reasons."""
+    """Typed spec and status of a GRPOJob. A rejected spec is None; `problems` says why."""
 
     spec: GRPOJobSpec | None
     """With the class of the job."""
@@ -48,8 +47,7 @@ def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
 
 
 def with_queue_name(content: JobContent, queue: str) -> JobContent:
-    """The content with the LocalQueue that the label names where the spec names none: one place
-    says it to all."""
+    """The content with the LocalQueue of the label, where the spec names none."""
     spec = content.spec
     if spec is None or not queue or spec.placement.queue_name:
         return content
@@ -89,8 +87,7 @@ def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
 
 @lru_cache(TYPED)
 def _typed_spec(text: str) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
-    """What the types make of a spec of that JSON; by its text, for what is said by `1` and `1.0` is
-    not the same."""
+    """The types' answer to a spec of that JSON; by its text, since `1` and `1.0` differ."""
     return _parse_fields(json.loads(text))
 
 

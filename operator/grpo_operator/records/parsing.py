@@ -1,5 +1,4 @@
-"""API objects → records. Every parser finds a field of a wrong type here, where it costs one object
-only."""
+"""API objects → records. A field of a wrong type is found here and costs one object only."""
 
 import sys
 from dataclasses import replace
@@ -33,8 +32,7 @@ from .workloads import kueue_metadata
 
 
 def object_key(meta: JsonObject) -> ObjectKey:
-    """Namespace and name of the object with this metadata; thousands of keys share one text of
-    their namespace."""
+    """Namespace and name of the object with this metadata; the namespace's text is shared."""
     namespace = sys.intern(meta.required_text("namespace"))
     return ObjectKey(namespace, meta.required_text("name"))
 
@@ -179,8 +177,7 @@ def _waiting(status: JsonObject, state: JsonObject) -> str:
 
 
 def _running_init_container(whole: JsonObject) -> str:
-    """The init container that the others wait for; a sidecar does not count: it runs as long as the
-    pod."""
+    """The init container that the others wait for; a sidecar does not count."""
     containers = whole.part("spec").parts("initContainers")
     sidecars = {
         container.text("name")

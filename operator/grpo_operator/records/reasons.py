@@ -1,5 +1,4 @@
-"""Every reason that a user can read in a condition or an event, spelled once; an Outcome's results
-come on top."""
+"""Every reason in conditions and events, spelled once, but for an Outcome's results."""
 
 from enum import StrEnum
 

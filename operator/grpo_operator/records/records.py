@@ -31,8 +31,7 @@ ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOJobRecord:
-    """One GRPOJob. Its spec and status are typed while it lives, and unpacked on demand once it has
-    ended."""
+    """One GRPOJob. Its spec and status are typed while it lives, and packed after that."""
 
     key: ObjectKey
     uid: str
@@ -167,8 +166,7 @@ class GRPOJobRecord:
 
     @property
     def should_create_pods(self) -> bool:
-        """True if its pods are created at its turn although nothing is free; see
-        spec.placement.provisioning."""
+        """True if spec.placement.provisioning has pods created although nothing is free."""
         return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
 
     @property
@@ -229,8 +227,7 @@ class GRPOJobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The Indexed Job of one attempt. `grpojob_uid` is the controlling owner's uid, empty for a
-    stranger's Job."""
+    """The Indexed Job of an attempt. `grpojob_uid`: its controller's, empty for a stranger's."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -323,8 +320,7 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRecord:
-    """A Service or NetworkPolicy. It belongs to all GRPOJobs of its namespace, so its job_key has
-    no name."""
+    """A Service or NetworkPolicy of all GRPOJobs of a namespace: its job_key has no name."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -338,8 +334,7 @@ class SharedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody
-    owns."""
+    """A PersistentVolumeClaim. `grpojob_uid` is its controller's, empty without one."""
 
     key: ObjectKey
     grpojob_uid: str

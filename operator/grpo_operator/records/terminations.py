@@ -35,8 +35,7 @@ _DETAILS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTermination:
-    """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's
-    state."""
+    """The end of one pod. `reported`: an Outcome says so, not the container's state."""
 
     outcome: Outcome
     reported: bool
@@ -44,8 +43,7 @@ class PodTermination:
     """The cluster ended the pod (eviction, preemption, node loss), not the program."""
     exit_code: int | None = None
     reasons: tuple[str, ...] = ()
-    """What the kubelet and the cluster call the end in one word each, such as OOMKilled or
-    Evicted."""
+    """The kubelet's and the cluster's words for the end, such as OOMKilled or Evicted."""
     node: str = ""
     """Where it ran."""
     held_seconds: float | None = None
@@ -79,8 +77,7 @@ class PodTermination:
 
     @property
     def is_own_failure(self) -> bool:
-        """True if the program failed by itself: it did not succeed, and neither the cluster nor
-        SIGTERM ended it."""
+        """True if the program failed by itself, not by the cluster, SIGTERM or success."""
         return not (self.has_succeeded or self.disrupted or self.tier is CausePriority.TERMINATED)
 
 
@@ -101,8 +98,7 @@ def unpack_termination(packed: bytes) -> PodTermination:
 
 
 def trainer_container(status: JsonObject) -> JsonObject:
-    """The training container's status in a pod's; sidecars that others add say nothing about the
-    training."""
+    """The training container's status in a pod's, without those of sidecars."""
     for container in status.parts("containerStatuses"):
         if container.text("name") == CONTAINER:
             return container

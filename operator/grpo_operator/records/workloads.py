@@ -41,8 +41,7 @@ class KueueMetadata:
 
 
 def kueue_metadata(meta: JsonObject) -> KueueMetadata:
-    """Read them from an object's metadata. MultiKueue's is an annotation since Kueue 0.18, and was
-    a label."""
+    """Read them from metadata. MultiKueue's is an annotation since Kueue 0.18, before a label."""
     labels, annotations = meta.part("labels"), meta.part("annotations")
     return KueueMetadata(
         queue=labels.text(LABEL_QUEUE),
@@ -234,9 +233,7 @@ def _assignments(status: JsonObject) -> dict[str, Assignment]:
         flavors = dict.fromkeys(item.string_map("flavors").values())
         by_topology = "topologyAssignment" in item or "delayedTopologyRequest" in item
         assignments[name] = Assignment(
-            flavors=tuple(flavors),
-            by_topology=by_topology,
-            updates=tuple(updates.get(name, ())),
+            flavors=tuple(flavors), by_topology=by_topology, updates=tuple(updates.get(name, ()))
         )
     return assignments
 

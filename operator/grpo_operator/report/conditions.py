@@ -7,12 +7,7 @@ whatever a decision doesn't speak of.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from grpo_api.findings.diagnosis import (
-    LEAST_STEPS,
-    UNSEEN_ADVICE,
-    UNSEEN_MEANING,
-    place_message,
-)
+from grpo_api.findings.diagnosis import LEAST_STEPS, UNSEEN_ADVICE, UNSEEN_MEANING, place_message
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -40,8 +35,7 @@ _TYPES = frozenset(ConditionType)
 
 
 def conditions(observation: Observation, decision: Decision) -> list[Condition]:
-    """What the decision states, observed now; the caller keeps the transition times of what does
-    not change."""
+    """What the decision states, observed now; the caller keeps older transition times."""
     state_decision = _STATEMENTS.get(decision.action, _going_on)
     statements = [
         *state_decision(observation, decision),
@@ -124,8 +118,7 @@ def _healthy_condition(observation: Observation, decision: Decision) -> Iterator
 
 
 def _dropped_condition(observation: Observation) -> Iterator[Statement]:
-    """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's
-    other attempts."""
+    """What the run leaves out of its dataset, as rank 0 counted it; it stays true."""
     metrics = observation.pull.progress.metrics if observation.pull else {}
     dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
     total = dropped + metrics.get(PROMPTS.key, 0.0)
@@ -188,8 +181,7 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
 
 
 def _engine_fallback(observation: Observation, decision: Decision) -> Iterator[Statement]:
-    """What samples the completions because an engine failed; False where a retry has the planner's
-    first choice again."""
+    """What samples since an engine failed; False where a retry has the first choice again."""
     plan, learned = decision.plan, decision.learned or observation.job.status.learned
     if plan is None:
         return
@@ -223,8 +215,7 @@ def _rolled_back(decision: Decision) -> str:
 
 
 def _plan_change_message(decision: Decision) -> str:
-    """What is different about the next attempt's plan, as the end of a sentence; empty where
-    nothing."""
+    """What differs in the next attempt's plan, as the end of a sentence; else empty."""
     if decision.learned is None or decision.plan is None or not decision.plan.changes:
         return ""
     last_change = decision.plan.changes[-1]
@@ -402,8 +393,7 @@ _TOLD_BY_RANK_0 = (
 
 
 def _as_told(observation: Observation) -> Statement:
-    """What rank 0 says of a gang whose training pods are all well, and what became of its
-    engines."""
+    """What rank 0 says of a gang whose training pods are well, and how its engines are."""
     progress = observation.pull.progress if observation.pull else None
     if progress is None or not progress.checkpoint_problem:
         if lost := lost_engines(observation):

@@ -81,8 +81,7 @@ def _is_unchanged(before: Condition | None, condition: Condition) -> bool:
 def event(
     job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobStatus | None = None
 ) -> dict[str, Any]:
-    """A core/v1 Event that tells of a condition; of the end, with where the model is and what
-    became of the GPUs."""
+    """A core/v1 Event on a condition; of the end, with the model's place and GPU usage."""
     is_true = condition.status == "True"
     if is_true:
         warns = condition.type in _WARN_WHEN_TRUE
@@ -120,8 +119,7 @@ def repeated_end_event(job: GRPOJobRecord, now: float) -> dict[str, Any] | None:
 def status_events(
     job: GRPOJobRecord, status: GRPOJobStatus, now: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the core/v1 Events on a status that replaces the job's: of the most telling condition,
-    and of trackers."""
+    """Yield the Events on a new status: of the most telling condition, and of trackers."""
     change = telling_change(job.status.conditions, status.conditions)
     if change:
         yield event(job, change, now, status)

@@ -30,11 +30,7 @@ _STEPS = (
 _ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 _CURRENT = (Phase.RUNNING, Phase.SUSPENDED, *_ENDED)
 """Phases in which the operator brings nothing about any more, or only a user can."""
-_STALLING = SPEC_ERRORS | {
-    Reason.INVALID_SPEC,
-    Reason.NOT_SUPPORTED,
-    Reason.STORAGE_NOT_SHARED,
-}
+_STALLING = SPEC_ERRORS | {Reason.INVALID_SPEC, Reason.NOT_SUPPORTED, Reason.STORAGE_NOT_SHARED}
 """Reasons of a job that does not start, however long it waits, until its spec is changed."""
 ABNORMAL = frozenset({C.RECONCILING, C.STALLED})
 """Conditions that are absent unless they are True, as kstatus recommends."""

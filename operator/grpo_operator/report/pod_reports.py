@@ -48,8 +48,7 @@ from .stages import MAX_ETA, NO_STAGE, stage_fields, without_stage
 
 
 def report(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """Return the status fields that rank 0 and the pods reported. The last values stay when the
-    pods are gone."""
+    """The status fields that the pods reported; the last values stay when they are gone."""
     if observation.job.is_finished:
         return _final_pods(observation)
     fields: dict[str, Any] = {}
@@ -88,8 +87,7 @@ def _revisions(observation: Observation) -> dict[str, Any]:
 
 
 def _learned_fields(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """What the attempt reported about model and links. Nothing if the decision itself already
-    carries `learned`."""
+    """What the attempt reported about model and links, unless the decision has `learned`."""
     learned = learned_with_progress(observation)
     before = observation.job.status.learned or Learned()
     if decision.learned or learned == before:
@@ -98,8 +96,7 @@ def _learned_fields(observation: Observation, decision: Decision) -> dict[str, A
 
 
 def _checkpoint(observation: Observation) -> dict[str, Any]:
-    """The newest checkpoint that the attempt reports. An attempt that trains without one began
-    before the last."""
+    """The newest checkpoint that the attempt reports; none if it trains without one."""
     reported_checkpoints = [
         end.outcome.checkpoint for end in observation.terminations if end.reported
     ]
@@ -131,8 +128,7 @@ def _export(observation: Observation) -> dict[str, Any]:
 
 
 def lasting_address(path: str, job: GRPOJobRecord) -> str:
-    """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays
-    what it is."""
+    """`/checkpoints/…` of a pod by its claim and folder; other addresses stay as they are."""
     volume = checkpoint_volume(job.name, job.spec.checkpoint) if job.spec else None
     below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
     if volume is None or below == path:
@@ -161,14 +157,12 @@ def _last_words(
 
 
 def _newest_last(outcome: Outcome) -> tuple[int, bool, int]:
-    """Sort key: the last step comes last; of one step an outcome with metrics, and of these the
-    lowest rank's."""
+    """Sort key: the last step last; of one step an outcome with metrics, the lowest rank's."""
     return outcome.step, bool(outcome.metrics), -outcome.rank
 
 
 def _final_pods(observation: Observation) -> dict[str, Any]:
-    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is
-    final."""
+    """The pods of a finished job until all have ended: nothing runs in a final status."""
     now = {pod.name: _pod(pod) for pod in observation.pods}
     now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
     shown = observation.job.status.pods

@@ -16,8 +16,7 @@ from ..decide.observation import Observation
 MAX_ETA = 10 * 365 * 86400
 """Seconds of the longest time to an end that is shown."""
 JITTER_SECONDS = 30.0
-"""By so much two answers may differ on when a stage began: they take their time, and clocks run at
-different speeds."""
+"""Seconds by which two answers may differ on when a stage began: clocks and delays differ."""
 NO_STAGE: dict[str, None] = dict.fromkeys(
     (
         "stage",
@@ -42,8 +41,7 @@ def without_stage(observation: Observation) -> dict[str, Any]:
 def stage_fields(
     observation: Observation, decision: Decision, reported: ProgressStatus | None
 ) -> dict[str, Any]:
-    """status.progress with the stage of the current attempt; `reported`: as far as rank 0 has
-    reported it."""
+    """status.progress with the attempt's stage; `reported`: as far as rank 0 has reported."""
     before = observation.job.status.progress
     if decision.action in _ENDS or observation.first_seen.over:
         return without_stage(observation)
@@ -78,15 +76,13 @@ def _download(progress: Progress, now: float) -> dict[str, Any]:
 
 
 def _is_same_step(before: ProgressStatus, progress: ProgressStatus, stage: str) -> bool:
-    """True for another stage of the step that the status has a stage of: a write for each of them
-    would cost too much."""
+    """True for another stage of the step that is shown: a write for each costs too much."""
     is_in_step = before.stage in STEP_STAGES and stage in STEP_STAGES
     return is_in_step and (before.attempt, before.step) == (progress.attempt, progress.step)
 
 
 def _stage(observation: Observation) -> tuple[str | None, float | None]:
-    """The stage, and for how long rank 0 says that it has lasted; None where only the pods show
-    it."""
+    """The stage, and for how long rank 0 says that it has lasted; None if only pods show it."""
     if observation.pull:
         progress = observation.pull.progress
         return progress.stage, progress.stage_seconds + (observation.at - observation.pull.at)

@@ -57,8 +57,7 @@ REPORTED = frozenset(
         "preflight",
     }
 )
-"""Fields that pods report. The others follow from decisions, and are written even if these are
-denied."""
+"""Fields that pods report. Others follow from decisions, and are written without these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = (
@@ -191,8 +190,7 @@ def _learned_from(report: PreflightReport, job: GRPOJobRecord) -> dict[str, Any]
 
 
 def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """A retried job counts from 0; a spec.retry that was raised when there was nothing to retry is
-    only taken note of."""
+    """A retried job counts from 0; other changes of spec.retry are only taken note of."""
     job = observation.job
     retries = decision.action is Action.RETRY
     if job.spec is None or (observation.is_retry_requested and not retries):
@@ -271,8 +269,7 @@ def _published_outcome(outcome: Outcome, observation: Observation) -> Outcome:
 def _with_transition_times(
     old: list[Condition], new: list[Condition], now: float
 ) -> list[Condition]:
-    """lastTransitionTime moves only with the status; conditions that nobody states any more stay as
-    they were."""
+    """lastTransitionTime moves only with the status; unstated conditions stay as they were."""
     by_type: dict[str, Condition] = {}
     for condition in old:
         update = {"last_transition_time": not_future(condition.last_transition_time, now)}
@@ -290,8 +287,7 @@ def _with_transition_times(
 def _with_conventions(
     word: Phase, conditions: list[Condition], observation: Observation
 ) -> list[Condition]:
-    """The conditions with those that other tools read; what kstatus takes for abnormal is there
-    only while it is True."""
+    """The conditions with those of other tools; kstatus' abnormal ones only while True."""
     if not conditions:
         return []
     update = {"observed_generation": observation.job.generation}
@@ -383,13 +379,11 @@ class StatusThrottle:
         self._dropped.pop(key, None)
 
     def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
-        """True if the patch has nothing but what the API server did not keep when it was written
-        last."""
+        """True if the patch has only what the API server dropped of the last write."""
         return _has_only(patch, self._dropped.get(key, {}))
 
     def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
-        """Seconds until a patch of the status may be written; 0 and less for one that may be
-        written now."""
+        """Seconds until a patch of the status may be written; at most 0 if it may be now."""
         last = self._written_at.get(observation.job.key)
         if last is None or URGENT & patch.keys():
             return 0.0

@@ -34,8 +34,7 @@ _ADVICE = {
 
 
 def wait_finding(observation: Observation) -> tuple[Reason, str] | None:
-    """Reason and message of what rank 0 has waited for longer than WAIT_SECONDS; None for no such
-    wait."""
+    """Reason and message of what rank 0 has waited for longer than WAIT_SECONDS, or None."""
     pull = observation.pull
     wait = pull.progress.waiting if pull else None
     if wait is None or wait.seconds < WAIT_SECONDS or wait.target not in WAITS:

@@ -1,2 +1,1 @@
-"""One trace per attempt: what is known of it as spans, and these as OTLP. Pure: looks come in,
-spans go out."""
+"""One trace per attempt: its spans, and these as OTLP. Pure: looks come in, spans go out."""

@@ -45,16 +45,14 @@ class Rank0Spans:
     _step_count: int = 0
 
     def heard_of(self, step: int) -> None:
-        """Record the step in a former operator process's status. Its span may be missing, so it is
-        made again."""
+        """Record a former operator's step. Its span may be missing, so it is made again."""
         self._known_step = step
         self._last_step = max(0, step - 1)
 
     def report_spans(
         self, trace: Trace, progress: Progress, at: float, earliest: float
     ) -> Iterator[Span]:
-        """Yield the spans that this report adds. `at` is its time; no span begins before `earliest`
-        (unix seconds)."""
+        """Yield the spans that this report of `at` adds, from `earliest` on (unix seconds)."""
         if progress.account is None:
             return
         clock = progress.account.clock
@@ -112,8 +110,7 @@ class _Timeline:
         return self.trace.span(name, begin, end, attributes=attributes)
 
     def step(self, step_time: StepTime, name: traces.SpanName) -> Iterator[Span]:
-        """Yield the spans of a step and of its parts, one after the other: their real order is not
-        reported."""
+        """Yield the spans of a step and its parts in a row: their real order is not reported."""
         step = step_time.step
         begin = self._unix_time(step_time.began.total)
         end = self._unix_time(step_time.ended.total)
@@ -160,8 +157,7 @@ class AttemptTraces:
     """The traces of all attempts in progress."""
 
     def __init__(self, put: Callable[[Span], None], *, every: int, version: str) -> None:
-        """`put` gets each span once it has ended; every `every`th step has one; `version` is the
-        operator's."""
+        """`put` gets each ended span; every `every`th step has one; `version`: the operator's."""
         self._put = put
         self._every = every
         self._version = version
@@ -311,8 +307,7 @@ class AttemptTraces:
 
 
 def _waiting_since(created: float, status: GRPOJobStatus) -> float:
-    """When a job began to wait for its next attempt: its creation, its last end, or when it was
-    resumed or retried."""
+    """When a job began to wait for its next attempt: created, ended, resumed or retried."""
     begin = created
     if status.ends:
         last_end = seconds(status.ends[-1].end_time) or 0.0
@@ -325,14 +320,12 @@ def _waiting_since(created: float, status: GRPOJobStatus) -> float:
 
 
 def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
-    """True if the condition was once true: the first attempt's commit says that it isn't, in the
-    same second."""
+    """True if the condition was ever true: the first attempt's commit sets it False, too."""
     return status.attempt > 1 or rest.last_transition_time != status.start_time
 
 
 def _attempt_end(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
-    """Return how an attempt ended that this status ends: the reason, whether it failed, and the
-    message."""
+    """How an attempt ended that this status ends: reason, whether it failed, message."""
     end = next((end for end in reversed(new.ends) if end.attempt == attempt), None)
     ends = (new.condition(kind) for kind in (C.SUCCEEDED, C.FAILED))
     final = next(

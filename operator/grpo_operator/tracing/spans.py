@@ -52,8 +52,7 @@ class Trace:
 
     @classmethod
     def of_attempt(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
-        """Return the trace of a job's attempt, with this version of the operator as an
-        attribute."""
+        """The trace of a job's attempt, with this version of the operator as an attribute."""
         resource: dict[Attribute, Value] = {
             traces.SERVICE_NAME: "grpo-operator",
             traces.SERVICE_VERSION: version,

@@ -81,8 +81,7 @@ def _with_end_of_attempt(
 def _with_new_attempt(
     records: list[AttemptUsage], observation: Observation, decision: Decision, new: GRPOJobStatus
 ) -> list[AttemptUsage]:
-    """The records, with one of the attempt that this decision commits, or that a former operator
-    has."""
+    """The records, with one of the attempt that this decision, or a former operator, commits."""
     plan = new.plan
     last_attempt = records[-1].attempt if records else 0
     if plan is None or not plan.gpus or last_attempt >= new.attempt:
@@ -116,8 +115,7 @@ def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
 
 
 def _as_of(observation: Observation, before: Usage) -> str:
-    """Return the time of rank 0's last answer, since its report divides the time until then;
-    without one, now."""
+    """Time of rank 0's last answer, since its report divides the time until then; else now."""
     answers = observation.job.is_active and not observation.silence
     answered_at = pull_time(observation) if answers else None
     at = observation.now if answered_at is None else answered_at
@@ -154,8 +152,7 @@ def _waiting(
 def _first_bound(
     pods: Sequence[PodTime], known_pods: Mapping[str, PodTime], now: float
 ) -> float | None:
-    """Return when the first pod that was not recorded before got its node; None without such a
-    pod."""
+    """When the first pod that was not recorded before got its node; None without one."""
     first: float | None = None
     for pod in pods:
         if pod.name in known_pods:
@@ -166,8 +163,7 @@ def _first_bound(
 
 
 def _last_end(pods: Sequence[PodTime], known_pods: Mapping[str, PodTime], now: float) -> float:
-    """Return when the last of the pods ended that held GPUs when the job was observed before; now
-    without one."""
+    """When the last of the pods ended that held GPUs at the last observation; else now."""
     ends: list[float] = []
     for pod in pods:
         earlier = known_pods.get(pod.name)
@@ -186,8 +182,7 @@ def _to_run(observation: Observation, decision: Decision) -> bool:
 
 
 def _limit_records(usage: Usage) -> Usage:
-    """Return the usage with at most MAX_RECORDS records, or twice as many while the oldest of them
-    may still change."""
+    """The usage with at most MAX_RECORDS records, or twice that while the oldest may change."""
     excess = len(usage.attempts) - MAX_RECORDS
     count = 0
     for record in usage.attempts[: max(0, excess)]:
@@ -200,8 +195,7 @@ def _limit_records(usage: Usage) -> Usage:
 
 
 def _essential_parts(usage: Usage) -> object:
-    """Return the parts of a usage that are worth a write of their own: the next attempt's account
-    needs them."""
+    """The parts of a usage that are worth a write of their own."""
     return usage.waiting_since, [_news_of_record(record) for record in usage.attempts]
 
 
@@ -213,8 +207,7 @@ def _news_of_record(record: AttemptUsage) -> object:
 
 RoleUsage = TypeVar("RoleUsage", AttemptUsage, EngineUsage)
 LATE_SECONDS = 10.0
-"""Longest time from a container's end until its kubelet reports it; until then the pod counts as
-holding its GPUs."""
+"""Seconds until a kubelet reports a container's end at the latest; it counts until then."""
 
 
 def looked_at(
@@ -250,8 +243,7 @@ def has_gpus(record: AttemptUsage) -> bool:
 def _pods_by_record(
     observation: Observation, records: Sequence[AttemptUsage]
 ) -> list[list[PodRecord]]:
-    """The bound pods of each record. Labels are hints: a pod that was not known counts only as its
-    Job's."""
+    """The bound pods of each record. Labels are hints: a new pod counts only as its Job's."""
     record_of_pod: dict[str, int] = {}
     record_of_attempt: dict[int, int] = {}
     for index, record in enumerate(records):
@@ -354,8 +346,7 @@ def _with_duration(pod: PodTime, spent: float) -> PodTime:
 
 
 def _job_end(observation: Observation, attempt: int) -> Reported | None:
-    """Return when the attempt's Job ended, which its pods did before; None while that is not
-    known."""
+    """When the attempt's Job ended, which its pods did before; None if that is not known."""
     jobs = list(observation.earlier_jobs)
     if observation.child:
         jobs.append(observation.child)
@@ -368,8 +359,7 @@ def _job_end(observation: Observation, attempt: int) -> Reported | None:
 def _with_reports(
     observation: Observation, record: AttemptUsage, pods: Collection[PodRecord]
 ) -> AttemptUsage:
-    """Return the record with the times that rank 0 reported; of several reports the longest counts
-    as the latest."""
+    """The record with the times that rank 0 reported; the longest report is the latest."""
     names_of_rank0: set[str] = set()
     for pod in pods:
         if pod.index == 0:
@@ -415,8 +405,7 @@ def _with_pull(observation: Observation, record: AttemptUsage, rank0: PodTime) -
 
 
 def pull_time(observation: Observation) -> float | None:
-    """Return the unix time of rank 0's last answer, by the operator's clock; None before the first
-    answer."""
+    """Unix time of rank 0's last answer, by the operator's clock; None before the first."""
     if observation.pull is None:
         return None
     seconds_since = max(0.0, observation.at - observation.pull.at)

@@ -104,8 +104,7 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
 
 
 def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSeconds:
-    """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs,
-    and no more."""
+    """One attempt's GPU-seconds by state. Rank 0's clock divides its gang's time of GPUs."""
     wall = held_seconds(record, as_of) / record.nodes
     safe = _parts(clock)
     spent_on = {part: max(spent, safe[part]) for part, spent in _parts(record.clock).items()}
