@@ -223,7 +223,7 @@ class Looked:
 
     def __init__(self, *answers: EngineState | EngineFailed) -> None:
         self.answers = list(answers)
-        self.ended: list[str] = []
+        self.ended: list[tuple[str, str]] = []
 
     async def state(self) -> EngineState:
         answer = self.answers.pop(0)
@@ -231,8 +231,8 @@ class Looked:
             raise answer
         return answer
 
-    async def end(self, reason: str) -> None:
-        self.ended.append(reason)
+    async def end(self, reason: str, incarnation: str) -> None:
+        self.ended.append((reason, incarnation))
 
 
 def looked(
@@ -267,4 +267,12 @@ def test_an_engine_that_was_given_up_is_told_to_end() -> None:
     made.view.give_up("has other weights")
     client.answers.append(EngineState(incarnation="a", phase="Waiting"))
     virtually(poll_engine(made))
-    assert client.ended == ["has other weights"]
+    assert client.ended == [("has other weights", "a")]
+
+
+def test_of_two_processes_at_one_address_the_one_that_was_replaced_has_to_end() -> None:
+    answers = [EngineState(incarnation=process, phase="Waiting") for process in "abaab"]
+    made, client = looked(*answers)
+    assert [process for _, process in client.ended] == ["a", "a"]
+    assert "has two processes" in client.ended[0][0]
+    assert (made.view.incarnation, made.view.is_usable, made.view.losses) == ("b", True, 1)

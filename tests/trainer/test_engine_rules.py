@@ -103,6 +103,7 @@ class Knowing(RuleBasedStateMachine):
         self.last = ""
         self.proof: tuple[str, int] | None = None
         self.given_up = ""
+        self.replaced: set[str] = set()
         self.strikes = 0
         self.losses = 0
         self.is_counted = False
@@ -116,9 +117,10 @@ class Knowing(RuleBasedStateMachine):
     def seen(self, incarnation: str) -> None:
         if incarnation != self.present:
             self.lose(counts=False)
-        if incarnation != self.last:
-            self.strikes, self.is_counted = 0, False
-        self.present = self.last = incarnation
+        if incarnation not in ("", self.last, *self.replaced):
+            self.replaced |= {self.last} - {""}
+            self.last, self.strikes, self.is_counted = incarnation, 0, False
+        self.present = incarnation
         self.view.record_answer(incarnation)
 
     @rule()
@@ -166,8 +168,9 @@ class Knowing(RuleBasedStateMachine):
     def it_serves_what_this_process_was_proven_to_have(self) -> None:
         for version in (1, 2, 3):
             assert self.view.is_serving(version) == (self.proof == (self.present, version))
-        assert self.view.is_condemned == (self.present == self.given_up != "")
-        assert self.view.is_usable == (self.present not in ("", self.given_up))
+        must_end = {self.given_up, *self.replaced} - {""}
+        assert self.view.is_condemned == (self.present in must_end)
+        assert self.view.is_usable == (self.present not in {"", *must_end})
         assert (self.view.strikes, self.view.losses) == (self.strikes, self.losses)
         assert self.view.last_message in engines_message([self.view])
 

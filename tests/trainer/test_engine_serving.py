@@ -194,13 +194,16 @@ async def test_a_sync_that_fails_leaves_no_weights_and_says_why(world: World) ->
 
 
 async def test_only_its_own_attempt_is_answered(world: World) -> None:
-    for ask in (world.stranger.state(), world.stranger.confirm(1), world.stranger.end("x")):
+    for ask in (world.stranger.state(), world.stranger.confirm(1), world.stranger.end("x", "y")):
         with pytest.raises(EngineFailed, match="403: this engine belongs to attempt uid/1"):
             await ask
     assert not world.server.end_reason.done()
     async with world.session.get(f"{world.base}/healthz") as answer:
         assert answer.status == 200
-    await world.client.end("given up")
+    with pytest.raises(WeightsLost, match="not another"):
+        await world.client.end("given up", "another")
+    assert not world.server.end_reason.done()
+    await world.client.end("given up", (await world.client.state()).incarnation)
     assert world.server.end_reason.result() == "given up"
 
 

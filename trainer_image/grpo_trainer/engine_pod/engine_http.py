@@ -187,9 +187,13 @@ class EngineServer:
         return _json(answer)
 
     async def _end(self, request: web.Request) -> web.Response:
-        reason = (await _body(request, End)).reason
+        message = await _body(request, End)
+        if message.incarnation != self._served.incarnation:
+            raise RequestRefused(
+                f"this is incarnation {self._served.incarnation}, not {message.incarnation}"
+            )
         if not self.end_reason.done():
-            self.end_reason.set_result(reason)
+            self.end_reason.set_result(message.reason)
         return web.Response(text="ok\n")
 
 

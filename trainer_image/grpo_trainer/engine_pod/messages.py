@@ -94,6 +94,8 @@ class End(Model):
 
     reason: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why."""
+    incarnation: Annotated[str, Field(min_length=1, max_length=64)]
+    """The process that has to end: two may answer at one address."""
 
 
 class Generate(Model):

@@ -93,9 +93,10 @@ class EngineClient:
         """Have the engine serve the version that was proven."""
         await self._ask("POST", "/confirm", Confirm(version=version), STATE_SECONDS)
 
-    async def end(self, reason: str) -> None:
-        """Have the engine's process end, so that its pod starts another."""
-        await self._ask("POST", "/end", End(reason=reason[:MAX_MESSAGE]), STATE_SECONDS)
+    async def end(self, reason: str, incarnation: str) -> None:
+        """Have this process of the engine end, so that its pod starts another."""
+        request = End(reason=reason[:MAX_MESSAGE], incarnation=incarnation)
+        await self._ask("POST", "/end", request, STATE_SECONDS)
 
     async def generate(self, request: Generate) -> GeneratedCompletions:
         """The completions of a prompt. Has no time-out: the caller watches the progress of the

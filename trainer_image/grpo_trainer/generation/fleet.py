@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
@@ -46,7 +46,9 @@ class EngineView:
     incarnation: str | None = None
     """The process that last answered; None while it doesn't answer."""
     process: str | None = None
-    """The process that last answered, also while it doesn't."""
+    """The pod's present process: the newest that has answered, also while it doesn't."""
+    replaced: set[str] = field(default_factory=set)
+    """Its processes before that."""
     version: int | None = None
     """What that process was proven to have."""
     given_up_incarnation: str | None = None
@@ -69,12 +71,15 @@ class EngineView:
     @property
     def is_usable(self) -> bool:
         """True if the engine may be sent weights."""
-        return self.incarnation is not None and self.incarnation != self.given_up_incarnation
+        return self.incarnation is not None and not self.is_condemned
 
     @property
     def is_condemned(self) -> bool:
-        """True if the process that answers has been given up, and should make room for another."""
-        return self.incarnation is not None and self.incarnation == self.given_up_incarnation
+        """True if the process that answers has been given up or replaced, and should make room for
+        another."""
+        if self.incarnation is None:
+            return False
+        return self.incarnation == self.given_up_incarnation or self.incarnation in self.replaced
 
     def is_serving(self, version: int | None) -> bool:
         """True if the engine may sample completions of this version."""
@@ -86,8 +91,14 @@ class EngineView:
             # The new process has random weights until a sync.
             self.record_lost_weights("has restarted")
             self.incarnation = incarnation
+        # Two processes at one address: as that of a lost node that is back beside its successor. No
+        # sync could prove either of them while both answer.
+        if incarnation in self.replaced:
+            self.last_message = f"has two processes; {incarnation[:8]} was replaced and has to end"
         # A process that comes back keeps its strikes, and its loss has been counted.
-        if incarnation != self.process:
+        elif incarnation != self.process:
+            if self.process is not None:
+                self.replaced.add(self.process)
             self.process, self.strikes, self.is_loss_counted = incarnation, 0, False
         if self.version is None and self.is_usable:
             self.last_message = "is up and waits for weights"
@@ -259,7 +270,7 @@ async def poll_engine(engine: Engine) -> None:
             engine, state, settled=not syncing and not engine.is_syncing and before == view.version
         )
         if view.is_condemned:
-            await engine.client.end(view.last_message)
+            await engine.client.end(view.last_message, state.incarnation)
     except EngineUnreachable as error:
         engine.misses += 1
         # A refused connection means that there is no process. A late answer may come from a busy
