@@ -93,12 +93,13 @@ async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
     assert answer.plan.gpus >= 1
 
 
-async def test_a_gang_whose_spec_is_no_longer_one_is_refused_its_next_attempt() -> None:
+async def test_the_end_of_a_gang_whose_spec_is_no_longer_one_counts_before_it_is_refused() -> None:
     one = make_job({"placement": {"accelerator": "TPU"}}, active_status())
     assert (one.spec, one.is_active) == (None, True)
     answer = await queue([one], cluster(8)).answer(make_seen(one), ASKED)
     assert answer is not None
-    assert (answer.action, answer.reason) == (Action.REJECT, "InvalidSpec")
+    assert (answer.action, answer.reason) == (Action.QUEUE, "InvalidSpec")
+    assert answer.counted
     assert "placement.accelerator" in answer.message
 
 

@@ -274,7 +274,7 @@ class AdmissionQueue:
         if job.spec is None:
             # an attempt that was started under an older CRD may need its next attempt
             problems = "; ".join(job.problems)
-            return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
+            return _decision(decision, refusal(job, (Reason.INVALID_SPEC, problems)))
         if unclassed := class_verdict(job):
             waits = _decision(decision, unclassed)
             return replace(waits, look_again=MISSING_OBJECT_PAUSE)

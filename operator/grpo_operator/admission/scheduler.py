@@ -393,8 +393,16 @@ def class_verdict(job: GRPOJobRecord) -> Verdict | None:
     if job.class_problem is None:
         return None
     reason, message = job.class_problem
+    if reason is Reason.REFUSED_BY_JOB_CLASS:
+        return refusal(job, job.class_problem)
+    return Verdict(generation=job.generation, blocked=True, reason=reason, message=message)
+
+
+def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
+    """The verdict on a job that can't be run as it is."""
+    reason, message = problem
     # The end of an attempt is counted before its job is refused: a refusal would forget it.
-    is_refused = reason is Reason.REFUSED_BY_JOB_CLASS and not job.is_active
+    is_refused = not job.is_active
     return Verdict(
         generation=job.generation,
         refused=is_refused,
@@ -402,12 +410,6 @@ def class_verdict(job: GRPOJobRecord) -> Verdict | None:
         reason=reason,
         message=message,
     )
-
-
-def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
-    """The verdict on a job that can't be run as it is."""
-    reason, message = problem
-    return Verdict(generation=job.generation, refused=True, reason=reason, message=message)
 
 
 def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False) -> Verdict:

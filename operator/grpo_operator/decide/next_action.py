@@ -150,12 +150,17 @@ def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  #
 
 
 def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:  # noqa: ARG001
-    """Fail the job after `spec.activeDeadlineSeconds`; a suspension would reset the Job's own."""
+    """Fail the job after `spec.activeDeadlineSeconds`; a suspension would reset the Job's own.
+
+    One that waits fails, too, if the limit was lowered below what it has used: it would only wait
+    to fail at once.
+    """
     limit = observation.job.active_deadline
-    if not observation.job.is_active or limit is None:
+    if limit is None:
         return None
-    if observation.elapsed_seconds < limit:
-        return RequeueAfter(limit - observation.elapsed_seconds)
+    seconds_left = limit - observation.elapsed_seconds
+    if seconds_left > 0:
+        return RequeueAfter(seconds_left) if observation.job.is_active else None
     message = (
         f"ran for {observation.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
     )

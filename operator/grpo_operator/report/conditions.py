@@ -135,8 +135,30 @@ def _dropped_condition(observation: Observation) -> Iterator[Statement]:
     yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
 
 
-def _reject(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _reject(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, decision.message
+    # They spoke of a place in the queue, or of an attempt that is over.
+    for kind in (C.PLANNED, C.SCHEDULED, C.RUNNING):
+        if observation.job.condition(kind):
+            yield kind, False, decision.reason, decision.message
+    yield from _no_longer_suspended(observation)
+
+
+def _no_longer_waiting(
+    observation: Observation, decision: Decision, *kinds: ConditionType
+) -> Iterator[Statement]:
+    """Replace what was said of a job that waited."""
+    for kind in kinds:
+        condition = observation.job.condition(kind)
+        if condition and condition.status != "True":
+            yield kind, False, decision.reason, decision.message
+
+
+def _no_longer_suspended(observation: Observation) -> Iterator[Statement]:
+    """A spec that can't be read does not tell whether it suspends the job."""
+    job = observation.job
+    if job.spec and not job.is_suspended and job.is_true(C.SUSPENDED):
+        yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
 
 
 def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
@@ -148,8 +170,7 @@ def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
         yield C.PLANNED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
-    if observation.job.is_true(C.SUSPENDED):
-        yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
+    yield from _no_longer_suspended(observation)
 
 
 def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]:
@@ -239,8 +260,10 @@ def _recovery(observation: Observation) -> Iterator[Statement]:
         yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
 
 
-def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, decision.message
+    # Nobody plans a suspended job: what could not be planned may have been changed since.
+    yield from _no_longer_waiting(observation, decision, C.PLANNED)
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
     yield C.DEGRADED, False, Reason.AS_EXPECTED, "suspended"
@@ -267,7 +290,10 @@ def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement
     yield C.SUCCEEDED, True, decision.reason, message
 
 
-def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    yield from _no_longer_suspended(observation)
+    if not observation.job.is_active:
+        yield from _no_longer_waiting(observation, decision, C.ADMITTED, C.PLANNED, C.SCHEDULED)
     yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
     yield C.SUCCEEDED, False, decision.reason, decision.message
     yield C.FAILED, True, decision.reason, decision.message

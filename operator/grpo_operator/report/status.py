@@ -59,7 +59,14 @@ REPORTED = frozenset(
 )
 """Fields that pods report. Others follow from decisions, and are written without these."""
 
-_ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
+_ENDS_ATTEMPT = (
+    Action.REJECT,
+    Action.QUEUE,
+    Action.SUSPEND,
+    Action.RELEASE,
+    Action.SUCCEED,
+    Action.FAIL,
+)
 _WAITING = (
     RELEASES
     | UNCHECKED

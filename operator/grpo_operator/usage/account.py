@@ -28,6 +28,7 @@ from .gpu_time import merge_oldest, pod_seconds, sum_states
 
 _ENDS_ATTEMPT = (
     Action.COMMIT,
+    Action.REJECT,
     Action.QUEUE,
     Action.SUSPEND,
     Action.RELEASE,
