@@ -178,16 +178,17 @@ def _fit_to_job(fields: Fields, job_fields: Fields) -> None:
 
 
 def _cap(fields: Fields, limits: ClassLimits) -> None:
-    """Give a job that leaves the number of GPUs or its duration open the largest that is
-    allowed."""
+    """Give a job that leaves the number of GPUs open, and any job's duration, the largest that is
+    allowed: the duration may be raised while an attempt runs."""
     placement = fields.setdefault("placement", {})
     is_open = placement.get("accelerator") != "CPU" and "gpusPerNode" not in placement
     if limits.gpus is not None and is_open:
         gpus = placement.setdefault("gpus", {})
         fewest = gpus.get("min", 1)
         gpus.setdefault("max", max(fewest, limits.gpus))
-    if limits.active_deadline_seconds is not None:
-        fields.setdefault("activeDeadlineSeconds", limits.active_deadline_seconds)
+    longest = limits.active_deadline_seconds
+    if longest is not None:
+        fields["activeDeadlineSeconds"] = min(fields.get("activeDeadlineSeconds", longest), longest)
 
 
 def _limit_problems(

@@ -341,14 +341,17 @@ def after(observation: Observation, decision: Decision) -> GRPOJobStatus:
     return build_status(observation, decision)
 
 
-def stored(job: GRPOJobRecord, status: GRPOJobStatus) -> GRPOJobRecord:
-    """The job as it is after the status was written."""
+def stored(job: GRPOJobRecord, status: GRPOJobStatus, **edit: Any) -> GRPOJobRecord:
+    """The job as it is after the status was written, and after an edit of its spec; None removes a
+    field."""
     spec = (
         {}
         if job.spec is None
         else job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     )
-    return make_job(spec, to_json(status), generation=job.generation)
+    spec |= edit
+    spec = {name: value for name, value in spec.items() if value is not None}
+    return make_job(spec, to_json(status), generation=job.generation + bool(edit))
 
 
 def of_type(status: GRPOJobStatus, kind: str) -> tuple[str, str, str]:

@@ -1,5 +1,5 @@
-"""Whatever a user changes, in whatever state a GRPOJob is, the job comes to a rest that fits its spec
-as it is now."""
+"""Whatever a user changes, in whatever state a GRPOJob is, the job comes to a rest that fits its
+spec as it is now."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -383,7 +383,8 @@ def test_a_mistake_fails_the_job_without_an_attempt_and_a_retry_checks_again() -
     assert status.outcome.result == "BadInput"
     failed = gpu_job({**to_json(status), "retry": 0}, retry=1)
     retried = build_status(seen(failed, None), decide(make_seen(failed), LIMITS))
-    assert retried.preflight is None
+    assert retried.preflight
+    assert (retried.preflight.report, retried.preflight.tries) == (None, 0)
 
 
 @given(st.integers(1, MAX_PROBLEMS), st.integers(1, 300), st.integers(0, 9))

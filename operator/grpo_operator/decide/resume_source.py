@@ -19,20 +19,18 @@ LOOK_AGAIN = 10.0
 """Seconds until the other job is looked at again, since no event reports its progress."""
 
 
-def is_resolved(job: GRPOJobRecord) -> bool:
-    """True if there is nothing to find out, or it has been found out."""
-    wanted = job.resume_job
-    source = job.status.resume_from
-    if wanted is None:
-        return True
-    return source is not None and source.grpo_job == wanted
-
-
 def source_unresolved(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """A job that begins with another's checkpoints waits until they can be named."""
-    if observation.job.is_active or is_resolved(observation.job):
+    """A job that begins with another's checkpoints waits until they can be named. What was found
+    for an earlier spec is dropped."""
+    job = observation.job
+    if job.is_active:
         return None
-    source = _source(observation.job, observation.source)
+    if job.is_resume_resolved:
+        return _other_revisions(observation)
+    if job.resume_job is None:
+        message = "begins without checkpoints of another job"
+        return Decision(Action.RESOLVE, Reason.RESOLVED, message)
+    source = _source(job, observation.source)
     if isinstance(source, str):
         message = f"spec.resumeFrom.grpoJob: {source}"
         return Decision(
@@ -40,9 +38,29 @@ def source_unresolved(observation: Observation, limits: Limits) -> Decision | No
         )
     plan = observation.source.status.plan if observation.source else None
     message = f"begins with the checkpoints of {source.grpo_job}"
-    commits = _commits(observation.job.spec, observation.source)
+    commits = _commits(job.spec, observation.source)
     return Decision(
         Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=source, revisions=commits
+    )
+
+
+def _other_revisions(observation: Observation) -> Decision | None:
+    """The same checkpoints with other commits, where the job names other repositories since they
+    were found. If the other job is gone, nobody can say, and they stay."""
+    job, source, status = observation.job, observation.source, observation.job.status
+    is_new_spec = not status.attempt and job.generation != status.observed_generation
+    if not is_new_spec or source is None or status.resume_from is None:
+        return None
+    commits = _commits(job.spec, source)
+    if source.uid != status.resume_from.uid or commits == (status.revisions or {}):
+        return None
+    return Decision(
+        Action.RESOLVE,
+        Reason.RESOLVED,
+        f"begins with the checkpoints of {source.name}",
+        plan=status.plan,
+        resume_from=status.resume_from,
+        revisions=commits,
     )
 
 

@@ -145,6 +145,12 @@ class GRPOJobRecord:
         return self.spec.resume_from.grpo_job
 
     @property
+    def is_resume_resolved(self) -> bool:
+        """True if the status names the checkpoints of spec.resumeFrom.grpoJob, and no others."""
+        source = self.status.resume_from
+        return self.resume_job == (source.grpo_job if source else None)
+
+    @property
     def active_deadline(self) -> int | None:
         """spec.activeDeadlineSeconds."""
         return self.spec.active_deadline_seconds if self.spec else None
@@ -215,12 +221,7 @@ class GRPOJobRecord:
     def is_waiting_for_admission(self) -> bool:
         """True if the job waits for GPUs that the operator hands out. One that was refused does: it
         may have been by an older operator, or by one that had no default image."""
-        if (
-            self.is_finished
-            or self.deleting
-            or not self.is_ours
-            or (self.resume_job and not self.status.resume_from)
-        ):
+        if self.is_finished or self.deleting or not self.is_ours or not self.is_resume_resolved:
             return False
         return self.is_competing and not self.is_active and not self.is_suspended
 

@@ -161,10 +161,10 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
     """What the preflight has found, and what the planner learns of it."""
-    preflight = observation.preflight
+    preflight, job = observation.preflight, observation.job
     if preflight is None or not preflight.is_needed:
-        return {}
-    job = observation.job
+        is_waiting = not job.is_active and not job.is_finished
+        return _unlearned(job) if is_waiting else {}
     check = preflight.check
     report = check.status.report
     if decision.action is Action.COMMIT:
@@ -176,19 +176,34 @@ def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
     if check.reason is Reason.PREFLIGHT_FAILED and decision.action is Action.FAIL:
         outcome = Outcome(result=Result.BAD_INPUT, message=decision.message)
         fields["outcome"] = outcome
-    if report and check.status != job.status.preflight:
+    before = job.status.preflight
+    if before and before.digest != check.status.digest:
+        fields |= _unlearned(job)
+    if report and check.status != before:
         fields |= _learned_from(report, job)
     return fields
+
+
+def _unlearned(job: GRPOJobRecord) -> dict[str, Any]:
+    """Without what the preflight of an earlier spec found. What an attempt has loaded never
+    changes."""
+    learned = job.status.learned
+    if job.status.attempt or learned is None:
+        return {}
+    update = {"architecture": None, "has_vllm": None, "prompts": None}
+    cleared = learned.model_copy(update=update)
+    return {"learned": cleared} if cleared != learned else {}
 
 
 def _learned_from(report: PreflightReport, job: GRPOJobRecord) -> dict[str, Any]:
     """What the planner learns of a new report."""
     has_own_image = job.spec is not None and job.spec.image is not None
     before = job.status.learned or Learned()
+    # what an attempt has loaded is nearer to the truth
+    loaded = before.architecture if job.status.attempt else None
     learned = before.model_copy(
         update={
-            # what an attempt has loaded is nearer to the truth
-            "architecture": before.architecture or report.architecture,
+            "architecture": loaded or report.architecture,
             "has_vllm": report.has_vllm if has_own_image else None,
             "prompts": LearnedPrompts.from_report(report.prompts),
         }
@@ -217,7 +232,9 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
         }
         preflight = job.status.preflight
         if preflight and preflight.report and preflight.report.problems:
-            fields["preflight"] = None
+            # It is checked again, also where an attempt was made before: see should_check.
+            update = {"report": None, "tries": 0}
+            fields["preflight"] = preflight.model_copy(update=update)
         learned = job.status.learned
         if learned:
             cleared: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}

@@ -1,0 +1,111 @@
+"""What a user changes before an attempt or between two: nothing of the earlier spec is left."""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo_api.effective_spec import applied_class
+from grpo_operator.admission.resume_plan import kept_plan
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.preflight import should_check
+from tests.unit.operator_world import (
+    active_status,
+    after,
+    condition,
+    judged,
+    make_job,
+    make_seen,
+    stored,
+)
+from tests.unit.test_operator_preflight import (
+    WRONG,
+    child,
+    gpu_job,
+    look,
+    reported,
+    seen,
+)
+from tests.unit.test_operator_resuming import found, source
+
+SHAPE = {
+    "modelType": "qwen2",
+    "layers": 24,
+    "hiddenSize": 896,
+    "intermediateSize": 4864,
+    "attentionHeads": 14,
+    "vocabSize": 151936,
+}
+QUEUED = Decision(Action.QUEUE, "WaitingForGPUs")
+
+
+def test_a_retry_after_a_failed_check_checks_again_although_an_attempt_was_made() -> None:
+    paused = [condition("Admitted", "False", "Suspended")]
+    before = active_status(conditions=paused, preflight={"digest": "a" * 64})
+    job = gpu_job(before)
+    observation = seen(job, look(job, child(job), reported(problems=[WRONG])))
+    failed = stored(job, after(observation, judged(observation)), retry=1)
+    assert failed.is_finished
+    retry = judged(make_seen(failed))
+    assert retry.action is Action.RETRY
+    waiting = stored(failed, after(make_seen(failed), retry))
+    assert should_check(waiting, enabled=True)
+    there = look(waiting)
+    assert (there.is_needed, there.check.should_start) == (True, True)
+    assert not look(waiting, child(waiting), reported(problems=[WRONG])).check.should_start
+
+
+@pytest.mark.parametrize("preflight", ["Auto", "Off"])
+def test_another_model_is_not_planned_by_the_shape_of_the_first(preflight: str) -> None:
+    job = gpu_job(image="mine:1")
+    there = look(job, child(job), reported(architecture=SHAPE, hasVllm=False))
+    checked = stored(job, after(seen(job, there), QUEUED))
+    assert checked.status.learned
+    assert checked.status.learned.architecture
+    assert checked.status.learned.has_vllm is False
+    model = {"name": "Qwen/Qwen2.5-1.5B-Instruct"}
+    other = stored(checked, checked.status, model=model, image="mine:2", preflight=preflight)
+    edited = stored(other, after(seen(other, look(other)), QUEUED))
+    learned = edited.status.learned
+    assert learned
+    assert (learned.architecture, learned.has_vllm) == (None, None)
+    if preflight == "Auto":
+        there = look(edited, child(edited), reported(architecture={**SHAPE, "layers": 28}))
+        learned = after(seen(edited, there), QUEUED).learned
+        assert learned
+        assert learned.architecture
+        assert learned.architecture.layers == 28
+
+
+def test_a_job_that_no_longer_resumes_another_is_planned_from_its_spec() -> None:
+    job = found(source(revisions={"model": "a" * 40}))
+    assert kept_plan(job)
+    assert job.status.revisions == {"model": "a" * 40}
+    changed = stored(job, job.status, resumeFrom=None)
+    assert not changed.is_waiting_for_admission
+    decision = judged(make_seen(changed))
+    assert decision.action is Action.RESOLVE
+    status = after(make_seen(changed), decision)
+    assert (status.resume_from, status.plan, status.revisions) == (None, None, None)
+    assert judged(make_seen(stored(changed, status))).action is Action.ADMIT
+
+
+def test_another_dataset_is_not_read_at_the_commit_of_the_first() -> None:
+    commits = {"model": "a" * 40, "dataset": "b" * 40}
+    other = source(revisions=commits)
+    job = found(other)
+    assert job.status.revisions == commits
+    changed = stored(job, after(make_seen(job), QUEUED), dataset={"name": "x/z"})
+    assert judged(make_seen(changed)).action is Action.ADMIT, "the other job is gone"
+    there = replace(make_seen(changed), source=other)
+    status = after(there, judged(there))
+    assert status.revisions == {"model": "a" * 40}
+    assert (status.resume_from, status.plan) == (job.status.resume_from, job.status.plan)
+    assert judged(replace(there, job=stored(changed, status))).action is Action.ADMIT
+
+
+def test_a_deadline_that_is_raised_while_an_attempt_runs_stays_within_its_class() -> None:
+    limits = applied_class("short", 1, {"limits": {"activeDeadlineSeconds": 60}})
+    status = active_status(jobClass=limits.model_dump(mode="json", by_alias=True))
+    job = make_job({"jobClassName": "short", "activeDeadlineSeconds": 86400}, status)
+    assert job.active_deadline == 60
+    assert judged(make_seen(job)).reason == "DeadlineExceeded"
