@@ -2,8 +2,8 @@
 kubeconfig.
 
 Our own client and kopf's watch use the same kind of session. It adds TLS from the kubeconfig and an
-Authorization header that follows renewed tokens. It also pauses before a watch whose predecessors
-ended at once. The kubernetes package loads the credentials and renews tokens that expire.
+Authorization header, and both follow renewed credentials. It also pauses before a watch whose
+predecessors ended at once. The kubernetes package loads credentials and runs plug-ins for them.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import Configuration
@@ -143,20 +144,41 @@ def open_session(
     `middlewares` come before those of every session.
     """
 
+    certificate, tls = configuration.cert_file, _tls(configuration)
+
+    class Request(aiohttp.ClientRequest):
+        """A request with the present client certificate, whose connections no earlier one has."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            nonlocal certificate, tls
+            if configuration.cert_file != certificate:
+                try:
+                    tls = _tls(configuration)
+                except ConfigurationError as error:
+                    raise aiohttp.ClientConnectionError(str(error)) from error
+                certificate = configuration.cert_file
+            super().__init__(*args, **options | {"ssl": tls})
+
     async def authorize(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         # A proxy may redirect to a login page elsewhere, which must not get the token, nor answer.
         if request.url.origin() != URL(configuration.host).origin():
             raise aiohttp.ClientConnectionError(f"redirected to {request.url.origin()}")
         request.headers.update(await authorization(configuration))
         request.server_hostname = configuration.tls_server_name
-        return await send(request)
+        credentials = _credentials(configuration)
+        answer = await send(request)
+        renewal = configuration.refresh_api_key_hook
+        if answer.status == 401 and isinstance(renewal, CredentialRenewal):
+            await renewal.replace(credentials, configuration)
+        return answer
 
     return aiohttp.ClientSession(
         configuration.host,
-        connector=aiohttp.TCPConnector(ssl=_tls(configuration), limit=limit),
+        connector=aiohttp.TCPConnector(limit=limit),
         headers={"User-Agent": user_agent, "Accept": "application/json"},
         middlewares=(*middlewares, authorize, WatchPace()),
         proxy=configuration.proxy,
+        request_class=Request,
     )
 
 
@@ -183,6 +205,36 @@ def _require_http_proxy(proxy: str | None) -> None:
 
 
 _BEARER = "BearerToken"
+_Credentials = tuple[str | None, str | None]
+"""Token, and file of the client certificate."""
+
+
+def _credentials(configuration: Configuration) -> _Credentials:
+    return configuration.api_key.get(_BEARER), configuration.cert_file
+
+
+class CredentialRenewal:
+    """Loads the credentials of a kubeconfig again, once they expire or are refused.
+
+    A plug-in need not say when a token expires, and never says it of a certificate.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        """`loader` is the kubernetes package's. It runs a plug-in again only once the token has
+        expired, if the plug-in says when."""
+        self._loader = loader
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, configuration: Configuration) -> None:
+        """Load a new token into the configuration if the present one has expired."""
+        if hasattr(self._loader, "exec_plugin_expiry"):
+            await self._loader.load_and_set(configuration)
+
+    async def replace(self, refused: _Credentials, configuration: Configuration) -> None:
+        """Load others than these into the configuration, unless somebody has already done so."""
+        async with self._lock:
+            if _credentials(configuration) == refused:
+                await self._loader.load_and_set(configuration)
 
 
 async def load(kubeconfig: str | None = None) -> Configuration:
@@ -199,9 +251,7 @@ async def load(kubeconfig: str | None = None) -> Configuration:
         # that is run by hand.
         if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
             loader = await load_kube_config(config_file=path, client_configuration=configuration)
-            # A credential plug-in that says when its token expires is only run again after that.
-            if hasattr(loader, "exec_plugin_expiry"):
-                configuration.refresh_api_key_hook = loader.load_and_set
+            configuration.refresh_api_key_hook = CredentialRenewal(loader)
         else:
             load_incluster_config(client_configuration=configuration)
         _tls(configuration)

@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import json
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
@@ -23,7 +25,9 @@ from grpo_kube.transport import (
     authorization,
     json_only,
     load,
+    open_session,
 )
+from harness.pki import Authority
 from tests.virtual_time import virtually
 
 
@@ -185,29 +189,84 @@ async def test_a_certificate_that_is_none_is_named_by_file_and_field(
         await load(str(file))
 
 
+CREDENTIAL = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+
+
+class Plugin:
+    """A credential plug-in that gives what it was last told to."""
+
+    def __init__(self, folder: Path, server: str, authority: str = "") -> None:
+        self._file, self.kubeconfig = folder / "credential", folder / "kubeconfig"
+        plugin: dict[str, Any] = {"apiVersion": CREDENTIAL["apiVersion"], "command": sys.executable}
+        plugin |= {"args": ["-c", f"print(open({str(self._file)!r}).read())"]}
+        config = {
+            "clusters": [
+                {"name": "c", "cluster": {"server": server, "certificate-authority": authority}}
+            ],
+            "users": [{"name": "u", "user": {"exec": plugin}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def issue(self, **status: str) -> None:
+        self._file.write_text(json.dumps(CREDENTIAL | {"status": status}))
+
+    def fail(self) -> None:
+        self._file.unlink()
+
+
 @pytest.mark.realtime
 async def test_a_token_of_a_credential_plugin_is_renewed_when_it_expires(tmp_path: Path) -> None:
-    credential: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1"}
-    credential["kind"] = "ExecCredential"
-    token = tmp_path / "token"
-    plugin = {"apiVersion": credential["apiVersion"], "command": sys.executable}
-    plugin |= {"args": ["-c", f"print(open({str(token)!r}).read())"]}
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"exec": plugin}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(json.dumps(config))
-
-    def issue(name: str, expires: str) -> None:
-        status = {"token": name, "expirationTimestamp": expires}
-        token.write_text(json.dumps(credential | {"status": status}))
-
-    issue("first", "2020-01-01T00:00:00Z")
-    configuration = await load(str(file))
-    issue("second", "2999-01-01T00:00:00Z")
+    plugin = Plugin(tmp_path, "http://127.0.0.1:1")
+    plugin.issue(token="first", expirationTimestamp="2020-01-01T00:00:00Z")
+    configuration = await load(str(plugin.kubeconfig))
+    plugin.issue(token="second", expirationTimestamp="2999-01-01T00:00:00Z")
     assert await authorization(configuration) == {"Authorization": "Bearer second"}
-    token.unlink()
+    plugin.fail()
     assert await authorization(configuration) == {"Authorization": "Bearer second"}
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("kind", ["certificate", "token"])
+async def test_credentials_of_a_plugin_are_renewed_when_the_api_server_refuses_them(
+    kind: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    authority.issue("server", "/CN=server", "IP:127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.crt("ca"))
+    tls.load_cert_chain(authority.crt("server"), authority.key("server"))
+    tls.verify_mode = ssl.CERT_OPTIONAL
+
+    async def serve(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        given = str(request.transport.get_extra_info("peercert")) + str(request.headers)
+        status = 200 if "second" in given else 401
+        return web.json_response({"kind": "Status"}, status=status)
+
+    pages = web.Application()
+    pages.router.add_get("/api", serve)
+    runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    server = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    plugin = Plugin(tmp_path, server, str(authority.crt("ca")))
+
+    def issue(name: str) -> None:
+        if kind == "token":
+            plugin.issue(token=name)
+            return
+        authority.issue(name, f"/CN={name}")
+        certificate, key = authority.crt(name).read_text(), authority.key(name).read_text()
+        plugin.issue(clientCertificateData=certificate, clientKeyData=key)
+
+    issue("first")
+    async with open_session(await load(str(plugin.kubeconfig))) as session:
+        issue("second")
+        statuses: list[int] = []
+        for _ in range(3):
+            async with session.get("/api") as answer:
+                await answer.json()
+                statuses.append(answer.status)
+    await runner.cleanup()
+    assert statuses == [401, 200, 200]
