@@ -190,6 +190,12 @@ def test_samples_are_those_of_a_step_or_the_best_and_worst(
     assert texts("--worst", 2) == ["bad 21", "bad 11"]
     assert texts("--best", 2, "--reward", "digits") == ["good 21", "good 11"]
     assert texts("--best", 1, "--reward", "digits", "--step", 1) == ["good 1"]
+    unscored = completion("unscored", 0, 0.0) | {"rewards": {"digits": "nan"}, "advantage": "nan"}
+    samples = run_folder / "attempt-2" / SAMPLES_FILE
+    first = json_line({"step": 0, "groups": [{"completions": [unscored]}]})
+    samples.write_text(f"{first}\n{samples.read_text()}")
+    assert texts("--worst", 2) == ["bad 21", "bad 11"]
+    assert texts("--best", 2, "--reward", "digits") == ["good 21", "good 11"]
     wrong = printed(capsys, "samples", run_folder, "--best", 1, "--reward", "x", code=2)
     assert "--reward x: there are digits" in wrong
     assert "add --best" in printed(capsys, "samples", run_folder, "--reward", "x", code=2)

@@ -1,6 +1,7 @@
 """`grpo samples`: shows what the policy wrote, with rewards and advantages."""
 
 import json
+import math
 from argparse import ArgumentParser, Namespace
 
 from rich.console import Console
@@ -62,11 +63,7 @@ def run(options: Namespace) -> int:
 
 
 def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
-    """The newest sample, of this step or before it.
-
-    Raises:
-        NotYet: there are no samples.
-    """
+    """The newest sample, of this step or before it."""
     earlier = [line for line in lines if step is None or step_of(line) <= step]
     if not earlier:
         sampled = ", ".join(str(step_of(line)) for line in lines[:10])
@@ -75,20 +72,18 @@ def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
 
 
 def _select_completions(options: Namespace, completions: list[Row]) -> list[Row]:
-    """The best ones first, or the worst ones first.
-
-    Raises:
-        OptionError: no completion has a reward of that name.
-    """
+    """The best ones first, or the worst ones first. One that a reward function gave no score, which
+    is NaN, is neither."""
     pairs = [(_score(completion, options.reward), completion) for completion in completions]
     scored_pairs = [(score, completion) for score, completion in pairs if score is not None]
     if options.reward and not scored_pairs:
         names = sorted({name for completion in completions for name in _rewards(completion)})
         raise OptionError(f"--reward {options.reward}: there are {', '.join(names) or 'none'}")
     is_best = options.best is not None
-    scored_pairs.sort(key=lambda pair: pair[0], reverse=is_best)
+    ranked_pairs = [pair for pair in scored_pairs if not math.isnan(pair[0])]
+    ranked_pairs.sort(key=lambda pair: pair[0], reverse=is_best)
     count = options.best if is_best else options.worst
-    return [completion for _, completion in scored_pairs[: max(0, count)]]
+    return [completion for _, completion in ranked_pairs[: max(0, count)]]
 
 
 def _score(completion: Row, reward: str | None) -> float | None:
