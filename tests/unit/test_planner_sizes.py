@@ -120,4 +120,6 @@ def test_where_there_is_no_curve_a_sentence_says_so(
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job("mine", changed({"model.name": QWEN_7B} | change, BARE))))
     assert main(["plan", "-f", str(path), "--gpus", "8xH100", "--sizes", *flags]) == 2
-    assert sentence in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert not printed.out, "the sentence comes before anything is printed"

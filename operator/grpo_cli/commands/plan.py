@@ -22,7 +22,6 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.plan.learned import Learned
 from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.catalogue import meant_name
@@ -113,11 +112,7 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
 
 
 def _ask_back(options: Namespace) -> None:
-    """Refuse a model's name that is a likely slip, unless something else says what the model is.
-
-    Raises:
-        OptionError: with the name that may have been meant.
-    """
+    """Refuse a model's name that is a likely slip, unless something else says what the model is."""
     suggested_name = meant_name(options.model)
     if suggested_name and not (options.parameters or options.config or options.fetch_config):
         raise OptionError(
@@ -127,11 +122,7 @@ def _ask_back(options: Namespace) -> None:
 
 
 def _of_model(model: str, model_options: dict[str, Any]) -> GRPOJobSpec:
-    """A job with defaults. Neither its dataset nor its reward counts in a plan.
-
-    Raises:
-        OptionError: a value is not allowed.
-    """
+    """A job with defaults. Neither its dataset nor its reward counts in a plan."""
     document: dict[str, Any] = {
         "model": {"name": model},
         "dataset": {"name": "any"},
@@ -197,9 +188,7 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
     name, job = request.name, request.job
     job_class = None if options.model else job_classes.class_of(options, job)
     spec = job_classes.with_class(job.spec, job_class, job.metadata)
-    # A slip in an option is answered before anything is printed.
-    if options.show_prompt:
-        _require_prompt_options(options)
+    _refuse_slips(options, spec)
     changed_specs = {
         change: job_classes.with_class(changed, job_class, job.metadata)
         for change, changed in _changed_specs(options, job.spec).items()
@@ -227,8 +216,10 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
             plan_table.show_export(console(), name, spec, result.chosen)
             plan_table.show_staged(console(), spec)
         plan_table.show_learned(console(), learned)
-    if options.sizes:
-        _sizes(options, spec, learned, result)
+    if options.sizes and result.reason not in SPEC_ERRORS:
+        from ..show import size_table
+
+        size_table.show_sizes(console(), sources.curve(options, spec, learned))
     code = exit_code(result)
     if options.show_prompt:
         code = max(code, _show_prompt(request))
@@ -241,41 +232,30 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
 
 
 def _changed_specs(options: Namespace, spec: GRPOJobSpec) -> dict[str, GRPOJobSpec]:
-    """The spec with each change of --what-if.
-
-    Raises:
-        OptionError: a change means nothing, or the output is not the table, the only format that
-            shows a difference.
-    """
+    """The spec with each change of --what-if. Only the table shows a difference."""
     if options.what_if and options.output != "table":
         raise OptionError("--what-if is shown as a table; leave out -o")
     return {change: with_change(spec, change) for change in options.what_if}
 
 
-def _sizes(
-    options: Namespace, spec: GRPOJobSpec, learned: Learned | None, result: PlanResult
-) -> None:
-    """Prints the curve of GPUs against time, where there is one.
+def _refuse_slips(options: Namespace, spec: GRPOJobSpec) -> None:
+    """A slip in an option is answered before anything is printed."""
+    if options.show_prompt:
+        _require_prompt_options(options)
+    if options.sizes:
+        _require_sizes_options(options, spec)
 
-    Raises:
-        OptionError: the output is not the table, or the job takes no GPUs.
-    """
+
+def _require_sizes_options(options: Namespace, spec: GRPOJobSpec) -> None:
+    """Say where there is no curve of GPUs against time."""
     if options.output != "table":
         raise OptionError("--sizes is shown as a table; leave out -o")
     if spec.placement.accelerator == "CPU":
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
-    if result.reason not in SPEC_ERRORS:
-        from ..show import size_table
-
-        size_table.show_sizes(console(), sources.curve(options, spec, learned))
 
 
 def _require_prompt_options(options: Namespace) -> None:
-    """Say at once where no prompt can be shown.
-
-    Raises:
-        OptionError: there is no job, no table, or no trainer.
-    """
+    """Say where no prompt can be shown."""
     if options.model:
         raise OptionError("--show-prompt shows a prompt of a job's dataset: name its file by -f")
     if options.output != "table":
@@ -308,12 +288,7 @@ def exit_code(result: PlanResult) -> int:
 
 
 def _draw(options: Namespace, name: str, result: PlanResult) -> None:
-    """Writes the picture of the chosen plan, or of the nearest candidate.
-
-    Raises:
-        NotYet: there is neither.
-        OptionError: the file can't be written.
-    """
+    """Writes the picture of the chosen plan, or of the nearest candidate."""
     from ..show.pictures import draw_memory, write_figure
 
     plan = result.chosen

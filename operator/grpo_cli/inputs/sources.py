@@ -151,11 +151,7 @@ def _named_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
 
 
 def _bytes(quantity: str) -> int:
-    """A byte quantity as Kubernetes writes it, or with the B of bytes, such as 1TB.
-
-    Raises:
-        InventoryError: it is no inventory.
-    """
+    """A byte quantity as Kubernetes writes it, or with the B of bytes, such as 1TB."""
     amount = quantity.replace(" ", "")
     without_bytes = amount[:-1] if amount[-2:-1] in tuple("KMGTPEkmgtpei") else amount
     try:
@@ -222,15 +218,12 @@ def read_facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
     Raises:
         InventoryError: a config.json was asked for and can't be read.
     """
-    try:
-        if options.config:
-            config = read_config(Path(options.config))
-            return ModelFacts(config=config, stored=stored_parameters(Path(options.config), config))
-        if options.fetch_config:
-            fetched = fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
-            return ModelFacts(config=fetched)
-    except ConfigUnreadable as error:
-        raise InventoryError(str(error)) from error
+    if options.config:
+        config = read_config(Path(options.config))
+        return ModelFacts(config=config, stored=stored_parameters(Path(options.config), config))
+    if options.fetch_config:
+        fetched = fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
+        return ModelFacts(config=fetched)
     return ModelFacts()
 
 
@@ -242,21 +235,17 @@ HUB = "https://huggingface.co"
 """Where HF_ENDPOINT is unset."""
 
 
-class ConfigUnreadable(OSError):
-    """A config.json that was asked for and can't be had; the message says why."""
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or in the config.json of a folder.
 
     Raises:
-        ConfigUnreadable: the file is missing, or holds no JSON object.
+        InventoryError: the file is missing, or holds no JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         return _object(file.read_bytes(), str(file))
     except OSError as error:
-        raise ConfigUnreadable(f"{file}: {error.strerror or error}") from error
+        raise InventoryError(f"{file}: {error.strerror or error}") from error
 
 
 def fetch_config(
@@ -265,7 +254,7 @@ def fetch_config(
     """The config.json of a hub id, over HTTP. Only for callers whose user allowed it.
 
     Raises:
-        ConfigUnreadable: the hub refuses, doesn't answer in time, or sends something else.
+        InventoryError: the hub refuses, doesn't answer in time, or sends something else.
     """
     import urllib.error
     import urllib.request  # takes as long to import as a plan to make, and few plans need it
@@ -278,25 +267,19 @@ def fetch_config(
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return _object(answer.read(LARGEST), url)
     except urllib.error.HTTPError as error:
-        raise ConfigUnreadable(
-            f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN"
-        ) from error
+        raise InventoryError(f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN") from error
     except OSError as error:
-        raise ConfigUnreadable(f"{url}: {error}") from error
+        raise InventoryError(f"{url}: {error}") from error
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ConfigUnreadable: the data is something else.
-    """
+    """A JSON object, or the error that says what the data is instead."""
     try:
         parsed = json.loads(data)
     except ValueError as error:
-        raise ConfigUnreadable(f"{where} is not JSON: {error}") from error
+        raise InventoryError(f"{where} is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise ConfigUnreadable(f"{where} is not a JSON object")
+        raise InventoryError(f"{where} is not a JSON object")
     return parsed
 
 
@@ -311,7 +294,7 @@ def stored_parameters(folder: Path, config: Mapping[str, Any]) -> int:
     """Parameters in a model folder's safetensors files; 0 where there are none, or nothing tells.
 
     Raises:
-        ConfigUnreadable: a file is there and is damaged.
+        InventoryError: a file is there and is damaged.
     """
     folder = folder if folder.is_dir() else folder.parent
     try:
@@ -319,7 +302,7 @@ def stored_parameters(folder: Path, config: Mapping[str, Any]) -> int:
             return _by_index(folder, json.loads((folder / INDEX).read_bytes()), config)
         return _by_header(folder / WHOLE) if (folder / WHOLE).is_file() else 0
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigUnreadable(
+        raise InventoryError(
             f"{folder}: its safetensors files can't be understood: {error}"
         ) from error
 
