@@ -36,45 +36,44 @@ class Metric:
     """Key in TRL's logs that it is read from; empty for our own."""
 
 
-_JOB = ("namespace", "grpojob")
-JOB_INFO = Metric(
-    "grpo_job_info",
-    "gauge",
-    "1",
-    "One per GRPOJob, with its plan as labels.",
-    (*_JOB, "model", "strategy"),
+def _job(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
+    return Metric(f"grpo_job_{name}", kind, unit, text, ("namespace", "grpojob", *labels))
+
+
+def _operator(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
+    return Metric(f"grpo_operator_{name}", kind, unit, text, labels)
+
+
+def _controller(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
+    return Metric(f"controller_runtime_{name}", kind, unit, text, ("controller", *labels))
+
+
+def _queue(name: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
+    return Metric(f"workqueue_{name}", kind, unit, text, ("name",))
+
+
+JOB_INFO = _job("info", "1", "One per GRPOJob, with its plan as labels.", "model", "strategy")
+JOB_GPUS = _job(
+    "gpus", "1", "GPUs of the job's plan, by product; 0 on CPUs, absent after its end.", "product"
 )
-JOB_GPUS = Metric(
-    "grpo_job_gpus",
-    "gauge",
-    "1",
-    "GPUs of the job's plan, by product; 0 on CPUs, absent after its end.",
-    (*_JOB, "product"),
-)
-JOB_POD_INFO = Metric(
-    "grpo_job_pod_info",
-    "gauge",
+JOB_POD_INFO = _job(
+    "pod_info",
     "1",
     "One per pod of the job's running attempt, bound to a node; component is trainer or engine.",
-    (*_JOB, "attempt", "pod", "node", "component"),
+    "attempt",
+    "pod",
+    "node",
+    "component",
 )
-JOB_CONDITION = Metric(
-    "grpo_job_condition",
-    "gauge",
+JOB_CONDITION = _job(
+    "condition",
     "1",
-    (
-        "1 while the condition is True, absent otherwise; without those that the phase or rank 0 "
-        "tells."
-    ),
-    (*_JOB, "type", "reason"),
+    "1 while the condition is True, absent otherwise; without those that the phase or rank 0 "
+    "tells.",
+    "type",
+    "reason",
 )
-JOB_PHASE = Metric(
-    "grpo_job_phase",
-    "gauge",
-    "1",
-    "1 for the job's phase; the others are absent.",
-    (*_JOB, "phase"),
-)
+JOB_PHASE = _job("phase", "1", "1 for the job's phase; the others are absent.", "phase")
 JOBS = Metric(
     "grpo_jobs",
     "gauge",
@@ -82,71 +81,48 @@ JOBS = Metric(
     "GRPOJobs by phase, those that have ended among them.",
     ("namespace", "phase"),
 )
-JOB_STEP = Metric(
-    "grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB
-)
-JOB_ATTEMPTS = Metric("grpo_job_attempts_total", "counter", "1", "Gang starts so far.", _JOB)
-JOB_PROGRESS_TIME = Metric(
-    "grpo_job_progress_timestamp_seconds",
-    "gauge",
+JOB_STEP = _job("step", "steps", "Finished steps as last seen by the operator.")
+JOB_ATTEMPTS = _job("attempts_total", "1", "Gang starts so far.", kind="counter")
+JOB_PROGRESS_TIME = _job(
+    "progress_timestamp_seconds",
     "unix seconds",
-    (
-        "When the operator last saw the running job get on: a step in training, else bytes or a "
-        "part of its stage's work."
-    ),
-    _JOB,
+    "When the operator last saw the running job get on: a step in training, else bytes or a "
+    "part of its stage's work.",
 )
-JOB_PATIENCE = Metric(
-    "grpo_job_patience_seconds",
-    "gauge",
+JOB_PATIENCE = _job(
+    "patience_seconds",
     "seconds",
-    (
-        "How long the running job's stage may go without getting on before its own watchdog ends "
-        "it as Hang."
-    ),
-    (*_JOB, "stage"),
+    "How long the running job's stage may go without getting on before its own watchdog ends "
+    "it as Hang.",
+    "stage",
 )
-JOB_STAGE_TIME = Metric(
-    "grpo_job_stage_timestamp_seconds",
-    "gauge",
+JOB_STAGE_TIME = _job(
+    "stage_timestamp_seconds",
     "unix seconds",
     "Since when the job's attempt has been in its stage, by the operator's clock; absent while "
     "none runs.",
-    (*_JOB, "stage"),
+    "stage",
 )
-JOB_RESTARTS = Metric(
-    "grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB
-)
+JOB_RESTARTS = _job("restarts_total", "1", "Restarts that count against the limit.", kind="counter")
 
-JOB_GPU_SECONDS = Metric(
-    "grpo_job_gpu_seconds",
-    "gauge",
+JOB_GPU_SECONDS = _job(
+    "gpu_seconds",
     "GPU-seconds",
     "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost is "
     "taken out of other states.",
-    (*_JOB, "state"),
+    "state",
 )
-JOB_QUEUED_SECONDS = Metric(
-    "grpo_job_queued_seconds",
-    "gauge",
-    "seconds",
-    "Finished waits of the job for GPUs and before restarts.",
-    _JOB,
+JOB_QUEUED_SECONDS = _job(
+    "queued_seconds", "seconds", "Finished waits of the job for GPUs and before restarts."
 )
-JOB_COST = Metric(
-    "grpo_job_cost",
-    "gauge",
-    "currency of the prices",
-    "Cost of the GPUs so far; absent without a price.",
-    _JOB,
+JOB_COST = _job(
+    "cost", "currency of the prices", "Cost of the GPUs so far; absent without a price."
 )
 
-JOB_RECONCILE_FAILURES = Metric(
-    "grpo_job_reconcile_failures",
-    "gauge",
+JOB_RECONCILE_FAILURES = _job(
+    "reconcile_failures",
     "1",
     "Reconciles of the job that have failed in a row; absent after one that succeeded.",
-    _JOB,
 )
 JOBS_WAITING = Metric(
     "grpo_jobs_waiting", "gauge", "1", "Jobs that wait to run, by status.reason.", ("reason",)
@@ -188,34 +164,21 @@ RESTARTS = Metric(
 CONTROLLER = "grpojob"
 """Value of the labels `controller` and `name` under which controller-runtime's dashboards find this
 controller."""
-RECONCILES = Metric(
-    "controller_runtime_reconcile_total",
-    "counter",
+RECONCILES = _controller(
+    "reconcile_total",
     "1",
     "Reconciles by result (success, error, requeue after a conflict, requeue_after a while).",
-    ("controller", "result"),
+    "result",
+    kind="counter",
 )
-RECONCILE_SECONDS = Metric(
-    "controller_runtime_reconcile_time_seconds",
-    "histogram",
+RECONCILE_SECONDS = _controller(
+    "reconcile_time_seconds",
     "seconds",
     "Duration of a reconcile, API calls included.",
-    ("controller",),
+    kind="histogram",
 )
-ACTIVE_WORKERS = Metric(
-    "controller_runtime_active_workers",
-    "gauge",
-    "1",
-    "Jobs that are being worked on.",
-    ("controller",),
-)
-MAX_WORKERS = Metric(
-    "controller_runtime_max_concurrent_reconciles",
-    "gauge",
-    "1",
-    "Jobs that may be worked on at a time.",
-    ("controller",),
-)
+ACTIVE_WORKERS = _controller("active_workers", "1", "Jobs that are being worked on.")
+MAX_WORKERS = _controller("max_concurrent_reconciles", "1", "Jobs that may be worked on at a time.")
 API_REQUESTS = Metric(
     "rest_client_requests_total",
     "counter",
@@ -223,110 +186,80 @@ API_REQUESTS = Metric(
     "Requests to the API server.",
     ("method", "resource", "code"),
 )
-QUEUE_DEPTH = Metric("workqueue_depth", "gauge", "1", "Jobs waiting for a reconcile.", ("name",))
-QUEUE_ADDS = Metric(
-    "workqueue_adds_total", "counter", "1", "Jobs that were put into the queue.", ("name",)
+QUEUE_DEPTH = _queue("depth", "1", "Jobs waiting for a reconcile.")
+QUEUE_ADDS = _queue("adds_total", "1", "Jobs that were put into the queue.", kind="counter")
+QUEUE_RETRIES = _queue(
+    "retries_total", "1", "Jobs that were put into it again after a failure.", kind="counter"
 )
-QUEUE_RETRIES = Metric(
-    "workqueue_retries_total",
-    "counter",
-    "1",
-    "Jobs that were put into it again after a failure.",
-    ("name",),
-)
-QUEUE_SECONDS = Metric(
-    "workqueue_queue_duration_seconds",
-    "histogram",
+QUEUE_SECONDS = _queue(
+    "queue_duration_seconds",
     "seconds",
     "Time from an event to the start of its reconcile.",
-    ("name",),
+    kind="histogram",
 )
-QUEUE_LONGEST = Metric(
-    "workqueue_longest_running_processor_seconds",
-    "gauge",
+QUEUE_LONGEST = _queue(
+    "longest_running_processor_seconds",
     "seconds",
     "How long the oldest reconcile that has not ended takes already.",
-    ("name",),
 )
-HEARD = Metric(
-    "grpo_operator_watch_heard_timestamp_seconds",
-    "gauge",
+HEARD = _operator(
+    "watch_heard_timestamp_seconds",
     "unix seconds",
-    (
-        "Time of the last LIST, event or bookmark of a kind of object, in the namespace where that "
-        "is longest ago."
-    ),
-    ("resource",),
+    "Time of the last LIST, event or bookmark of a kind of object, in the namespace where that "
+    "is longest ago.",
+    "resource",
 )
-LEADER = Metric(
-    "grpo_operator_leader",
-    "gauge",
+LEADER = _operator(
+    "leader",
     "1",
-    (
-        "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics "
-        "are the leader's."
-    ),
+    "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics "
+    "are the leader's.",
 )
-TAKEOVER = Metric(
-    "grpo_operator_takeover_seconds",
-    "gauge",
+TAKEOVER = _operator(
+    "takeover_seconds",
     "seconds",
-    (
-        "Time from the last sign of the leader before, or this operator's start, until this one "
-        "worked; absent before."
-    ),
+    "Time from the last sign of the leader before, or this operator's start, until this one "
+    "worked; absent before.",
 )
-BUILD_INFO = Metric(
-    "grpo_operator_build_info",
-    "gauge",
-    "1",
-    "1, with the operator's version as a label.",
-    ("version",),
-)
-PROGRESS_PULLS = Metric(
-    "grpo_operator_progress_pulls_total",
-    "counter",
+BUILD_INFO = _operator("build_info", "1", "1, with the operator's version as a label.", "version")
+PROGRESS_PULLS = _operator(
+    "progress_pulls_total",
     "1",
     "Pulls of /progress by result (success, error).",
-    ("result",),
+    "result",
+    kind="counter",
 )
 LOSSES = ("refused", "dropped")
 """Results of events and spans that nobody gets."""
-EVENTS = Metric(
-    "grpo_operator_events_total",
-    "counter",
+EVENTS = _operator(
+    "events_total",
     "1",
-    (
-        "Events on GRPOJobs by what became of them (sent, folded into one that waited, refused, "
-        "dropped)."
-    ),
-    ("result",),
+    "Events on GRPOJobs by what became of them (sent, folded into one that waited, refused, "
+    "dropped).",
+    "result",
+    kind="counter",
 )
-SPANS = Metric(
-    "grpo_operator_spans_total",
-    "counter",
+SPANS = _operator(
+    "spans_total",
     "1",
     "Spans of attempts' traces by what became of them (sent, refused, dropped).",
-    ("result",),
+    "result",
+    kind="counter",
 )
-LOOP_LAG = Metric(
-    "grpo_operator_event_loop_lag_seconds",
-    "histogram",
+LOOP_LAG = _operator(
+    "event_loop_lag_seconds",
     "seconds",
     "By how much a timer of the operator's event loop was late.",
+    kind="histogram",
 )
-UNREADABLE_OBJECTS = Metric(
-    "grpo_operator_unreadable_objects",
-    "gauge",
+UNREADABLE_OBJECTS = _operator(
+    "unreadable_objects",
     "1",
     "Objects that this version of the operator can't read and leaves alone.",
-    ("resource",),
+    "resource",
 )
-MEMORY_LIMIT = Metric(
-    "grpo_operator_memory_limit_bytes",
-    "gauge",
-    "bytes",
-    "Memory limit of the operator's container; absent without one.",
+MEMORY_LIMIT = _operator(
+    "memory_limit_bytes", "bytes", "Memory limit of the operator's container; absent without one."
 )
 JOB = (
     JOB_INFO,
