@@ -154,9 +154,7 @@ class Planner:
             SpecRejected: the spec can't be planned at all.
         """
         emptied = _emptied_nodes(self._as_measured(inventory))
-        pools, _ = build_pools(emptied, self._spec)
-        engine_pools = server_pools(emptied, self._spec)
-        search = Search(self._footprints, pools, engine_pools)
+        search, _ = _search(self._footprints, emptied)
         return curve(search)
 
     def _as_measured(self, inventory: Inventory) -> Inventory:
@@ -184,16 +182,13 @@ class Planner:
 
     def _on_free(self, inventory: Inventory) -> PlanResult | None:
         """The plan on what is free; None when nothing fits there, or nobody knows what is free."""
-        footprints = self._footprints
         if not inventory.visible:
             return None
-        pools, left_out = build_pools(inventory, self._spec)
-        engine_pools = server_pools(inventory, self._spec)
-        search = Search(footprints, pools, engine_pools)
+        search, left_out = _search(self._footprints, inventory)
         if not search.is_feasible or search.choice is None:
             return None
         notes = [*inventory.assumptions, *inventory.warnings, *left_out]
-        return self._answer(search, notes, fits_now=True)
+        return self._answer(search, search.choice, notes, fits_now=True)
 
     def _on_emptied(self, emptied: Inventory) -> PlanResult:
         """The plan on what will be free, else an explanation; the same for as long as the nodes are
@@ -203,29 +198,34 @@ class Planner:
         return self._waiting[emptied]
 
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
-        pools, left_out = build_pools(emptied, self._spec)
-        engine_pools = server_pools(emptied, self._spec)
+        search, left_out = _search(self._footprints, emptied)
         reasons = [*emptied.warnings, *left_out]
-        search = Search(self._footprints, pools, engine_pools)
         if search.is_feasible:
             if search.choice is None:
                 return _too_slow(search)
             notes = [*emptied.assumptions, *reasons]
-            return self._answer(search, notes, fits_now=not emptied.visible)
+            return self._answer(search, search.choice, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
-            larger = emptied.with_larger_disks
-            pools, _ = build_pools(larger, self._spec)
-            engine_pools = server_pools(larger, self._spec)
-            on_larger_disks = Search(self._footprints, pools, engine_pools)
+            on_larger_disks, _ = _search(self._footprints, emptied.with_larger_disks)
             if on_larger_disks.is_feasible:
                 return disk_shortage_result(self._demand, emptied.warnings)
         refusal = _no_capacity_result(self._footprints, search, emptied, reasons)
         result = _with_hardware(refusal, self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
-    def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-        answer = _brief_result if self._brief else _full_result
-        return answer(search, notes, fits_now)
+    def _answer(
+        self, search: Search, winner: Option, notes: list[str], *, fits_now: bool
+    ) -> PlanResult:
+        result = _result(search, winner, notes, fits_now)
+        return result if self._brief else _with_candidates(result, search, winner)
+
+
+def _search(footprints: Footprints, inventory: Inventory) -> tuple[Search, list[str]]:
+    """What the job may run as on these nodes, and a sentence on each group of them that it can't
+    use."""
+    spec = footprints.demand.spec
+    pools, left_out = build_pools(inventory, spec)
+    return Search(footprints, pools, server_pools(inventory, spec)), left_out
 
 
 def _emptied_nodes(inventory: Inventory) -> Inventory:
@@ -302,8 +302,8 @@ def _planner_elsewhere(footprints: Footprints) -> HardwarePlanner:
         changed = footprints.with_spec(spec)
 
         def plan(inventory: Inventory) -> Option | None:
-            pools, _ = build_pools(inventory, spec)
-            return Search(changed, pools, server_pools(inventory, spec)).choice
+            search, _ = _search(changed, inventory)
+            return search.choice
 
         return plan
 
@@ -321,34 +321,20 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     return result.model_copy(update={"message": message})
 
 
-def _full_result(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-    """The result of a search that something fits, with all that it was compared with."""
-    demand = search.demand
-    winner = _best_fitting(search)
+def _with_candidates(result: PlanResult, search: Search, winner: Option) -> PlanResult:
+    """The result with all that the winner was compared with, and the rule that took it."""
+    assert result.chosen is not None, "it was given"
     others = search.comparable_options(winner)
     options = [*others, *search.extents(winner), *search.rivals(winner)]
-    result = _result(search, winner, notes, fits_now)
-    assert result.chosen is not None, "it was given"
-    ranked = explain.candidates(demand, notable(options, winner), winner)
+    ranked = explain.candidates(search.demand, notable(options, winner), winner)
     winning_candidate = Candidate.from_plan(result.chosen)
     candidates = [winning_candidate, *ranked[1:]]
     rule = deciding_rule(search, winner)
     return result.model_copy(update={"candidates": candidates, "rule": rule})
 
 
-def _brief_result(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-    """The same without candidates and rule."""
-    return _result(search, _best_fitting(search), notes, fits_now)
-
-
-def _best_fitting(search: Search) -> Option:
-    """The chosen option of a search that something fits in time."""
-    winner = search.choice
-    assert winner is not None, "something fits"
-    return winner
-
-
 def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) -> PlanResult:
+    """The result of a search that something fits, without what the winner was compared with."""
     demand = search.demand
     sampling = sampling_message(search, winner)
     reason = explain.reason_message(winner, sampling)

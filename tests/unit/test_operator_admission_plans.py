@@ -42,7 +42,7 @@ def test_a_job_for_which_nothing_is_free_is_planned_once(monkeypatch: pytest.Mon
     def planned_again(*_: object) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("grpo_planner.plan._brief_result", planned_again)
+    monkeypatch.setattr("grpo_planner.plan._result", planned_again)
     # other GPUs are free, none of which would do; and another object of the same spec asks
     almost = inventory(
         nodes(1, 8, H100, gpus_free=0, host_memory_free=0), nodes(1, 8, H100, gpus_free=0)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..model.shapes import Shape
-from . import activations, engine, generation, layer_kinds, states
 from . import activations as act
+from . import engine, generation, layer_kinds, states
 from .setup import Setup
 
 
@@ -244,7 +244,7 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     saved = act.saved_activations(shape, setup)
     stream = act.checkpoint(shape, setup)
     layer = act.layer_backward(shape, setup)
-    head_forward = activations.forward_peak(shape, setup)
+    head_forward = act.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     unsaved_casts = casts if setup.checkpointing else 0
@@ -257,7 +257,7 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     forward_transient = act.forward_transient(shape, setup)
     no_grad_transient = act.no_grad_transient(shape, setup)
     effective_weights = layer_kinds.effective_weights(shape, setup)
-    head_backward = activations.backward_peak(shape, setup)
+    head_backward = act.backward_peak(shape, setup)
     highest_temporaries = max(head_forward, forward_transient)
     # The layers above have given their activations back; a checkpoint of the bottom one is still
     # there while it runs.

@@ -15,7 +15,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import TENSOR_PARALLEL, EnginePlan
 
 from ..memory.setup import Engine
-from ..result.formatting import gib, needs_message, plan_name
+from ..result.formatting import gib, plan_name
 from ..search.engine_plan import settings
 from ..search.engines import engine_of, is_splittable
 from .oom_replan import engine_differences
@@ -140,12 +140,6 @@ def _plan_with_reason(before: Run, after: Run) -> ExecutionPlan:
     change = change_message(before.learned, before.plan, plan)
     reason = f"{plan_name(plan)}, {change}"
     if plan.memory:
-        numbers = needs_message(
-            after.device_bytes,
-            after.usable_bytes,
-            after.prediction.peak_phase,
-            after.step_message,
-        )
-        reason = f"{reason}: {numbers}"
+        reason = f"{reason}: {after.needs_message}"
     changes = [*plan.changes, change]
     return plan.model_copy(update={"changes": changes[-16:], "reason": reason[:1024]})

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
-from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import MemoryShortage, Outcome
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import Architecture
@@ -22,7 +22,7 @@ from grpo_api.text.units import MIB
 from ..hardware.products import table, usable_bytes
 from ..memory.device import whole_mib
 from ..memory.phases import Prediction
-from ..result.formatting import gib, needs_message, plan_name, plural, sharding
+from ..result.formatting import gib, plan_name, plural, sharding
 from ..search.batch import generation_sizes
 from ..search.engine_plan import sampler_name
 from .past_run import Run
@@ -261,19 +261,12 @@ def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
     needed_host = whole_mib(after.host_bytes * plan.processes_per_node)
     sentences = list(_differences(before.plan, plan))
     if plan.memory:
-        prediction = after.prediction
         # offloaded gradients that accumulate take some, too
         host_per_node = max(needed_host, plan.memory.host_bytes_per_node)
-        numbers = {
-            "phases": MemoryPhases(**prediction.phases),
-            "peak_phase": prediction.peak_phase,
-            "device_bytes": after.device_bytes,
-            "peak_allocated_bytes": prediction.peak,
-            "host_bytes_per_node": host_per_node,
-        }
-        fields["memory"] = plan.memory.model_copy(update=numbers)
+        fields["memory"] = after.predicted_memory(plan.memory, host_per_node)
         fields |= after.step_fields
-        fields["reason"] = _reason(after)
+        lean = f"{plan_name(plan)}, with less memory per GPU than before"
+        fields["reason"] = f"{lean}: {after.needs_message}"
     if after.demand.pod_memory is None and needed_host > plan.host_memory_bytes:
         fields["host_memory_bytes"] = needed_host
         before_gib = gib(plan.host_memory_bytes)
@@ -287,17 +280,6 @@ def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
     fields["changes"] = changes[-16:]
     fields["engine"] = after.sized_engine
     return plan.model_copy(update=fields)
-
-
-def _reason(run: Run) -> str:
-    """Why the new plan, in a sentence with its numbers."""
-    numbers = needs_message(
-        run.device_bytes,
-        run.usable_bytes,
-        run.prediction.peak_phase,
-        run.step_message,
-    )
-    return f"{plan_name(run.plan)}, with less memory per GPU than before: {numbers}"
 
 
 def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:

@@ -10,7 +10,7 @@ from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import HOST, Learned
-from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
+from grpo_api.plan.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 from grpo_api.spec.generation import EnginePlan
 
 from ..hardware.inventory import Inventory
@@ -21,6 +21,7 @@ from ..memory.host import host_bytes
 from ..memory.phases import Prediction, predict
 from ..memory.setup import Engine, Precision, Setup, Strategy
 from ..model.architecture import resolve_model
+from ..result.formatting import needs_message
 from ..search import batch
 from ..search.cpu_plan import cpu_pod_bytes, cpu_process_bytes
 from ..search.demand import Demand, build_demand, step_fields
@@ -182,6 +183,11 @@ class Run:
         host_before = host_bytes(shape, before, processes)
         host_now = host_bytes(shape, self.setup, processes)
         host_per_node = plan.memory.host_bytes_per_node + host_now - host_before
+        memory = self.predicted_memory(plan.memory, host_per_node)
+        return self.with_plan(memory=memory, engine=self.sized_engine, **self.step_fields)
+
+    def predicted_memory(self, memory: MemoryPrediction, host_per_node: int) -> MemoryPrediction:
+        """What the plan publishes of its memory, with what is predicted now."""
         prediction = self.prediction
         numbers = {
             "host_bytes_per_node": host_per_node,
@@ -190,8 +196,7 @@ class Run:
             "peak_allocated_bytes": prediction.peak,
             "device_bytes": self.device_bytes,
         }
-        memory = plan.memory.model_copy(update=numbers)
-        return self.with_plan(memory=memory, engine=self.sized_engine, **self.step_fields)
+        return memory.model_copy(update=numbers)
 
     @property
     def _at_once(self) -> int:
@@ -248,6 +253,12 @@ class Run:
         """How long a step takes, in words."""
         correction = self.correction
         return step_message(self.step_seconds, correction.spread if correction else None)
+
+    @property
+    def needs_message(self) -> str:
+        """What the plan needs of each GPU, and how long a step takes, in words."""
+        phase = self.prediction.peak_phase
+        return needs_message(self.device_bytes, self.usable_bytes, phase, self.step_message)
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node

@@ -84,12 +84,6 @@ def generation_share(spec: GRPOJobSpec, world: int) -> int:
     return step_completions(spec) // world * generations_ahead(spec)
 
 
-def generate_calls(spec: GRPOJobSpec, world: int, at_once: int) -> float:
-    """Calls of generate per optimizer step, `at_once` completions each; below 1 where one batch
-    feeds several steps."""
-    return ceil(generation_share(spec, world) / at_once) / updates_per_generation(spec)
-
-
 def generation_sizes(spec: GRPOJobSpec, world: int) -> tuple[int, ...]:
     """Completions of one process that may be generated at a time, from all of them to one: in one
     round, in two, and so on. Of the sizes that need the same rounds the smallest takes least and is

@@ -379,11 +379,12 @@ class Family(dict[Engine | None, Variants]):
 
 
 def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
-    """Calls of generate per optimizer step, or how often an engine is filled with all that it
-    samples at a time."""
+    """Calls of generate per optimizer step, below 1 where one batch feeds several steps, or how
+    often an engine is filled with all that it samples at a time."""
     engine = setup.engine
     if engine is None:
-        return batch.generate_calls(spec, setup.world, setup.generation_batch)
+        rounds = ceil(batch.generation_share(spec, setup.world) / setup.generation_batch)
+        return rounds / batch.updates_per_generation(spec)
     # An engine may be limited to fewer completions than it has GPUs.
     if engine.kind == "Servers":
         completions = terms.replica_completions(setup)
@@ -435,14 +436,8 @@ class Footprints:
         sizes = batch.divisors(batch.step_completions(spec))
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
-    def variants(
-        self, world: int, method: Method, precision: Precision, engine: Engine | None
-    ) -> Variants:
-        """The variants of a method on `world` processes with an engine."""
-        return self.family(world, method, precision)[engine]
-
     def family(self, world: int, method: Method, precision: Precision) -> Family:
-        """The same with every engine."""
+        """The variants of a method on `world` processes with every engine."""
         key = (world, method, precision)
         family = self._families.get(key)
         if family is None:
@@ -460,8 +455,8 @@ class Footprints:
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = NOWHERE if engined else None
-            variants = self.variants(self.worlds[0], method, precision, engine)
-            self._floors[key] = variants.floor
+            family = self.family(self.worlds[0], method, precision)
+            self._floors[key] = family[engine].floor
         room = usable - self._floors[key]
         parameters = self.demand.shape.parameters * (2 if precision == "bfloat16" else 4)
         if room < 0:

@@ -18,7 +18,6 @@ from grpo_api.text.timing import DAY, HOUR
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
 from ..time.measured_runs import StepCorrection
-from .demand import Demand
 from .engines import Engines
 from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, SiteMethod
 from .footprints import Footprint, Footprints, Variants
@@ -60,18 +59,13 @@ class Search:
 
         `server_pools`: where engines may be that have a product of their own.
         """
-        self._footprints, self._demand = footprints, footprints.demand
-        self.engines = Engines(self._demand, server_pools)
-        self._times = Times(self._demand, self.engines)
-        self._objective: Objective = self._demand.spec.placement.objective
+        self.demand = footprints.demand
+        self.engines = Engines(self.demand, server_pools)
+        self._times = Times(self.demand, self.engines)
+        self._objective: Objective = self.demand.spec.placement.objective
         self.pools = list(pools)
         self._extents = Extents(footprints, self.engines, pools)
         self._places, self._methods = self._extents.places, self._extents.methods
-
-    @property
-    def demand(self) -> Demand:
-        """What the job asks for."""
-        return self._demand
 
     @property
     def has_place(self) -> bool:
@@ -113,7 +107,7 @@ class Search:
     @cached_property
     def most_seconds(self) -> float:
         """Longest step that a plan may have."""
-        spec = self._demand.spec
+        spec = self.demand.spec
         if spec.placement.allow_slow:
             return inf
         steps = spec.training.max_steps
