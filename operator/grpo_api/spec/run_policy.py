@@ -337,23 +337,14 @@ class ExitCodes(Model):
         return bool(code) and (code in self.values) == (self.operator == "In")
 
 
-def _has_one_condition(rule: "RestartRule") -> bool:
-    conditions = (rule.on_exit_codes, rule.on_results, rule.on_reasons)
-    return sum(bool(condition) for condition in conditions) == 1
-
-
 class RestartRule(Model):
     """What follows an end that is described by exactly one of onExitCodes, onResults and
     onReasons."""
 
     RULES = (
-        Rule(
-            (
-                "[has(self.onExitCodes), has(self.onResults), has(self.onReasons)].filter(given, "
-                "given).size() == 1"
-            ),
-            "set exactly one of onExitCodes, onResults, onReasons",
-            _has_one_condition,
+        exactly_one(
+            *("onExitCodes", "onResults", "onReasons"),
+            message="set exactly one of onExitCodes, onResults, onReasons",
         ),
     )
 
