@@ -342,9 +342,10 @@ def test_a_cluster_is_seen_through_kubectl(
     status = {
         "learned": {"memory": memory, "shortfalls": [tried], "architecture": shape, "later": 1}
     }
-    answers = {
+    answers: dict[str, Any] = {
         "nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]},
         "grpojobs.grpo.dev": {"items": [{"status": status}]},
+        "grpojobclasses.grpo.dev": {"items": []},
     }  # fmt: skip
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     script = tmp_path / "kubectl.py"
