@@ -54,11 +54,7 @@ def start_delivery(
 def _manifest(
     options: Namespace, metadata: dict[str, Any], job: GRPOJob, wanted: dict[str, Any]
 ) -> Manifest:
-    """The Job to create.
-
-    Raises:
-        NotYet: nobody knows the job's plan.
-    """
+    """The Job to create, of a job whose plan is known."""
     if job.status.plan is None:
         raise NotYet(f"{metadata['name']} has no plan: the operator has not seen it")
     last = build_attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
@@ -69,11 +65,7 @@ def _manifest(
 
 
 def _pods(options: Namespace, last: Attempt) -> PodDefaults:
-    """What the operator has chosen for the last attempt's pods, as its Job tells.
-
-    Raises:
-        OptionError: the Job is gone, and nobody else knows the image.
-    """
+    """What the operator has chosen for the last attempt's pods, as its Job tells."""
     name = child_job(last.key.name, last.number)
     attempt_job = find_job(options, name)
     pods = (

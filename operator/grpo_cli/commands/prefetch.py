@@ -101,14 +101,8 @@ def _fill_cache(options: Namespace, job: Job) -> int:
 
 
 def _start(options: Namespace, body: Object) -> Holder | None:
-    """Creates the Job, unless the same is at work already; one that has ended makes room.
-
-    Returns for whose sake there is one node only that it can run on.
-
-    Raises:
-        NotYet: one that fetches something else is at work, or no node can have its claims.
-        KubectlError: kubectl fails.
-    """
+    """Creates the Job, unless the same is at work already; one that has ended makes room. Returns
+    for whose sake there is one node only that it can run on."""
     name = body["metadata"]["name"]
     there = job_pods.find_job(options, name)
     if there and not job_pods.job_end(there):

@@ -94,12 +94,7 @@ def check_name(job: str) -> str:
 
 
 def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> PreflightReport:
-    """The report of a pod; its Job is deleted afterwards.
-
-    Raises:
-        KubectlError: kubectl fails.
-        NotYet: the pod left no report.
-    """
+    """The report of a pod; its Job is deleted afterwards."""
     pods = pod_defaults.defaults_from_flags(options)
     kubectl.create_object(options, check_job(name, options.namespace or "default", spec, pods))
     try:

@@ -212,11 +212,7 @@ def _is_method(function: ast.expr, scope: Scope) -> bool:
 
 
 def _evaluate_arguments(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict[str, Any]:
-    """A call's arguments by their names.
-
-    Raises:
-        Computed: one is no constant.
-    """
+    """A call's arguments by their names, which must be constants."""
     arguments = dict(zip(positions, call.args, strict=False))
     for keyword in call.keywords:
         if keyword.arg is None:
@@ -271,12 +267,8 @@ def _column_of(node: ast.expr, parameter: str) -> str | None:
 
 
 def _chat_of(node: ast.expr, parameter: str, scope: Scope) -> tuple[str, str]:
-    """Column and system message of a chat of these two.
-
-    Raises:
-        Computed: it is another chat. One of the user's message alone has no words in the spec,
-            which would leave the text without a chat template.
-    """
+    """Column and system message of a chat of these two. One of the user's message alone has no
+    words in the spec, which would leave the text without a chat template."""
     if not isinstance(node, ast.List) or len(node.elts) != 2:
         raise Computed(node)
     system, user = (_message_of(element, scope) for element in node.elts)

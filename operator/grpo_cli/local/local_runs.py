@@ -368,11 +368,7 @@ class LocalRuns:
                 (place / file).write_text(text, encoding="utf-8")
 
     def _run_init_container(self, home: Path, container: LocalContainer) -> None:
-        """Run an init container to its end, with its mounts' paths replaced in its arguments.
-
-        Raises:
-            NotYet: it fails.
-        """
+        """Run an init container to its end, with its mounts' paths replaced in its arguments."""
         folders = {
             path: self._claim_folder(source)
             for path, source in container.mounts.items()
@@ -399,11 +395,7 @@ class LocalRuns:
             )
 
     def _start(self, attempt: Attempt, pod: LocalPod) -> None:
-        """Start the trainer of an attempt.
-
-        Raises:
-            NotYet: another process does so.
-        """
+        """Start the trainer of an attempt, unless another process does so."""
         home = self.folder / attempt.key.name
         folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
         try:
@@ -451,11 +443,7 @@ class LocalRuns:
 
 
 def _require_memory(model: str, needed: int) -> None:
-    """Refuse what would make this machine swap.
-
-    Raises:
-        OptionError: the plan needs more than its whole memory.
-    """
+    """Refuse a plan that would make this machine swap."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise OptionError(

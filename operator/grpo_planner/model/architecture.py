@@ -290,11 +290,8 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
 
 
 def _refuse_quantised_original(name: str, path: str) -> None:
-    """Refuse a model whose weights are quantised though its name doesn't say so.
-
-    Raises:
-        SpecRejected: with its copy in bfloat16, where one is usual.
-    """
+    """Refuse a model whose weights are quantised though its name doesn't say so, with its copy in
+    bfloat16, where one is usual."""
     copy = catalogue.quantised_original(name)
     if copy is not None:
         message = quantised_message(f"{path}.name {name!r}", path, copy)

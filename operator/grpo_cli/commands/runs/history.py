@@ -86,11 +86,7 @@ def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
 
 
 def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
-    """All rows; the columns that most people look for first, then those that appear.
-
-    Raises:
-        OptionError: no row has one of the keys.
-    """
+    """All rows; the columns that most people look for first, then those that appear."""
     all_columns = dict.fromkeys(key for row in rows for key in row)
     if unknown := [key for key in keys or () if key not in all_columns]:
         raise OptionError(f"--key {unknown[0]}: there are {', '.join(all_columns)}")
