@@ -6,37 +6,20 @@ command creates a pod, resumes interrupted files, and compares every file with t
 trainer recorded.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from grpo_api.job_object import GRPOJob
-from grpo_api.report.artifacts import Export, Listing, ReportBytes
+from grpo_api.report.artifacts import Export, Listing
 from grpo_api.text.quantity import format_bytes
 
 from ..cluster import kubectl
 from ..cluster.delivery import DTYPE_BYTES
 from ..cluster.delivery_pod import add_pod_arguments, start_delivery
-from ..cluster.download import (
-    download_files,
-    missing_files,
-    require_folder,
-    require_room,
-)
+from ..cluster.download import download_files, missing_files, require_folder, require_room
 from ..inputs.integrity import require_made_of
 from ..show.errors import KubectlError, NotYet, OptionError
+from ..show.progress import byte_progress
 from ..show.terminal import console
 
 
@@ -68,10 +51,8 @@ def run(options: Namespace) -> int:
     is_converted = is_conversion_requested(options, export)
     what = "converted from the job's" if is_converted else "as the job reported it"
     console().print(
-        (
-            f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights "
-            f"{listing.weights_hash}, {what}"
-        ),
+        f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights "
+        f"{listing.weights_hash}, {what}",
         markup=False,
         soft_wrap=True,
     )
@@ -99,7 +80,7 @@ def fetch_model(options: Namespace) -> tuple[Listing, Export]:
             require_reported(listing, export)
         wanted = missing_files(options.to, listing)
         require_room(options.to, wanted)
-        with _progress_bar(listing) as report_bytes:
+        with byte_progress(f"{len(listing.files)} files", listing.bytes) as report_bytes:
             report_bytes(listing.bytes - sum(entry.bytes for entry in wanted.values()))
             download_files(options.to, wanted, delivery.read_file, report_bytes)
         if converts:
@@ -168,23 +149,3 @@ def require_reported(listing: Listing, export: Export) -> None:
         raise KubectlError(
             f"{export.path} has weights {listed}, the job reported {reported}: somebody changed it"
         )
-
-
-@contextmanager
-def _progress_bar(listing: Listing) -> Iterator[ReportBytes]:
-    """A bar on the terminal, if there is one; progress is no part of what is printed."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    bar = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(f"{len(listing.files)} files", total=listing.bytes)
-        yield lambda count: bar.advance(task, count)

@@ -9,7 +9,9 @@ from grpo_planner.hardware.product_names import short_names
 from grpo_planner.hardware.products import Product, obstacle_message
 from grpo_planner.hardware.products import table as products
 
-from ..show.terminal import add_row, console, make_table, show_table
+from ..show.terminal import console, show_table
+
+HEADINGS = ("product", "short names", "GiB", "TFLOP/s", "GB/s", "the trainer's image")
 
 
 def register(parser: ArgumentParser) -> None:
@@ -20,21 +22,8 @@ def register(parser: ArgumentParser) -> None:
 def run(_: Namespace) -> int:
     """Prints the list."""
     out = console()
-    wide = make_table(
-        "product",
-        "short names",
-        "GiB",
-        "TFLOP/s",
-        "GB/s",
-        "the trainer's image",
-        right=["GiB", "TFLOP/s", "GB/s"],
-    )
-    stacked: list[tuple[Text, ...]] = []
-    for label, product in products().items():
-        row = _row(label, product)
-        add_row(wide, row)
-        stacked.append(_stacked_row(row))
-    show_table(out, wide, stacked)
+    rows = [_row(label, product) for label, product in products().items()]
+    show_table(out, HEADINGS, rows, tuple, _stacked_row, right=HEADINGS[2:5])
     out.print(
         "[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not "
         "measured[/dim]"

@@ -25,7 +25,7 @@ from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import plural, sharding
 
 from ..cluster import kubectl
-from ..show.terminal import console, gib, make_table, plain_text, show_table
+from ..show.terminal import console, gib, plain_text, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -219,16 +219,12 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
     """One row per condition; where that is too wide, its message in lines of its own."""
     if not conditions:
         return
-    wide = make_table("condition", "status", "since", "reason", "message")
-    for condition in conditions:
-        wide.add_row(
-            condition.type,
-            condition.status,
-            condition.last_transition_time,
-            condition.reason,
-            plain_text(condition.message),
-        )
-    show_table(out, wide, map(_stacked_condition, conditions))
+    headings = ("condition", "status", "since", "reason", "message")
+    show_table(out, headings, conditions, _condition_cells, _stacked_condition)
+
+
+def _condition_cells(one: Condition) -> tuple[str, ...]:
+    return one.type, one.status, one.last_transition_time, one.reason, one.message
 
 
 def _stacked_condition(condition: Condition) -> tuple[Text, ...]:
@@ -241,10 +237,12 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
     """One row per pod; where that is too wide, what became of it in a line of its own."""
     if not pods:
         return
-    wide = make_table("pod", "index", "node", "phase", "reason")
-    for pod in pods:
-        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, plain_text(pod.reason))
-    show_table(out, wide, map(_stacked_pod, pods))
+    headings = ("pod", "index", "node", "phase", "reason")
+    show_table(out, headings, pods, _pod_cells, _stacked_pod)
+
+
+def _pod_cells(pod: PodStatus) -> tuple[str, ...]:
+    return pod.name, _number(pod), pod.node, pod.phase, pod.reason
 
 
 def _number(pod: PodStatus) -> str:

@@ -10,17 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from rich.text import Text
 
 from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_api.text.timing import HOUR
 
 from ..cluster import kubectl
 from ..show.errors import NotYet, OptionError
-from ..show.terminal import console, make_table, show_table
+from ..show.terminal import console, show_table
 
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
-NUMBERS = HEADINGS[1:]
 TOTAL = "all"
 UNKNOWN = "-"
 
@@ -64,10 +62,7 @@ def run(options: Namespace) -> int:
             "it yet"
         )
     shown = rows if len(rows) == 1 else [*rows, total(rows)]
-    wide = make_table(*HEADINGS, right=NUMBERS)
-    for row in shown:
-        wide.add_row(*_cells(row))
-    show_table(console(), wide, map(_stacked_row, shown))
+    show_table(console(), HEADINGS, shown, _cells, right=HEADINGS[1:])
     if len(rows) == 1:
         console().print(rows[0].usage.description)
     return 0
@@ -101,11 +96,7 @@ def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[
 
 
 def _usage(name: str, document: object) -> Usage:
-    """The usage that a job's status tells.
-
-    Raises:
-        KubectlError: it is of a version that this one can't read.
-    """
+    """The usage that a job's status tells, or the error that another version wrote it."""
     try:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
@@ -128,13 +119,6 @@ def _cells(row: Row) -> list[str]:
         queued_hours,
         cost,
     ]
-
-
-def _stacked_row(row: Row) -> tuple[Text, ...]:
-    """The same below each other."""
-    name, *cells = _cells(row)
-    numbers = [f"{head} {cell}" for head, cell in zip(NUMBERS, cells, strict=True)]
-    return Text(name, "bold"), Text(", ".join(numbers))
 
 
 def _as_json(row: Row) -> dict[str, Any]:

@@ -11,11 +11,8 @@ Exit codes:
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -28,7 +25,6 @@ from grpo_api.provenance.provenance import (
     EnvironmentRecord,
     Provenance,
 )
-from grpo_api.report.artifacts import ReportBytes
 from grpo_api.text.messages import printable_text
 
 from ..inputs.integrity import (
@@ -41,6 +37,7 @@ from ..inputs.integrity import (
     unsigned_message,
 )
 from ..show.errors import OptionError
+from ..show.progress import byte_progress
 from ..show.terminal import console
 
 GENUINE, DIFFERENT = 0, 1
@@ -84,7 +81,7 @@ def _verify_folder(folder: Path, options: Namespace) -> int:
     # a conversion may be unsigned: then its original's signature is checked
     if key and (envelope or not converted):
         signer = require_signature(envelope, key)
-    with _progress() as report_bytes:
+    with byte_progress("reading") as report_bytes:
         compared = compare_files(folder, statement, options.ignore, report_bytes)
     if compared.problems:
         return _report_difference(compared.problems)
@@ -112,18 +109,6 @@ def _report_difference(
 def _plain(text: object) -> str:
     """What a stranger wrote, on one line and without what could steer the terminal."""
     return printable_text(str(text), keep="")
-
-
-@contextmanager
-def _progress() -> Iterator[ReportBytes]:
-    """Tells how much was read, where somebody is there to see it."""
-    terminal = Console(stderr=True)
-    columns = ("reading", DownloadColumn(), TransferSpeedColumn(), BarColumn())
-    with Progress(
-        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-    ) as progress:
-        task = progress.add_task("reading", total=None)
-        yield lambda count: progress.advance(task, count)
 
 
 def _check_facts(
@@ -161,10 +146,8 @@ def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
     )
     yield (
         "trained",
-        (
-            f"{plan.get('method')} on {_devices(plan)}, {plan.get('dtype')}, ZeRO "
-            f"{plan.get('zeroStage')}"
-        ),
+        f"{plan.get('method')} on {_devices(plan)}, {plan.get('dtype')}, ZeRO "
+        f"{plan.get('zeroStage')}",
     )
     for dependency in build.resolved_dependencies:
         yield dependency.name, _dependency(dependency)

@@ -22,7 +22,7 @@ from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
 from grpo_planner.time.step_range import headline_message
 
-from .terminal import add_row, gib, make_table, show_table
+from .terminal import gib, show_table
 
 SHOWN = 12
 """Candidates that are printed without --all."""
@@ -131,10 +131,7 @@ def settings(plan: ExecutionPlan) -> list[str]:
 
 def _candidates(out: Console, candidates: list[Candidate]) -> None:
     """One row per family: how it runs, what it needs, how long a step takes, and why not."""
-    wide = make_table(*HEADINGS, right=["s/step"])
-    for candidate in candidates:
-        add_row(wide, _cells(candidate), _style(candidate))
-    show_table(out, wide, map(_stacked_cells, candidates))
+    show_table(out, HEADINGS, candidates, _cells, _stacked_cells, right=["s/step"], style=_style)
 
 
 def _style(candidate: Candidate) -> str:
@@ -160,26 +157,13 @@ def _cells(candidate: Candidate) -> list[str]:
 
 def _stacked_cells(candidate: Candidate) -> tuple[Text, ...]:
     """The same below each other: how and where it runs, its numbers, the verdict."""
-    (
-        method,
-        sharding,
-        reference,
-        sampled,
-        gpus,
-        nodes,
-        batch,
-        saving,
-        need,
-        usable,
-        phase,
-        seconds,
-        verdict,
-    ) = _cells(candidate)
-    how = f"{method} {sharding}, {reference} on {gpus}, nodes {nodes}, sampled by {sampled}"
-    numbers = f"{need} of {usable} GiB at {phase}, batch x accum {batch}"
-    numbers += "" if seconds == "-" else f", {seconds} s/step"
-    numbers += "" if saving == "-" else f", {saving}"
-    return Text(how, _style(candidate) or "bold"), Text(numbers), Text(verdict, _style(candidate))
+    cells = dict(zip(HEADINGS, _cells(candidate), strict=True))
+    how = "{method} {sharding}, {reference} on {GPUs}, nodes {nodes}, sampled by {sampled by}"
+    numbers = "{GiB} of {of} GiB at {phase}, batch x accum {batch x accum}"
+    numbers += "" if cells["s/step"] == "-" else ", {s/step} s/step"
+    numbers += "" if cells["saving"] == "-" else ", {saving}"
+    head = Text(how.format_map(cells), _style(candidate) or "bold")
+    return head, Text(numbers.format_map(cells)), Text(cells["verdict"], _style(candidate))
 
 
 def _phases(out: Console, plan: ExecutionPlan) -> None:
@@ -287,19 +271,17 @@ def show_difference(
         out.print(f"  without {', '.join(left_out)}, which another engine knows")
     if not (before.chosen and after.chosen and before.chosen.memory and after.chosen.memory):
         return
-    _differences(out, list(_comparison_rows(before.chosen, after.chosen)))
+    headings = ("", "now", "then", "difference")
+    rows = list(_comparison_rows(before.chosen, after.chosen))
+    show_table(out, headings, rows, tuple, _stacked_difference, right=headings)
     for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
         if was != now:
             out.print(Text(f"  {was} becomes {now}"))
 
 
-def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
-    wide = make_table("", "now", "then", "difference", right=["now", "then", "difference"])
-    stacked: list[tuple[Text, ...]] = []
-    for name, was, now, by in rows:
-        add_row(wide, (name, was, now, by))
-        stacked.append((Text(name), Text(f"{was}, then {now}: {by}")))
-    show_table(out, wide, stacked)
+def _stacked_difference(row: tuple[str, str, str, str]) -> tuple[Text, ...]:
+    name, was, now, by = row
+    return Text(name), Text(f"{was}, then {now}: {by}")
 
 
 def _comparison_rows(

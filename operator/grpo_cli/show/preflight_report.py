@@ -1,11 +1,15 @@
 """Prints what a preflight found: problems, what was not checked, prompts and model."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport, PromptLengths, SkippedCheck
 
 from .terminal import add_row, make_table, plain_text, show_table
+
+Finding = PreflightProblem | SkippedCheck
 
 MAX_PROMPT = 4000
 """Characters of a prompt that are shown."""
@@ -49,19 +53,19 @@ def _visible_letter(letter: str) -> str:
     return letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1]
 
 
-def _print_findings(
-    out: Console, heading: str, findings: list[PreflightProblem] | list[SkippedCheck]
-) -> None:
+def _print_findings(out: Console, heading: str, findings: Sequence[Finding]) -> None:
     if not findings:
         return
-    wide = make_table("field", heading)
-    stacked: list[tuple[Text, ...]] = []
-    for finding in findings:
+
+    def cells(finding: Finding) -> tuple[str, ...]:
         passes = isinstance(finding, PreflightProblem) and finding.transient
-        message = f"{PASSING if passes else ''}{finding.message}"
-        add_row(wide, (finding.path, message))
-        stacked.append((plain_text(f"{finding.path} ({heading})", "bold"), plain_text(message)))
-    show_table(out, wide, stacked)
+        return finding.path, f"{PASSING if passes else ''}{finding.message}"
+
+    def stack(finding: Finding) -> tuple[Text, ...]:
+        path, message = cells(finding)
+        return plain_text(f"{path} ({heading})", "bold"), plain_text(message)
+
+    show_table(out, ("field", heading), findings, cells, stack)
 
 
 def _prompts_message(prompts: PromptLengths) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from grpo_planner.search.curve import Size
 
 from .plan_table import CHOSEN
-from .terminal import add_row, make_table, show_table
+from .terminal import show_table
 
 HEADINGS = (
     "GPUs",
@@ -34,10 +34,7 @@ UNKNOWN = "-"
 def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     """Prints one row per number of GPUs, fewest first, and what would fill the columns that are
     empty."""
-    wide = make_table(*HEADINGS, right=NUMBERS)
-    for size in sizes:
-        add_row(wide, _cells(size), _style(size))
-    show_table(out, wide, map(_stacked_cells, sizes))
+    show_table(out, HEADINGS, sizes, _cells, _stacked_cells, right=NUMBERS, style=_style)
     if rule := next((size.rule for size in sizes if size.chosen), ""):
         out.print(Text(f"{CHOSEN}: {rule}"))
     for line in _missing_facts(sizes):

@@ -3,7 +3,8 @@ lose nothing."""
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,6 +14,8 @@ from rich.text import Text
 
 from grpo_api.text.messages import printable_text
 from grpo_api.text.units import GIB
+
+Item = TypeVar("Item")
 
 _PIPE_WIDTH = 80
 """Columns of output that no terminal takes, where COLUMNS says nothing."""
@@ -53,16 +56,42 @@ def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:
     table.add_row(*map(plain_text, cells), style=style)
 
 
-def show_table(out: Console, wide: Table, stacked: Iterable[tuple[Text, ...]]) -> None:
-    """Prints a table where it fits, else each of its rows as a line with indented lines below,
-    wrapped and whole."""
+def _no_style(_: object) -> str:
+    return ""
+
+
+def show_table(
+    out: Console,
+    headings: Sequence[str],
+    items: Sequence[Item],
+    cells: Callable[[Item], Sequence[str]],
+    stack: Callable[[Item], Sequence[Text]] | None = None,
+    *,
+    right: Iterable[str] = (),
+    style: Callable[[Item], str] = _no_style,
+) -> None:
+    """Prints a table with a row of plain texts per item where it fits, else each item as a line
+    with indented lines below, wrapped and whole.
+
+    `stack` makes these lines; unset: the first cell, and below it the others by their headings.
+    """
+    wide = make_table(*headings, right=right)
+    for item in items:
+        add_row(wide, cells(item), style(item))
     if Measurement.get(out, out.options.update(max_width=_ANY_WIDTH), wide).maximum <= out.width:
         out.print(wide)
         return
-    for first, *below in stacked:
+    for item in items:
+        first, *below = stack(item) if stack else _labelled(headings, cells(item))
         out.print(first, overflow="fold")
         for line in below:
             out.print(Padding(line, (0, 0, 0, _INDENT)), overflow="fold")
+
+
+def _labelled(headings: Sequence[str], cells: Sequence[str]) -> tuple[Text, ...]:
+    pairs = zip(headings[1:], cells[1:], strict=True)
+    numbers = ", ".join(f"{heading} {cell}" for heading, cell in pairs)
+    return plain_text(cells[0], "bold"), plain_text(numbers)
 
 
 def gib(count: float) -> float:

@@ -3,7 +3,6 @@ is."""
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -12,7 +11,10 @@ from rich.text import Text
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line, readable_job
 from ...inputs.kubectl_yaml import KubectlDumper
-from ...show.terminal import add_row, console, make_table, plain_text, show_table
+from ...show.terminal import console, plain_text, show_table
+
+NUMBERS = ("GPUs", "KL", "reward")
+HEADINGS = ("name", *NUMBERS, "state")
 
 
 def register(parser: ArgumentParser) -> None:
@@ -41,10 +43,7 @@ def run(options: Namespace) -> int:
     if not rows:
         print("no GRPOJobs found")
         return 0
-    table = make_table("name", "GPUs", "KL", "reward", "state", right=("GPUs", "KL", "reward"))
-    for row in rows:
-        add_row(table, row)
-    show_table(console(), table, _stacked_rows(rows))
+    show_table(console(), HEADINGS, rows, tuple, _stacked_row, right=NUMBERS)
     return 0
 
 
@@ -64,8 +63,8 @@ def _row(item: dict[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
     return name, gpus, *shown, progress_line(job, metadata)
 
 
-def _stacked_rows(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
-    for name, gpus, kl, reward, state in rows:
-        numbers = {"GPUs": gpus, "KL": kl, "reward": reward}
-        facts = ", ".join(f"{label} {value}" for label, value in numbers.items() if value)
-        yield tuple(plain_text(text) for text in (f"{name}  {state}", facts) if text)
+def _stacked_row(row: tuple[str, ...]) -> tuple[Text, ...]:
+    name, *numbers, state = row
+    pairs = zip(NUMBERS, numbers, strict=True)
+    facts = ", ".join(f"{label} {value}" for label, value in pairs if value)
+    return tuple(plain_text(text) for text in (f"{name}  {state}", facts) if text)

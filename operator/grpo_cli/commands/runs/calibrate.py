@@ -8,8 +8,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.text import Text
-
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.status.status import Phase
@@ -24,7 +22,7 @@ from ...inputs.calibration_file import load_measured_rows, save_measured_rows
 from ...local.attempt_state import PLAN_FILE
 from ...local.local_runs import NAMESPACE, LocalRuns
 from ...show.errors import KubectlError, NotYet, OptionError
-from ...show.terminal import console, make_table, show_table
+from ...show.terminal import console, show_table
 
 FILE = "calibration.yaml"
 FINISHED = (Phase.SUCCEEDED, Phase.FAILED)
@@ -113,14 +111,12 @@ def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]
 
 def _show(rows: list[MeasuredRow]) -> None:
     """Prints a row per run."""
-    table = make_table(*HEADINGS, right=HEADINGS[3:])
-    stacked = []
-    for row in rows:
-        measured, predicted = sum(row.seconds.values()), sum(row.predicted.values())
-        cells = (
-            row.source, row.model, f"{row.gpus} x {row.gpu}", f"{measured:.3g}",
-            f"{predicted:.3g}", f"{measured / predicted:.2f}",
-        )  # fmt: skip
-        table.add_row(*cells)
-        stacked.append(tuple(map(Text, cells)))
-    show_table(console(), table, stacked)
+    show_table(console(), HEADINGS, rows, _cells, right=HEADINGS[3:])
+
+
+def _cells(row: MeasuredRow) -> tuple[str, ...]:
+    measured, predicted = sum(row.seconds.values()), sum(row.predicted.values())
+    return (
+        row.source, row.model, f"{row.gpus} x {row.gpu}", f"{measured:.3g}",
+        f"{predicted:.3g}", f"{measured / predicted:.2f}",
+    )  # fmt: skip

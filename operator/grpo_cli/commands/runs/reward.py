@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...inputs import local_preflight
 from ...inputs.manifest import Job, load_specs
 from ...inputs.run_history import load_rows, sampled_completions
 from ...show.errors import ENDED_BADLY, NotYet, OptionError
-from ...show.terminal import console, make_table, show_table
+from ...show.terminal import console, show_table
 
 SHOWN_LETTERS = 40
 """Of a completion."""
@@ -77,11 +76,8 @@ def run(options: Namespace) -> int:
 
 
 def _score_rows(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
-    """What the trainer's process says of the rows.
-
-    Raises:
-        NotYet: it left no answer; what it printed is on stderr.
-    """
+    """What the trainer's process says of the rows; where it leaves no answer, what it printed is on
+    stderr."""
     with tempfile.TemporaryDirectory(prefix="grpo-") as name:
         folder = Path(name)
         plan_file, rows_file, result_file = (
@@ -118,7 +114,7 @@ def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
         )
         for index in range(len(rows))
     ]
-    table = make_table("completion", *rewards, "sum", right=(*rewards, "sum"))
+    headings = ("completion", *rewards, "sum")
     lines: list[tuple[str, ...]] = []
     for index, row in enumerate(rows):
         scores = [_number(reward["scores"][index]) for reward in rewards.values()]
@@ -126,21 +122,11 @@ def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
         lines.append((text, *scores, _number(totals[index])))
     means = [_number(_mean(reward["scores"])) for reward in rewards.values()]
     lines.append(("mean", *means, _number(_mean(totals))))
-    for line in lines:
-        table.add_row(*map(Text, line))
     out = console()
-    show_table(out, table, _stacked_rows(lines, (*rewards, "sum")))
+    show_table(out, headings, lines, tuple, right=headings[1:])
     for name, reward in rewards.items():
         if reward["problem"]:
             out.print(Text(f"{name}: {reward['problem']}"))
-
-
-def _stacked_rows(
-    lines: list[tuple[str, ...]], labels: tuple[str, ...]
-) -> Iterator[tuple[Text, ...]]:
-    for text, *scores in lines:
-        pairs = zip(labels, scores, strict=True)
-        yield Text(text), Text(", ".join(f"{label} {score}" for label, score in pairs))
 
 
 def _mean(scores: list[float | None]) -> float | None:
