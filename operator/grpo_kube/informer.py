@@ -86,6 +86,7 @@ class Informer(Generic[R]):
                         self._cluster, self._selection, relist.begin, relist.add
                     )
                     relist.finish(version)
+                    self._mark_served()
                 finally:
                     # Also for a LIST that broke off: what it put into the cache stays there.
                     self._changed(relist.changed)
@@ -95,7 +96,6 @@ class Informer(Generic[R]):
                 self._selection.resource.plural,
                 new_ghosts,
             )
-        self._mark_served()
         return version
 
     async def relist_forever(self) -> None:

@@ -228,3 +228,24 @@ async def test_an_unreadable_object_is_set_aside_alone() -> None:
     async with Watching(script) as watching:
         assert [one.name for one in watching.facts.take().nodes] == ["node-0"]
         assert watching.facts.quarantine.counts() == {"nodes": 1}
+
+
+@pytest.mark.parametrize("error", [NotFound("404", 404), Forbidden("403", 403)])
+async def test_what_can_be_listed_again_is_no_problem_any_more_although_it_is_empty(
+    error: ClusterError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts_module, "DEAF_SECONDS", 1000.0)
+    script = Script()
+    script.objects |= {"grpojobclasses": [], "nodes": []}
+    script.errors["grpojobclasses", None] = error
+    script.errors["nodes", None] = Forbidden("not yours", 403)
+    async with Watching(script) as watching:
+        before = watching.facts.take()
+        assert before.problem
+        assert before.job_classes.problem
+        script.errors.clear()
+        woken = watching.woken
+        await asyncio.sleep(400.0)
+        assert watching.woken > woken
+        after = watching.facts.take()
+    assert (after.problem, after.job_classes.problem) == ("", "")

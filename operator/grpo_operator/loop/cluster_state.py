@@ -96,7 +96,7 @@ class Lister(Generic[F]):
             cluster, selection, self._cache, self._take_changes,
             resync=resync, backoff=backoff, optional=optional,
         )  # fmt: skip
-        self._was_forbidden = False
+        self._was_not_served = ""
 
     def __iter__(self) -> Iterator[F]:
         """All facts that the operator may see."""
@@ -124,8 +124,8 @@ class Lister(Generic[F]):
     def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
         """Tells that facts, or the right to see them, have changed."""
         # A kubelet's heartbeat changes the Node, but none of these facts: it has no key here.
-        if list(keys) or self._was_forbidden != self.is_forbidden:
-            self._was_forbidden = self.is_forbidden
+        if list(keys) or self._was_not_served != self.informer.not_served:
+            self._was_not_served = self.informer.not_served
             self._on_change()
 
 
@@ -243,14 +243,7 @@ class ClusterState:
         # better than none.
         pods = self._namespace_pods if self._pods.is_forbidden else [self._pods]
         now = asyncio.get_running_loop().time()
-        needed: tuple[Lister[Any], ...] = (
-            self._nodes,
-            *self._classes,
-            *self._quotas,
-            *self._accounts,
-            *pods,
-        )
-        for lister in needed:
+        for lister in (*self._all_listers, *pods):
             if why := lister.unknown_reason(now):
                 raise Unavailable(why)
         if self._last is None:
