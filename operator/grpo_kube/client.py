@@ -13,7 +13,6 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from math import inf
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import aiohttp
@@ -53,27 +52,22 @@ class Cluster(Protocol):
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         """A LIST in pages, each with its resourceVersion; Expired when its pages are gone."""
-        ...
 
     def watch(
         self, selection: Selection, version: int, seconds: float
     ) -> AsyncIterator[tuple[str, Object]]:
         """Events since a resourceVersion, as (type, object), for at most so long."""
-        ...
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """One object."""
-        ...
 
     async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
         """POST; returns the object as the server keeps it."""
-        ...
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
     ) -> Object:
         """Merge-patches an object, or a subresource of it."""
-        ...
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
@@ -83,11 +77,9 @@ class Cluster(Protocol):
 
         Conflict if it has changed since it was read, or another object has its name.
         """
-        ...
 
     async def delete_all(self, selection: Selection) -> None:
         """Delete the selected objects. It selects by uid and attempt, as it may come late."""
-        ...
 
 
 async def each_listed(
@@ -209,12 +201,7 @@ class HttpCluster:
         self._session = open_session(self._configuration, CONNECTIONS, user_agent=self._user_agent)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Closes it."""
         if self._session:
             await self._session.close()

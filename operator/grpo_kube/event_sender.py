@@ -48,15 +48,8 @@ class EventRecorder:
         busy: Callable[[], bool] = lambda: False,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take where to send, and how to yield to reconciles.
-
-        Args:
-            cluster: where events are created.
-            fold: makes one event of one that waits and the next of the same object.
-            busy: True while jobs are reconciled; they go before events.
-            count: called for every event with `sent`, `refused` (by the API server), `folded` (into
-                one that waited) or `dropped`.
-        """
+        """`busy` is True while jobs are reconciled; they go before events. `count` is called for
+        every event with `sent`, `refused` (by the API server), `folded` or `dropped`."""
         self._cluster = cluster
         self._fold = fold
         self._busy = busy

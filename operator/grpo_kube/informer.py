@@ -43,13 +43,9 @@ class Informer(Generic[R]):
         """Take what to mirror and where.
 
         Args:
-            cluster: where to list and watch.
-            selection: the objects to mirror.
-            cache: where they are stored.
             changed: called with the indexed keys that a change concerns; with none if the objects
                 are not served.
             resync: time between two LISTs, in seconds.
-            backoff: pauses between tries that fail; None: the default ones.
             optional: True if a cluster may lack the kind. It is then asked for at the pace of the
                 LISTs, and when `want_list` is called.
         """

@@ -1,10 +1,11 @@
 """Kinds of objects with their paths, keys and selections, and the merge patch of two objects."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .json_reader import MAX_NAME
+from .json_reader import MAX_NAME, JsonObject
 
 
 def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -102,3 +103,17 @@ def identity(item: object) -> ObjectKey:
     named: dict[str, Any] = meta if isinstance(meta, dict) else {}
     namespace, name = named.get("namespace") or "?", named.get("name") or "?"
     return ObjectKey(str(namespace)[:MAX_NAME], str(name)[:MAX_NAME])
+
+
+def object_key(meta: JsonObject) -> ObjectKey:
+    """Namespace and name of the object with this metadata; the namespace's text is shared."""
+    namespace = sys.intern(meta.required_text("namespace"))
+    return ObjectKey(namespace, meta.required_text("name"))
+
+
+def controller_uid(meta: JsonObject) -> str:
+    """uid of the controlling owner in this metadata; empty without one."""
+    for owner in meta.parts("ownerReferences"):
+        if owner.is_true("controller"):
+            return owner.text("uid")
+    return ""

@@ -68,3 +68,8 @@ def doubled_pause(first: float, last: float, failures: int) -> float:
     further one, up to the last."""
     # Bounded: a power of two overflows after 1,024 failures, which a night may have.
     return min(last, first * 2.0 ** min(failures - 1, 32))
+
+
+def shortest_pause(*pauses: float | None) -> float | None:
+    """Return the shortest of the pauses in seconds; None without any."""
+    return min((pause for pause in pauses if pause is not None), default=None)

@@ -33,15 +33,12 @@ MAX_PLAN_BYTES = 200 * 1024
 
 def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
     """Why this operator can't run the spec."""
-    if not (spec.image or default_image):
-        return (
-            Reason.NO_IMAGE,
-            (
-                "spec.image: unset, and the operator was installed without a training image; set "
-                "either"
-            ),
-        )
-    return None
+    if spec.image or default_image:
+        return None
+    message = (
+        "spec.image: unset, and the operator was installed without a training image; set either"
+    )
+    return Reason.NO_IMAGE, message
 
 
 def queue_problem(job: GRPOJobRecord) -> Problem | None:

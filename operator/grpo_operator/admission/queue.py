@@ -32,6 +32,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.report.report import Result
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import shortest_pause
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
@@ -215,8 +216,7 @@ class AdmissionQueue:
             return None
         self._accept(cycle_input, cycle)
         denial_pauses = self._assumptions.denial_pauses(cycle_input.now).values()
-        pauses = (cycle.look_again, self._jobs.look_again, *denial_pauses)
-        return min((pause for pause in pauses if pause is not None), default=None)
+        return shortest_pause(cycle.look_again, self._jobs.look_again, *denial_pauses)
 
     def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
         now = self._clock()

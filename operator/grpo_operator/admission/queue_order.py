@@ -38,12 +38,8 @@ def sort_queue(
 ) -> Iterator[GRPOJobRecord]:
     """Yield the waiting jobs in the order in which they are admitted.
 
-    Args:
-        waiting: jobs that want admission.
-        priorities: values of PriorityClasses by name.
-        gpus_held: GPUs by namespace. The caller adds a job's GPUs before it asks for the
-            next job.
-        passed_over: by uid, how many younger jobs have started first.
+    `gpus_held` are GPUs by namespace: the caller adds a job's before it asks for the next job.
+    `passed_over`: by uid, how many younger jobs have started first.
     """
     # groupby needs equal priorities side by side; within one, the sort by age stays.
     oldest_first = sorted(waiting, key=age)

@@ -17,7 +17,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import AppliedJobClass, ConditionType
-from grpo_kube.objects.times import seconds
+from grpo_kube.objects.times import seconds, shortest_pause
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
@@ -128,7 +128,7 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
             continue
         pause = pausing(job, cycle_input.now, cycle_input.limits)
         if pause:
-            look_again = pause if look_again is None else min(look_again, pause)
+            look_again = shortest_pause(look_again, pause)
         elif job.uid not in cycle_input.denied_recently:
             waiting.append(with_class(job, cycle_input.snapshot.job_classes))
     plans.expect(len(waiting))
@@ -137,11 +137,9 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
     cycle_run = _CycleRun(cycle_input, plans)
     verdicts = cycle_run.run(waiting)
     not_reached = frozenset(job.uid for job in waiting if job.uid not in verdicts)
+    look_again = shortest_pause(look_again, cycle_run.seconds_until_counted)
     if not_reached:
         look_again = 0.0
-    else:
-        pauses = (look_again, cycle_run.seconds_until_counted)
-        look_again = min((pause for pause in pauses if pause is not None), default=None)
     return Cycle(verdicts=verdicts, look_again=look_again, not_reached=not_reached)
 
 

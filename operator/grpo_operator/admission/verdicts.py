@@ -31,7 +31,6 @@ class Notify(Protocol):
 
     def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
         """Queue these jobs for a reconcile; `slow` puts them behind jobs that wait for a step."""
-        ...
 
 
 class VerdictPublisher:
@@ -110,16 +109,13 @@ class JobSource(Protocol):
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
-        ...
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         """Return the GRPOJob of this namespace and name."""
-        ...
 
     @property
     def look_again(self) -> float | None:
         """Seconds until time alone takes a job out of these; None while it doesn't."""
-        ...
 
 
 class Assumptions:

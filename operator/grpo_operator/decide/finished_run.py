@@ -13,11 +13,7 @@ def finished_run(
 ) -> MeasuredRow | None:
     """The row of a job that has ended with this status; None where no step of it was measured.
 
-    Args:
-        spec: of the job.
-        status: of the job, with its end.
-        source: `namespace/job`.
-        cluster: where it ran.
+    `source` is its `namespace/job`, `cluster` where it ran.
     """
     plan, ended = status.plan, status.completion_time
     learned = status.learned or Learned()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
-from grpo_kube.objects.times import seconds
+from grpo_kube.objects.times import seconds, shortest_pause
 
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
@@ -76,19 +76,19 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
     """Leave a finished job as it is, and delete it after its time to live."""
     if not observation.job.is_finished:
         return None
-    due = []
+    look_again: float | None = None
     if (ttl := observation.job.time_to_live) is not None:
         completed_at = seconds(observation.job.status.completion_time) or observation.now
         seconds_since_end = max(0.0, observation.now - completed_at)
         seconds_left = ttl - seconds_since_end
         if seconds_left <= 0:
             return Decision(Action.DELETE)
-        due.append(seconds_left)
+        look_again = seconds_left
     if any(pod.is_live for pod in observation.pods):
         seconds_left = limits.survivor_grace_seconds - observation.since(ConditionType.SUCCEEDED)
         if seconds_left > 0:
-            due.append(seconds_left)
-    return Decision(Action.WAIT, look_again=min(due, default=None))
+            look_again = shortest_pause(look_again, seconds_left)
+    return Decision(Action.WAIT, look_again=look_again)
 
 
 def succeed_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -316,13 +316,11 @@ CHECKS: tuple[Check, ...] = (
 
 def decide(observation: Observation, limits: Limits) -> Decision:
     """The first check's answer; `look_again` is the earliest deadline up to it."""
-    deadlines: list[float] = []
+    look_again: float | None = None
     for check in CHECKS:
         answer = check(observation, limits)
         if isinstance(answer, RequeueAfter):
-            deadlines.append(answer.seconds)
+            look_again = shortest_pause(look_again, answer.seconds)
         elif answer:
-            if answer.look_again is not None:
-                deadlines.append(answer.look_again)
-            return replace(answer, look_again=min(deadlines, default=None))
+            return replace(answer, look_again=shortest_pause(look_again, answer.look_again))
     raise AssertionError("the last check has an answer")

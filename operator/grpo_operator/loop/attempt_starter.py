@@ -42,13 +42,8 @@ class AttemptStarter:
         first_seen_tracker: FirstSeenTracker,
         pods: PodDefaults,
     ) -> None:
-        """Take the parts that a start works with.
-
-        Args:
-            pods: defaults of all jobs' pods.
-            first_seen_tracker: receives each Job of a gang that was created.
-            workloads: gives Kueue's assignment of pods to nodes.
-        """
+        """`pods` are defaults of all jobs' pods; `workloads` gives Kueue's assignment of pods to
+        nodes."""
         self._cluster = cluster
         self._caches = caches
         self._shared = shared_objects

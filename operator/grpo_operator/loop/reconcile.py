@@ -18,7 +18,7 @@ from typing import Protocol
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import Denied
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import ProcessClock
+from grpo_kube.objects.times import ProcessClock, shortest_pause
 
 from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
@@ -52,11 +52,9 @@ class Rank0(Protocol):
 
     def pull(self, key: ObjectKey) -> Pull | None:
         """The last answer of a job's rank 0."""
-        ...
 
     def silence(self, key: ObjectKey) -> Silence | None:
         """Return since when and why it does not answer; None while it does."""
-        ...
 
 
 class Observer:
@@ -267,7 +265,7 @@ class Reconciler:
         await self._collect_garbage(key)
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
-        return _shortest_pause(
+        return shortest_pause(
             decision.look_again, seconds_to_write, _until_next_check(observation, decision)
         )
 
@@ -324,7 +322,7 @@ class Reconciler:
         conflict = await self._starter.repair_shared_objects(observation)
         if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
-        look_again = _shortest_pause(decision.look_again, conflict.look_again)
+        look_again = shortest_pause(decision.look_again, conflict.look_again)
         return replace(
             decision, reason=Reason.NAME_TAKEN, message=conflict.message, look_again=look_again
         )
@@ -345,8 +343,3 @@ def _until_next_check(observation: Observation, decision: Decision) -> float | N
     if check.has_passed and not is_checked(observation.job):
         return 0.0
     return check.look_again
-
-
-def _shortest_pause(*pauses: float | None) -> float | None:
-    """Return the shortest of the pauses in seconds; None without any."""
-    return min((pause for pause in pauses if pause is not None), default=None)

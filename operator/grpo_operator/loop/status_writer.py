@@ -52,9 +52,7 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
-        self._confirm(observation)
-        new = build_status(observation, decision)
-        patch = merge_patch(observation.job.raw_status, to_json(new))
+        new, patch = self._next_status(observation, decision)
         await self._write(observation, decision, new, patch)
 
     async def publish(self, observation: Observation, decision: Decision) -> float | None:
@@ -65,9 +63,7 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
-        self._confirm(observation)
-        new = build_status(observation, decision)
-        patch = merge_patch(observation.job.raw_status, to_json(new))
+        new, patch = self._next_status(observation, decision)
         if self._throttle.is_known(observation.job.key, patch):
             return None
         seconds_left = self._throttle.seconds_left(observation, patch)
@@ -80,6 +76,14 @@ class StatusWriter:
         """Drop what is remembered of a job that is gone."""
         self._throttle.forget(key)
         self._unconfirmed.pop(key, None)
+
+    def _next_status(
+        self, observation: Observation, decision: Decision
+    ) -> tuple[GRPOJobStatus, Object]:
+        """The status that the decision leads to, and the patch that makes it."""
+        self._confirm(observation)
+        new = build_status(observation, decision)
+        return new, merge_patch(observation.job.raw_status, to_json(new))
 
     def _confirm(self, observation: Observation) -> None:
         """Report a write that the API server took although it seemed to fail."""

@@ -73,15 +73,9 @@ def cpu_job(
     policy: Manifest,
     pods: PodDefaults,
 ) -> Manifest:
-    """The Job of this name.
+    """The Job of this name, whose program reads `plan`.
 
-    Args:
-        name: name of the Job.
-        attempt: the GRPOJob, with the spec that cpu_spec returns.
-        plan: what the program reads.
-        labels: labels of the Job and its pod.
-        policy: further fields of the Job's spec, such as what becomes of failures.
-        pods: what its pod has by default.
+    `attempt` has the spec that cpu_spec returns; `policy` are further fields of the Job's spec.
     """
     namespace, job_name = attempt.key
     role = Role(component=COMPONENT_TRAINER, spec=attempt.spec, plan=CPU_PLAN)

@@ -136,30 +136,19 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         "--namespace", action="append", default=[], help="watch only this one (may be repeated)"
     )
     pod_spec.add_arguments(parser, default.pods.image)
-    _add_tenancy(parser)
+    parser.add_argument(
+        "--network-policy-from",
+        type=_peers,
+        metavar="PEERS",
+        help="make a NetworkPolicy for the pods of jobs, which lets these in at port "
+        f"{PROGRESS_PORT}: a JSON list of "
+        "NetworkPolicyPeers, this operator's among them; default: make none",
+    )
     parser.add_argument(
         "--preflight",
         action="store_true",
         help="check jobs on GPUs whose spec.preflight is Auto before they are admitted",
     )
-    _add_pages(parser, default)
-    _add_logging(parser, default)
-    parser.add_argument(
-        "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
-    )
-    _add_intervals(parser, default)
-    parser.add_argument(
-        "--workers", type=int, default=default.workers, help="jobs that are worked on at a time"
-    )
-    _add_hardware(parser)
-    _add_measured_runs(parser)
-    _add_tracing(parser, environment)
-    _add_leader_election(parser)
-    return parser
-
-
-def _add_pages(parser: argparse.ArgumentParser, default: Settings) -> None:
-    """Add the options of the pages that the operator serves."""
     parser.add_argument(
         "--metrics-address", default=default.metrics_address, help="default: every address"
     )
@@ -169,10 +158,6 @@ def _add_pages(parser: argparse.ArgumentParser, default: Settings) -> None:
         default=default.metrics_port,
         help="/healthz, /readyz and /metrics",
     )
-
-
-def _add_logging(parser: argparse.ArgumentParser, default: Settings) -> None:
-    """Add the options of the log."""
     parser.add_argument(
         "--log-format",
         choices=("auto", "json", "text"),
@@ -182,6 +167,23 @@ def _add_logging(parser: argparse.ArgumentParser, default: Settings) -> None:
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level
     )
+    parser.add_argument(
+        "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
+    )
+    _add_intervals(parser, default)
+    parser.add_argument(
+        "--workers", type=int, default=default.workers, help="jobs that are worked on at a time"
+    )
+    _add_hardware(parser)
+    parser.add_argument(
+        "--measured-runs",
+        type=_object,
+        metavar="NAMESPACE/CONFIGMAP",
+        help="keep the step times of finished jobs here, for the plans of others; default: nowhere",
+    )
+    _add_tracing(parser, environment)
+    _add_leader_election(parser)
+    return parser
 
 
 def _add_intervals(parser: argparse.ArgumentParser, default: Settings) -> None:
@@ -228,16 +230,6 @@ def _add_hardware(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_measured_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names where measured step times are kept."""
-    parser.add_argument(
-        "--measured-runs",
-        type=_object,
-        metavar="NAMESPACE/CONFIGMAP",
-        help="keep the step times of finished jobs here, for the plans of others; default: nowhere",
-    )
-
-
 def _add_tracing(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
     """Add the options of traces."""
     parser.add_argument(
@@ -276,18 +268,6 @@ def _add_leader_election(parser: argparse.ArgumentParser) -> None:
         type=_duration,
         default=Terms().duration,
         help="others wait so long for a leader's renewal",
-    )
-
-
-def _add_tenancy(parser: argparse.ArgumentParser) -> None:
-    """Whom the pods of jobs let in, and whom they show what."""
-    parser.add_argument(
-        "--network-policy-from",
-        type=_peers,
-        metavar="PEERS",
-        help="make a NetworkPolicy for the pods of jobs, which lets these in at port "
-        f"{PROGRESS_PORT}: a JSON list of "
-        "NetworkPolicyPeers, this operator's among them; default: make none",
     )
 
 

@@ -10,7 +10,7 @@ from grpo_kube.objects.json_reader import (
     reported_time,
     truncate,
 )
-from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
 
 from .names import (
     ANNOTATION_DIGEST,
@@ -20,7 +20,6 @@ from .names import (
     LABEL_COMPONENT,
     LABEL_CONTROLLER,
     LABEL_INDEX,
-    LABEL_JOB,
     LABEL_UID,
     inheritable_metadata,
 )
@@ -28,26 +27,7 @@ from .packed_job import has_ended, job_content, pack_job, typed_status, with_que
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, SharedRecord
 from .terminations import pack_termination as pack_end
 from .terminations import pod_termination, preflight_report, trainer_container
-from .workloads import kueue_metadata
-
-
-def object_key(meta: JsonObject) -> ObjectKey:
-    """Namespace and name of the object with this metadata; the namespace's text is shared."""
-    namespace = sys.intern(meta.required_text("namespace"))
-    return ObjectKey(namespace, meta.required_text("name"))
-
-
-def _job_key(meta: JsonObject) -> ObjectKey:
-    namespace = sys.intern(meta.required_text("namespace"))
-    name = meta.part("labels").text(LABEL_JOB)
-    return ObjectKey(namespace, name)
-
-
-def _controller_uid(meta: JsonObject) -> str:
-    for owner in meta.parts("ownerReferences"):
-        if owner.is_true("controller"):
-            return owner.text("uid")
-    return ""
+from .workloads import job_key, kueue_metadata
 
 
 def grpojob_record(item: object) -> GRPOJobRecord:
@@ -120,10 +100,10 @@ def job_record(item: object) -> JobRecord:
     ended_at = reported_time(end, "lastTransitionTime") if end else None
     return JobRecord(
         key=object_key(meta),
-        job_key=_job_key(meta),
+        job_key=job_key(meta),
         uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
-        grpojob_uid=_controller_uid(meta),
+        grpojob_uid=controller_uid(meta),
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
@@ -224,11 +204,11 @@ def pod_record(item: object) -> PodRecord:
     init_container = _running_init_container(whole)
     return PodRecord(
         key=object_key(meta),
-        job_key=_job_key(meta),
+        job_key=job_key(meta),
         uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
         grpojob_uid=labels.text(LABEL_UID),
-        controller_uid=_controller_uid(meta),
+        controller_uid=controller_uid(meta),
         made_by_job=LABEL_CONTROLLER in labels,
         attempt=attempt,
         engine=is_engine,
@@ -291,7 +271,7 @@ def claim_record(item: object) -> ClaimRecord:
     meta = JsonObject(item).part("metadata")
     return ClaimRecord(
         key=object_key(meta),
-        grpojob_uid=_controller_uid(meta),
+        grpojob_uid=controller_uid(meta),
         deleting="deletionTimestamp" in meta,
         labels=meta.string_map("labels"),
     )

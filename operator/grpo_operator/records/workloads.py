@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, Unreadable, truncate
-from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
 
 from .names import (
     ANNOTATION_PAUSED,
@@ -26,6 +26,12 @@ MAX_UPDATES = 64 * 1024
 """Characters of all that admission checks want of the pods."""
 QUOTA_RESERVED, ADMITTED, EVICTED = "QuotaReserved", "Admitted", "Evicted"
 PODS_READY, FINISHED, REQUEUED = "PodsReady", "Finished", "Requeued"
+
+
+def job_key(meta: JsonObject) -> ObjectKey:
+    """Namespace and name of the GRPOJob to which the object with this metadata belongs, by its
+    label."""
+    return ObjectKey(object_key(meta).namespace, meta.part("labels").text(LABEL_JOB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +165,16 @@ def workload_record(item: object) -> WorkloadRecord:
     whole = JsonObject(item)
     meta = whole.part("metadata")
     annotations = meta.part("annotations")
-    namespace = meta.required_text("namespace")
-    name = meta.required_text("name")
-    job_name = meta.part("labels").text(LABEL_JOB)
-    owners = meta.parts("ownerReferences")
-    controllers = (owner.text("uid") for owner in owners if owner.is_true("controller"))
     spec = whole.part("spec")
     reference = spec.part("priorityClassRef")
     pod_sets = spec.parts("podSets")
     status = whole.part("status")
     return WorkloadRecord(
-        key=ObjectKey(namespace, name),
-        job_key=ObjectKey(namespace, job_name),
+        key=object_key(meta),
+        job_key=job_key(meta),
         uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
-        grpojob_uid=next(controllers, ""),
+        grpojob_uid=controller_uid(meta),
         deleting="deletionTimestamp" in meta,
         active="active" not in spec or spec.is_true("active"),
         paused=ANNOTATION_PAUSED in annotations,

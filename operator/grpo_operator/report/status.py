@@ -362,12 +362,9 @@ def to_json(status: GRPOJobStatus) -> dict[str, Any]:
 
 log = logging.getLogger(__name__)
 
-
 STARTING_INTERVALS = 2
 """Status intervals between two writes while a gang starts: there is little to tell, and in a burst
 each write delays the pods of other jobs."""
-
-
 FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond", "expectedBytes", "stageEnd"}
 STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
 FETCH_PAUSE = 60.0

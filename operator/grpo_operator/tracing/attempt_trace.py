@@ -99,12 +99,12 @@ class _Timeline:
 
     def startup(self, name: traces.SpanName, begin: float, end: float, progress: Progress) -> Span:
         """A part of the start between two readings of rank 0's clock."""
-        attributes: list[tuple[traces.Attribute, Value]] = []
+        attributes: dict[str, Value] = {}
         for attribute in traces.STARTUP[name.name]:
             part = attribute.key.rpartition(".")[2]
             spent = progress.startup_seconds.get(part)
             if spent is not None:
-                attributes.append((attribute, spent))
+                attributes[attribute.key] = spent
         begin = self._unix_time(begin)
         end = self._unix_time(end)
         return self.trace.span(name, begin, end, attributes=attributes)
@@ -114,7 +114,7 @@ class _Timeline:
         step = step_time.step
         begin = self._unix_time(step_time.began.total)
         end = self._unix_time(step_time.ended.total)
-        attributes = [(traces.STEP_NUMBER, step)]
+        attributes: dict[str, Value] = {traces.STEP_NUMBER.key: step}
         span = self.trace.span(name, begin, end, number=step, attributes=attributes)
         yield span
         for part in traces.PARTS:
@@ -295,10 +295,11 @@ class AttemptTraces:
         failure: str | None = None,
     ) -> None:
         end = max(now, attempt.latest)
-        span = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
-        has_failed = failure is not None
-        message = truncate(failure or "", MAX_MESSAGE)
-        root = replace(span, attributes=attributes, failed=has_failed, message=message)
+        root = attempt.trace.span(
+            traces.ATTEMPT, attempt.begin, end, parent="", attributes=attributes
+        )
+        if failure is not None:
+            root = replace(root, failed=True, message=truncate(failure, MAX_MESSAGE))
         self._put(root)
 
     def _send_span(self, attempt: _Attempt, span: Span) -> None:

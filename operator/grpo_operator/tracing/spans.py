@@ -11,6 +11,7 @@ https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding. Pure.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from grpo_api.report import traces
@@ -89,12 +90,11 @@ class Trace:
         *,
         number: int = 0,
         parent: str | None = None,
-        attributes: Iterable[tuple[Attribute, Value]] = (),
+        attributes: Mapping[str, Value] = MappingProxyType({}),
     ) -> Span:
         """A span, by default a child of the root."""
         if parent is None:
             parent = self.span_id(traces.ATTEMPT)
-        by_key = {attribute.key: value for attribute, value in attributes}
         return Span(
             trace=self,
             id=self.span_id(name, number),
@@ -102,7 +102,7 @@ class Trace:
             name=name.name,
             begin=begin,
             end=max(begin, end),
-            attributes=by_key,
+            attributes=attributes,
         )
 
 
