@@ -388,12 +388,7 @@ class HttpCluster:
             ) from error
 
     def _event(self, path: str, line: bytes) -> tuple[str, Object]:
-        """Type and object of one line of a watch.
-
-        Raises:
-            ClusterError: the line tells of an error, or is no event; a proxy may answer with a page
-                of its own.
-        """
+        """Type and object of one line of a watch; ClusterError for an error or a proxy's page."""
         try:
             event = from_json(line)
             kind, item = str(event["type"]), dict(event["object"])
@@ -444,11 +439,7 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _names(path: str, response: Object, field: str) -> set[str]:
-    """Names of what a document of the discovery lists.
-
-    Raises:
-        Unavailable: it is no such document; a proxy may answer with a page of its own.
-    """
+    """Names of what a document of the discovery lists; Unavailable if it is a proxy's page."""
     try:
         return {part.text("name") for part in JsonObject(response).parts(field)}
     except Unreadable as error:
@@ -456,11 +447,7 @@ def _names(path: str, response: Object, field: str) -> set[str]:
 
 
 def _page(path: str, response: Object) -> tuple[list[Object], int, str]:
-    """Items, resourceVersion and continue token of one page of a LIST.
-
-    Raises:
-        Unavailable: the answer is no list; a proxy may answer with a page of its own.
-    """
+    """Items, version and continue token of a LIST's page; Unavailable if it is a proxy's page."""
     try:
         meta = response["metadata"]
         items = list(response.get("items") or ())

@@ -326,11 +326,7 @@ class AdmissionQueue:
         )
 
     def _storage_problem(self, job: GRPOJobRecord) -> Problem | None:
-        """Why the claim of a new job can't be mounted.
-
-        Raises:
-            ClusterError: the StorageClasses are not known, and the job wants a claim of one.
-        """
+        """Why the claim of a new job can't be mounted; ClusterError if that is not known."""
         if shared_claim(job) is None:
             return None
         return storage_problem(job, self._snapshot().storage_classes)

@@ -124,12 +124,7 @@ class MeasuredRunStore:
         self._add(filter(None, rows))
 
     async def _write(self, version: str | None) -> None:
-        """Store the rows that are known and the new ones.
-
-        Raises:
-            Conflict: the ConfigMap has changed since it was read.
-            ClusterError: the API server refused or did not answer.
-        """
+        """Store the known rows and the new ones; Conflict if they have changed since."""
         stored_runs = MeasuredRuns.newest((*self._runs.rows, *self._new))
         text = json.dumps({"runs": written_rows(stored_runs.rows)}, separators=(",", ":"))
         data: Object = {"data": {DATA_KEY: text}}

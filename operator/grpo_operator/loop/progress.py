@@ -189,13 +189,8 @@ class ProgressPuller:
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
     async def _query_target(self, target: Target, state: _State) -> Progress:
-        """The target's answer, in the lane that it belongs to; one that is not quick is asked again
-        with more patience.
-
-        Raises:
-            PullFailed: it gave none.
-            _Gone: it is no target any more.
-        """
+        """The target's answer in its lane, or PullFailed; one that is not quick is asked again with
+        more patience."""
         # A target that falls silent holds a quick place for QUICK seconds only; then it waits in
         # the slow lane.
         if not state.failures and not state.slow:

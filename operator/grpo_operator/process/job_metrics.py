@@ -260,9 +260,7 @@ def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
 
 
 def _number(value: float | str) -> str:
-    """Raises:
-    ValueError: the text is no number.
-    """
+    """The value as text; ValueError if it is no number."""
     if isinstance(value, int):
         return str(value)
     text: str = floatToGoString(float(value))  # type: ignore[no-untyped-call]

@@ -272,11 +272,7 @@ def _add_leader_election(parser: argparse.ArgumentParser) -> None:
 
 
 def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Election | None:
-    """None without a Lease.
-
-    Raises:
-        ValueError: there is no name to stand by.
-    """
+    """None without a Lease; ValueError if there is no name to stand by."""
     if lease is None:
         return None
     if not identity:
@@ -288,11 +284,7 @@ def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Electio
 
 
 def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
-    """None without an endpoint.
-
-    Raises:
-        ValueError: the endpoint or the headers can't be used.
-    """
+    """None without an endpoint; ValueError if the endpoint or the headers can't be used."""
     if not endpoint:
         return None
     if not _is_receiver(endpoint):
@@ -315,12 +307,8 @@ def _is_receiver(endpoint: str) -> bool:
 
 
 def _headers(text: str) -> dict[str, str]:
-    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded
-    values.
-
-    Raises:
-        ValueError: they are something else; the text is not repeated, for it may be a secret.
-    """
+    """The headers of `name=value,name=value` with percent-encoded values; else ValueError."""
+    # The text is not repeated in a message, for it may be a secret.
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     headers = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
     names_are_tokens = all(re.fullmatch(_HEADER_NAME, name) for name in headers)

@@ -114,11 +114,8 @@ class SpanExporter:
         self._some.clear()
 
     async def _send_batch(self) -> None:
-        """Sends the oldest spans, which wait on until the collector has answered for good.
-
-        Raises:
-            NotNow: it can't take them now.
-        """
+        """Send the oldest spans, which wait until the collector has answered for good; NotNow if
+        it can't take them."""
         # Spans stay in the queue until the answer is there, so that a lost connection loses none.
         batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
         status, text = await self._post(json.dumps(export_request(batch)).encode())
