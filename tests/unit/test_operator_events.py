@@ -16,6 +16,7 @@ from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_kube.event_sender import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_kube.objects.errors import AlreadyExists, Denied, Unavailable
 from grpo_kube.objects.times import timestamp
+from grpo_operator.records import records
 from grpo_operator.report.events import (
     MAX_MESSAGE,
     REPEAT_SECONDS,
@@ -272,6 +273,16 @@ def test_a_new_leader_repeats_the_event_of_an_end_under_the_same_name(kind: str,
         event(make_job(), another_end, NOW, status),
     ):
         assert other["metadata"]["name"] != before["metadata"]["name"]
+
+
+def test_a_new_leader_unpacks_no_job_that_ended_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster keeps ten thousand of them: for seconds nothing else would run, not even the
+    renewal of the Lease."""
+    (end,) = stated(Succeeded=("True", "Succeeded"))
+    status = GRPOJobStatus(conditions=[end], completion_time=timestamp(NOW - 2 * REPEAT_SECONDS))
+    job = make_job(status=to_json(status))
+    monkeypatch.setattr(records, "unpack_job", lambda _: pytest.fail("it is unpacked"))
+    assert repeated_end_event(job, NOW) is None
 
 
 def test_only_an_end_is_repeated() -> None:

@@ -121,8 +121,20 @@ def test_only_the_last_pods_that_told_of_their_end_are_remembered() -> None:
         departed.remember(pod)
     assert [pod.uid for pod in departed.of_job(KEY, UID)] == [pod.uid for pod in pods[2:]]
     assert not departed.of_job(KEY, "another of its name")
-    for _ in range(REMEMBERED):
-        departed.remember(replace(pods[0], job_key=KEY._replace(name="other")))
+    for pod in pods:
+        departed.remember(replace(pod, uid=f"other-{pod.uid}", job_key=KEY._replace(name="other")))
+    assert not departed.of_job(KEY, UID)
+
+
+def test_a_pod_that_is_deleted_twice_is_remembered_once() -> None:
+    """Somebody takes its label off, which its watch shows as a deletion, and puts it on again."""
+    departed = DeletedPods()
+    pod = make_pod(0, state=terminated(1))
+    for _ in range(2):
+        departed.remember(pod)
+    assert departed.of_job(KEY, UID) == (pod,)
+    for number in range(REMEMBERED + 2):
+        departed.remember(replace(pod, uid=f"pod-{number}", job_key=KEY._replace(name="other")))
     assert not departed.of_job(KEY, UID)
 
 

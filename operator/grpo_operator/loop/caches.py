@@ -11,7 +11,6 @@ pods are not known. Without pods no cause is known, and a failure that counts wo
 disruption. So the pods are listed before the end is judged.
 """
 
-from collections import deque
 from operator import attrgetter
 
 from grpo_kube.cache import Cache
@@ -41,7 +40,8 @@ class DeletedPods:
 
     def __init__(self) -> None:
         """Start without pods."""
-        self._order: deque[PodRecord] = deque()
+        self._by_uid: dict[str, PodRecord] = {}
+        """Those that were deleted last come last."""
         self._by_job: dict[ObjectKey, dict[str, PodRecord]] = {}
 
     def remember(self, pod: PodRecord) -> None:
@@ -50,10 +50,12 @@ class DeletedPods:
         # uid is of no attempt.
         if pod.end is None or not pod.grpojob_uid:
             return
-        self._order.append(pod)
+        # To its watch, a pod is deleted and made again when its label is taken off and put on.
+        self._forget(pod.uid)
+        self._by_uid[pod.uid] = pod
         self._by_job.setdefault(pod.job_key, {})[pod.uid] = pod
-        if len(self._order) > REMEMBERED:
-            self._forget(self._order.popleft())
+        if len(self._by_uid) > REMEMBERED:
+            self._forget(next(iter(self._by_uid)))
 
     def of_job(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
         """Return the deleted pods of a GRPOJob."""
@@ -61,9 +63,12 @@ class DeletedPods:
             pod for pod in self._by_job.get(job_key, {}).values() if pod.grpojob_uid == job_uid
         )
 
-    def _forget(self, pod: PodRecord) -> None:
+    def _forget(self, uid: str) -> None:
+        pod = self._by_uid.pop(uid, None)
+        if pod is None:
+            return
         siblings = self._by_job[pod.job_key]
-        siblings.pop(pod.uid, None)
+        del siblings[uid]
         if not siblings:
             del self._by_job[pod.job_key]
 
