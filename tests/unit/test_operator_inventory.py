@@ -244,6 +244,11 @@ EVICTED_LATER = {"operator": "Exists", "effect": "NoExecute"}
             "taint team=a:NoSchedule",
         ),
         (node(taints=[{"key": "nvidia.com/gpu", "value": "x", "effect": "NoSchedule"}]), {}, ""),
+        (
+            node(taints=[{"key": "nvidia.com/gpu", "value": "x", "effect": "NoExecute"}]),
+            {},
+            "taint nvidia.com/gpu=x:NoExecute",
+        ),
         (node(taints=[{"key": "amd.com/gpu", "effect": "NoSchedule"}]), {}, ""),
     ],
 )

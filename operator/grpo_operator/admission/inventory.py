@@ -408,7 +408,8 @@ def left_out(node: NodeFacts, placement: PlacementSpec) -> str:
 
 
 def _is_tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -> bool:
-    if key in GPU_TAINTS:
+    # As pods/pod_spec.py tolerates them: no pod stays on a node with NoExecute.
+    if key in GPU_TAINTS and effect == "NoSchedule":
         return True
     return any(_tolerates(toleration, key, value, effect) for toleration in placement.tolerations)
 
