@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from grpo_api.report.report import Progress
 from grpo_kube.cache import Cache
 from grpo_kube.informer import Informer
 from grpo_kube.leader_election import Election, Terms
-from grpo_kube.objects.errors import Expired, NotFound, Unavailable
+from grpo_kube.objects.errors import ConfigurationError, Expired, NotFound, Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import WorkQueue
@@ -343,6 +344,23 @@ async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str)
     async with serve_pages(pages, address, port), ClientSession() as session:
         answer = await session.get(f"http://{asked}:{port}/healthz")
         assert answer.status == 200
+
+
+@pytest.mark.realtime
+async def test_only_a_port_that_is_taken_is_blamed_on_the_port() -> None:
+    metrics, jobs = Metrics(WorkQueue(), 4), JobMetrics(list, lambda: NOW)
+    port = free_port()
+
+    def served() -> AbstractAsyncContextManager[None]:
+        pages = application(metrics.registry, jobs.text, str, str, str)
+        return serve_pages(pages, "127.0.0.1", port)
+
+    with pytest.raises(ConnectionResetError, match="of another connection"):
+        async with served():
+            raise ConnectionResetError("of another connection")
+    with pytest.raises(ConfigurationError, match=f"--metrics-port {port}"):
+        async with served(), served():
+            pass
 
 
 class Succession:

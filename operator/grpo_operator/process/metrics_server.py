@@ -237,10 +237,11 @@ async def serve_pages(pages: web.Application, address: str, port: int) -> AsyncI
     runner = web.AppRunner(pages, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, address or None, port).start()
+        try:
+            await web.TCPSite(runner, address or None, port).start()
+        except OSError as error:
+            raise ConfigurationError(f"--metrics-port {port}: {error}") from error
         yield
-    except OSError as error:
-        raise ConfigurationError(f"--metrics-port {port}: {error}") from error
     finally:
         await runner.cleanup()
 
