@@ -142,13 +142,9 @@ def plan_of_workload(workload: WorkloadRecord | None) -> PlanAnnotation | None:
 
 def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
     """The annotation of a Workload that is made now."""
-    fields: dict[str, Any] = {
-        "attempt": job.status.attempt,
-        "generation": job.generation,
-        "shape": shape,
-        "plan": plan,
-    }
-    planned = PlanAnnotation.model_validate(fields)
+    planned = PlanAnnotation(
+        attempt=job.status.attempt, generation=job.generation, shape=shape, plan=plan
+    )
     return planned.model_dump_json(by_alias=True, exclude_none=True)
 
 

@@ -109,7 +109,7 @@ class Lister(Generic[F]):
         return self.informer.forbidden
 
     def unknown_reason(self, now: float) -> str:
-        """Why the facts can't be relied on; empty if they can or are forbidden. `now`: loop time"""
+        """Why facts can't be relied on; empty if they can or are forbidden. `now`: loop clock."""
         if self.is_forbidden or self.informer.is_missing_kind:
             return ""
         if self.informer.heard_at is None:
@@ -188,11 +188,8 @@ class ClusterState:
 
     @property
     def _all_listers(self) -> tuple[Lister[Any], ...]:
-        return self._nodes, self._pods, *self._classes, *self._quotas, *self._accounts
-
-    @property
-    def _classes(self) -> tuple[Lister[Any], ...]:
-        return self._priorities, self._storage_classes, self._job_classes, self._namespaces
+        classes = (self._priorities, self._storage_classes, self._job_classes, self._namespaces)
+        return self._nodes, self._pods, *classes, *self._quotas, *self._accounts
 
     def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""

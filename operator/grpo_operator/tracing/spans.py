@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from grpo_api.report import traces
-from grpo_api.report.traces import ATTEMPT, Attribute, SpanName
+from grpo_api.report.traces import ATTEMPT, SpanName
 
 from ..records.names import child_job
 from ..records.records import GRPOJobRecord
@@ -54,17 +54,16 @@ class Trace:
     @classmethod
     def of_attempt(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
         """The trace of a job's attempt, with this version of the operator as an attribute."""
-        resource: dict[Attribute, Value] = {
-            traces.SERVICE_NAME: "grpo-operator",
-            traces.SERVICE_VERSION: version,
-            traces.NAMESPACE: job.key.namespace,
-            traces.K8S_JOB: child_job(job.name, attempt),
-            traces.JOB_NAME: job.name,
-            traces.JOB_UID: job.uid,
-            traces.ATTEMPT_NUMBER: attempt,
+        resource: dict[str, Value] = {
+            traces.SERVICE_NAME.key: "grpo-operator",
+            traces.SERVICE_VERSION.key: version,
+            traces.NAMESPACE.key: job.key.namespace,
+            traces.K8S_JOB.key: child_job(job.name, attempt),
+            traces.JOB_NAME.key: job.name,
+            traces.JOB_UID.key: job.uid,
+            traces.ATTEMPT_NUMBER.key: attempt,
         }
-        by_key = {attribute.key: value for attribute, value in resource.items()}
-        return cls(job.uid, attempt, by_key)
+        return cls(job.uid, attempt, resource)
 
     @property
     def id(self) -> str:
