@@ -223,14 +223,14 @@ class Relist(Generic[R]):
         """Take the next object of the LIST into the cache."""
         cache, key, (uid, version) = self._cache, identity(item), version_of(item)
         cached_record = cache.get(key)
-        same = cached_record is not None and cached_record.uid == uid
+        known_version = -1
+        if cached_record and cached_record.uid == uid:
+            known_version = cached_record.version
         removed_version = self._removed.get((key, uid), -1)
         # The LIST has the very version that could not be read while the LIST was on its way.
         if removed_version == version:
             self._unreadable.add(key)
-        if (
-            same and cached_record and cached_record.version >= version
-        ) or removed_version >= version:
+        if max(known_version, removed_version) >= version:
             self._listed.add(key)
             return
         record = cache.parse_item(item)

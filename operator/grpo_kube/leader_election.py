@@ -201,11 +201,10 @@ class Leadership:
         observed_lease = self._lease
         if observed_lease and observed_lease.holder == self._identity:
             return replace(observed_lease, seconds=self._seconds, renewed=timestamp)
-        version, transitions = (
-            (observed_lease.version, min(observed_lease.transitions + 1, MOST_TRANSITIONS))
-            if observed_lease
-            else ("", 0)
-        )
+        version, transitions = "", 0
+        if observed_lease:
+            version = observed_lease.version
+            transitions = min(observed_lease.transitions + 1, MOST_TRANSITIONS)
         return Lease(version, self._identity, self._seconds, transitions, timestamp, timestamp)
 
     @property

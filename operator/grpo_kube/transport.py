@@ -97,14 +97,8 @@ class EmptyLists:
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         """Sends the request, selecting nothing if it is a LIST of these objects."""
         # the API server may be served below a path of its own
-        on_list = next(
-            (
-                callback
-                for path, callback in self._listed.items()
-                if request.url.path.endswith(path)
-            ),
-            None,
-        )
+        paths = (path for path in self._listed if request.url.path.endswith(path))
+        on_list = self._listed.get(next(paths, ""))
         if on_list is None or request.method != "GET" or request.url.query.get("watch") == "true":
             return await send(request)
         request.url = request.url.update_query(fieldSelector=NOTHING)

@@ -115,11 +115,9 @@ class Lister(Generic[F]):
         if self.informer.heard_at is None:
             return f"{self.selection} have not been listed"
         silent = now - self.informer.heard_at
-        return (
-            f"nothing was received about {self.selection} for {silent:.0f} s"
-            if silent > DEAF_SECONDS
-            else ""
-        )
+        if silent <= DEAF_SECONDS:
+            return ""
+        return f"nothing was received about {self.selection} for {silent:.0f} s"
 
     def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
         """Tells that facts, or the right to see them, have changed."""

@@ -219,11 +219,9 @@ class Reconciler:
         job = self._observer.job(key)
         if job and job.is_dispatched:
             dispatched = self._observer.read_dispatched(job)
-            return (
-                await sync_dispatched(dispatched, self._queue, self._workloads)
-                if dispatched
-                else None
-            )
+            if dispatched is None:
+                return None
+            return await sync_dispatched(dispatched, self._queue, self._workloads)
         self._queue.record_job(key, job)
 
         observation = await self._observer.observe(key)

@@ -188,11 +188,9 @@ def pod_spec(
 
 def _user_fields(part: BaseModel | None) -> Manifest:
     """What a user wrote in core/v1's shape, without defaults: they are the API server's."""
-    return (
-        part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-        if part
-        else {}
-    )
+    if part is None:
+        return {}
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
 def _pod_security(user: int | None, platform: PlatformSecurityContext) -> Manifest:
