@@ -9,6 +9,7 @@ nothing.
 import argparse
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nobody reads its output any more."""
     if sys.stdout is None:  # closed by `>&-`
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Half of a surrogate pair has no UTF-8, and a terminal may have another encoding.
+        sys.stdout.reconfigure(errors="replace")
     # Looking for plug-ins of pydantic reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if is_completion():

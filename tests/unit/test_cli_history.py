@@ -119,7 +119,8 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
 
 
 NAMES = st.sampled_from(["groups", "completions", "completion", "rewards", "digits", "advantage"])
-VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=9) | st.booleans()
+NUMBERS = st.floats() | st.integers() | st.sampled_from([10**400, -1, 2**53, 1.797e308, "nan"])
+VALUES = st.none() | NUMBERS | st.text(st.characters(), max_size=9) | st.booleans()
 
 
 @settings(max_examples=cases(100), suppress_health_check=[HealthCheck.too_slow])
@@ -157,18 +158,47 @@ LINES = damaged(
 )
 
 
+def shown(lines: list[dict[str, Any]], command: str, *options: str) -> tuple[int, str]:
+    """The exit code of a command on a file of these lines, and what a terminal gets of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+            code = main([command, str(path), *options])
+        output.flush()
+        output.seek(0)
+        return code, output.read()
+
+
 @settings(max_examples=cases(300), suppress_health_check=[HealthCheck.too_slow])
 @given(lines=st.lists(LINES, max_size=3))
 def test_samples_of_any_form_are_shown_or_named_as_missing(lines: list[dict[str, Any]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        samples = Path(folder) / SAMPLES_FILE
-        samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for options in ([], ["--best", "2"], ["--worst", "2", "--reward", "digits"]):
-            with (
-                contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()),
-            ):
-                assert main(["samples", str(samples), *options]) in (0, 2, 5)
+    for options in ([], ["--best", "2"], ["--worst", "2", "--reward", "digits"]):
+        code, _ = shown(lines, "samples", *options)
+        assert code in (0, 2, 5)
+    code, text = shown(lines, "samples", "-o", "json")
+    assert code or json.loads(text, parse_constant=pytest.fail) is not None
+
+
+KEYS = st.sampled_from(["step", "train/global_step", "reward", "kl", "loss", "rolledBack", "grad"])
+
+
+@settings(max_examples=cases(200), suppress_health_check=[HealthCheck.too_slow])
+@given(rows=st.lists(st.dictionaries(KEYS, NUMBERS | VALUES), max_size=12))
+def test_rows_of_any_form_are_listed_drawn_and_judged(rows: list[dict[str, Any]]) -> None:
+    for options in ([], ["--rolled-back"], ["-o", "plot", "--key", "reward"]):
+        code, _ = shown(rows, "history", *options)
+        assert code in (0, 2, 5)
+    code, text = shown(rows, "diagnose", "-o", "json")
+    assert code == 2 or json.loads(text, parse_constant=pytest.fail) is not None
+
+
+def test_a_curve_beyond_what_axes_take_is_drawn_without_these_points() -> None:
+    rows = [{"step": step, "reward": value} for step, value in enumerate([1.0, 1e308, -1e308, 2.0])]
+    code, text = shown(rows, "history", "-o", "svg")
+    assert code == 0
+    ElementTree.fromstring(text)
 
 
 def test_samples_are_those_of_a_step_or_the_best_and_worst(

@@ -189,11 +189,9 @@ def _finding(name: FindingName, state: _State) -> Finding:
     assert state.beyond_since is not None
     score = max(1.0, state.verdict.score)
     confidence = 1.0 - 0.5 / score
-    evidence = {
-        key: float(f"{value:.4g}")
-        for key, value in state.verdict.evidence.items()
-        if math.isfinite(value)
-    }
+    rounded = {key: float(f"{value:.4g}") for key, value in state.verdict.evidence.items()}
+    # The largest numbers are rounded up to infinity.
+    evidence = {key: value for key, value in rounded.items() if math.isfinite(value)}
     return Finding(
         finding=name,
         since=state.beyond_since,

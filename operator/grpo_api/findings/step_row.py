@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.training_metrics import TRAINING
+from ..text.quantity import MAX_COUNT
 
 TRAINER_STEP_KEYS = ("step", "global_step")
 STEP_KEYS = (*TRAINER_STEP_KEYS, "_step")
@@ -92,7 +93,7 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
         key = _without_prefix(str(name))
         reward = _reward_name(key)
         if key.lower() in STEP_KEYS:
-            if abs(number) <= 2**53:
+            if 0 <= number <= MAX_COUNT:
                 steps[key.lower()] = int(number)
         elif name in EVALUATION_KEYS:
             evaluation = number

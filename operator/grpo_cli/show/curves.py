@@ -1,11 +1,11 @@
 """Draws numbers of a run over its steps: in the terminal, or as a picture."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from grpo_api.findings.step_row import as_number
+from grpo_api.text.quantity import MAX_COUNT
 
 from .pictures import new_figure
 
@@ -13,10 +13,12 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ROWS = 5
 LEAST_COLUMNS = 20
 COLOUR = "#2563eb"
+LARGEST_VALUE = 1e100
+"""Axes of larger numbers overflow."""
 
 
 class Curve(NamedTuple):
-    """The finite values of a number, by step."""
+    """The values of a number, by step."""
 
     key: str
     points: list[tuple[int, float]]
@@ -28,7 +30,7 @@ class Curve(NamedTuple):
 
 
 def curves_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Curve]:
-    """The curves of these keys; a key without a finite number has no curve."""
+    """The curves of these keys; a key without a number that can be drawn has no curve."""
     curves = []
     for key in keys:
         points = []
@@ -36,7 +38,9 @@ def curves_of(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Cu
             # W&B's exports have a prefix before the trainer's keys.
             logged = row.get(key, row.get(f"train/{key}"))
             step, value = as_number(row.get("step")), as_number(logged)
-            if step is not None and value is not None and math.isfinite(value + step):
+            if step is None or value is None:
+                continue
+            if 0 <= step <= MAX_COUNT and abs(value) <= LARGEST_VALUE:
                 points.append((int(step), value))
         if points:
             curves.append(Curve(key, points))

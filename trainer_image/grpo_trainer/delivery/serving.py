@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,15 +160,30 @@ def copy_history(
         for name, key in run.history_keys().items():
             (folder / name).write_bytes(b"".join(run.store.stream(key)))
     elif root:
-        paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
-        newest = newest_attempt(paths, ATTEMPT_PREFIX)
-        for name in HISTORY_FILES if newest else ():
-            if (root / str(newest) / name).exists():
-                shutil.copyfile(root / str(newest) / name, folder / name)
+        _copy_newest(root, folder)
     if not (folder / METRICS_FILE).exists():
         where = run.store.url if run else root
         raise BadInput(f"{where} has no history: no attempt has taken a step")
     return FolderSource(folder)
+
+
+def _copy_newest(root: Path, folder: Path) -> None:
+    """Copy the newest attempt's files, and again where a newer attempt has begun meanwhile: it
+    deletes the older ones."""
+    newest = _newest_attempt(root)
+    copied: str | None = None
+    while newest != copied:
+        for name in HISTORY_FILES:
+            (folder / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(root / str(newest) / name, folder / name)
+        newest, copied = _newest_attempt(root), newest
+
+
+def _newest_attempt(root: Path) -> str | None:
+    """Folder of the newest attempt that has rows; None for none."""
+    paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
+    return newest_attempt(paths, ATTEMPT_PREFIX)
 
 
 _LISTING = "listing.json"

@@ -120,6 +120,8 @@ class LinesFile:
         self._path = path
         self.is_whole = False
         """Whether the file has all lines."""
+        self._is_behind = False
+        """Whether lines wait for a disk that failed or hung."""
         self._failures = 0
         self._skipped = 0
         self._writer: Thread | None = None
@@ -139,6 +141,17 @@ class LinesFile:
         if self._skipped < pause:
             self._skipped += 1
             return
+        self._try(all_lines)
+
+    def finish(self, all_lines: Callable[[], Iterable[str]]) -> None:
+        """Try a last time to write lines that wait for the disk, as the attempt ends."""
+        if not self._is_behind:
+            return
+        if self._writer:
+            self._writer.join(PATIENCE)
+        self._try(all_lines)
+
+    def _try(self, all_lines: Callable[[], Iterable[str]]) -> None:
         self._skipped = 0
         # Before the thread begins: rows are added while a volume hangs.
         text = "".join(f"{line}\n" for line in all_lines())
@@ -152,6 +165,7 @@ class LinesFile:
     def _write(self, action: Callable[[], None]) -> None:
         """Write in a thread, which may hang with its volume: a step waits PATIENCE for it."""
         self.is_whole = False
+        self._is_behind = True
         if self._writer and self._writer.is_alive():
             return
         ends: list[Exception | None] = []
@@ -171,6 +185,7 @@ class LinesFile:
         end = ends[0] if ends else TimeoutError(f"no answer within {PATIENCE:.0f} s")
         if end is None:
             self.is_whole = True
+            self._is_behind = False
             self._failures = 0
         elif isinstance(end, OSError):
             if not self._failures:
@@ -274,6 +289,12 @@ class RunHistory:
         else:
             self._samples_file.write(lambda: self._samples)
         return groups
+
+    def finish(self) -> None:
+        """Bring files up to date that are behind, as the attempt ends."""
+        if self._folder is not None:
+            self._samples_file.finish(lambda: self._samples)
+            self._metrics_file.finish(self._lines)
 
     def save_samples(self, folder: Path) -> None:
         """Write the samples into a checkpoint or an export, on rank 0.

@@ -127,6 +127,7 @@ def _run(
         raise _explain_divergence(error, built) from error
     finally:
         built.rewards.close()
+        built.history.finish()
         if built.target and recorder.place.is_main:
             built.target.send_history()
     return _finish(plan, built, recorder, clock)

@@ -14,7 +14,7 @@ from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.printed_logs import number_steps
 from ...inputs.run_history import SOURCE_HELP, load_history
 from ...show import curves
-from ...show.errors import ManifestError, OptionError
+from ...show.errors import ManifestError, NotYet, OptionError
 from ...show.pictures import write_figure
 from ...show.terminal import console
 
@@ -60,11 +60,16 @@ def run(options: Namespace) -> int:
     rows = load_history(options, options.run_name)
     if not rows:
         raise ManifestError(f"{options.run_name} has no logged steps")
+    with_rolled_back = options.rolled_back and options.output == "csv"
+    shown = rows if with_rolled_back else standing_rows(rows)
+    if not shown:
+        raise NotYet(
+            f"all steps of {options.run_name} were rolled back; --rolled-back shows them as CSV"
+        )
     if options.output == "csv":
-        shown = rows if options.rolled_back else standing_rows(rows)
         _print_csv(shown, options.key)
         return 0
-    drawn = curves.curves_of(number_steps(standing_rows(rows)), options.key or USUAL)
+    drawn = curves.curves_of(number_steps(shown), options.key or USUAL)
     if not drawn:
         raise OptionError(
             f"{options.run_name} has no numbers under {', '.join(options.key or USUAL)}; choose by "

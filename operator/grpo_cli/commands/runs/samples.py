@@ -5,11 +5,10 @@ import math
 from argparse import ArgumentParser, Namespace
 
 from rich.console import Console
-from rich.text import Text
 
 from grpo_api.findings.step_row import as_number
 from grpo_api.report.history import SAMPLES_FILE, STEP, Row
-from grpo_api.text.messages import printable_text
+from grpo_api.text.log_lines import finite_values
 
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import (
@@ -20,7 +19,7 @@ from ...inputs.run_history import (
     step_of,
 )
 from ...show.errors import NotYet, OptionError
-from ...show.terminal import console
+from ...show.terminal import console, plain_text
 
 
 def register(parser: ArgumentParser) -> None:
@@ -54,7 +53,7 @@ def run(options: Namespace) -> int:
     if sorts:
         completions = _select_completions(options, completions)
     if options.output == "json":
-        print(json.dumps(completions, ensure_ascii=False, indent=2))
+        print(json.dumps(finite_values(completions), ensure_ascii=False, indent=2))
         return 0
     out = console()
     for completion in completions:
@@ -105,9 +104,9 @@ def _print_completion(out: Console, completion: Row) -> None:
         numbers.append(f"advantage {advantage:+.3g}")
     cut = ", truncated" if completion.get("truncated") else ""
     head = f"step {completion[STEP]}: {', '.join(numbers)} ({completion.get('tokens')} tokens{cut})"
-    out.print(Text(head, style="bold"))
-    out.print(Text(printable_text(_prompt_text(completion)), style="dim"), soft_wrap=True)
-    out.print(Text(printable_text(str(completion.get("completion")))), soft_wrap=True)
+    out.print(plain_text(head, "bold"))
+    out.print(plain_text(_prompt_text(completion), "dim"), soft_wrap=True)
+    out.print(plain_text(str(completion.get("completion"))), soft_wrap=True)
     out.print()
 
 
