@@ -261,6 +261,47 @@ def test_checkpoints_that_take_long_or_fail_are_found() -> None:
     assert [one.finding for one in diagnose(saving(20, 1))] == ["CheckpointFailing"]
 
 
+SAVES = st.lists(st.sampled_from(["sealed", "failed", "failed"]), min_size=1, max_size=6)
+
+
+def saved_rows(attempts: list[list[str]], *, is_restarted: bool) -> list[StepRow]:
+    """Rows of attempts that save in each step. A restarted attempt counts its failures anew, and
+    logs the checkpoint that it begins with."""
+    logged: list[dict[str, Any]] = []
+    failures, sealed, announced = 0, 0, False
+    for saves in attempts:
+        if is_restarted:
+            failures, announced = 0, False
+        for save in (None, *saves):
+            step = len(logged) + 1
+            failures += save == "failed"
+            row: dict[str, Any] = {"step": step, "loss": 0.1, "step_seconds": 100.0}
+            row |= {"checkpoint_failures": failures} if failures else {}
+            if save == "sealed":
+                sealed, announced = step - 1, True
+                row |= {"checkpoint_step": sealed, "checkpoint_seconds": 90.0}
+            elif sealed and not announced:
+                row, announced = row | {"checkpoint_step": sealed}, True
+            logged.append(row)
+    return rows(logged)
+
+
+@given(attempts=st.lists(SAVES, min_size=1, max_size=4))
+def test_checkpoints_are_judged_as_without_restarts(attempts: list[list[str]]) -> None:
+    calm, restarted = Diagnosis(), Diagnosis()
+    pairs = zip(
+        saved_rows(attempts, is_restarted=False),
+        saved_rows(attempts, is_restarted=True),
+        strict=True,
+    )
+    for undisturbed, row in pairs:
+        calm.add(undisturbed)
+        restarted.add(row)
+        assert [each.finding for each in restarted.findings] == [
+            each.finding for each in calm.findings
+        ]
+
+
 def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
     steps: list[dict[str, Any]] = []
     for row in logged_steps():

@@ -258,6 +258,8 @@ class RunNumbers:
         """Of the newest measured steps."""
         self._last_values: dict[str, float] = {}
         self._seconds_since_save = 0.0
+        self._failures = 0.0
+        """Checkpoints that the process of the step before could not write."""
 
     def add(self, row: StepRow) -> None:
         """Take one more step."""
@@ -328,15 +330,20 @@ class RunNumbers:
 
     def _count_saves(self, values: Mapping[str, float]) -> None:
         self._seconds_since_save += max(0.0, values.get("step_seconds", 0.0))
-        if self._has_grown("checkpoint_failures", values):
+        # A process counts its own: after a restart the number begins again, and is not logged at 0.
+        failures = values.get("checkpoint_failures", 0.0)
+        if failures > 0 and failures != self._failures:
             self.failed_saves += 1
+        self._failures = failures
         sealed = self._has_grown("checkpoint_step", values) or self._has_grown(
             "checkpoints", values
         )
         if sealed:
             self.failed_saves = 0
-            self.saves.append(values.get("checkpoint_seconds", 0.0))
-            self.seconds_since_saves.append(self._seconds_since_save)
+            # A restart logs the checkpoint that it begins with, without its seconds.
+            if "checkpoint_seconds" in values:
+                self.saves.append(values["checkpoint_seconds"])
+                self.seconds_since_saves.append(self._seconds_since_save)
             self._seconds_since_save = 0.0
 
     def _has_grown(self, key: str, values: Mapping[str, float]) -> bool:
