@@ -16,7 +16,7 @@ from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATASET_TOKEN_ENV
-from grpo_trainer.data.dataset import load_prompts
+from grpo_trainer.data.dataset import load_prompts, read_rows
 from grpo_trainer.data.row_sources import dataset_repository, read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
@@ -45,6 +45,17 @@ def test_text_prompts_stay_text_and_keep_the_other_columns(tmp_path: Path) -> No
     prompts = load_prompts(spec("a.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path)
     assert list(prompts.rows) == [{"answer": 2, "prompt": "1+1="}, {"answer": 4, "prompt": "2+2="}]
     assert (prompts.num_dropped, prompts.num_duplicates) == (0, 0)
+
+
+def test_first_rows_of_a_parquet_file_with_categories_come_from_several_row_groups(
+    tmp_path: Path,
+) -> None:
+    levels = pa.array(["easy", "hard"] * 50).dictionary_encode()
+    table = pa.table({"prompt": [f"{number}+1=" for number in range(100)], "level": levels})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    rows = read_rows(spec("a.parquet"), root=tmp_path, most_rows=25)
+    assert len(rows.table) == 25
+    assert not rows.is_whole
 
 
 def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:

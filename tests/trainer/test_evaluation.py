@@ -32,6 +32,7 @@ from grpo_api.text.contract import (
     PLAN_ENV,
     PROGRESS_BIND_ENV,
     RESUME_STORE_ENV,
+    REWARD_MOUNT_ENV,
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.evaluation import __main__ as program
@@ -179,6 +180,22 @@ def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(
     assert set(means) == {"format", "accuracy"}
     assert 0 < means["format"] < 2
     assert found.reward.mean == pytest.approx(0.5 * means["format"] + means["accuracy"])
+
+
+def test_a_reward_sees_the_trainer_at_the_end_of_its_run(
+    plan: TrainingPlan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "mine.py").write_text(
+        "def progress(completions, trainer_state, **_):\n"
+        "    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)\n"
+    )
+    monkeypatch.setenv(REWARD_MOUNT_ENV, str(tmp_path))
+    reward = {"python": {"function": "mine:progress", "configMap": {"name": "mine"}}}
+    own = TrainingPlan.model_validate(
+        plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": [reward]}
+    )
+    assert evaluate_held_out(own, model, completions=1).reward.mean == 1.0
 
 
 def test_reward_models_and_text_prompts_are_scored_as_in_training(

@@ -44,8 +44,8 @@ pytestmark = pytest.mark.realtime
 QUICK = replace(POD, wait_seconds=1.0)
 ROWS = [{"prompt": f"say {number % 10}", "answer": str(number % 10)} for number in range(40)]
 REWARD = """
-def digits(completions, **_):
-    return [1.0] * len(completions)
+def digits(completions, trainer_state, **_):
+    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
 
 def raises(completions, **_):
     raise KeyError(completions[0])

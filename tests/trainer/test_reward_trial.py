@@ -59,6 +59,23 @@ def test_completions_are_scored_by_every_reward(
     }
 
 
+def test_a_reward_reads_the_state_of_the_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def progress(completions, trainer_state, **_):\n"
+        "    state = trainer_state\n"
+        "    share = state.global_step / state.max_steps + state.epoch / state.num_train_epochs\n"
+        "    return [share] * len(completions)\n"
+    )
+    function = {"python": {"function": "mine:progress", "configMap": {"name": "rewards"}}}
+    spec = changed({"rewards": [function], "export": {"to": "None"}})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("tried", spec)))
+    command = ["reward", "test", rows_file(tmp_path, ROWS), "-f", str(tmp_path / "job.yaml")]
+    assert main([*command, "--files", str(tmp_path), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rewards"]["python"]["scores"] == [0.0, 0.0]
+
+
 def test_samples_of_a_run_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = changed({"rewards": REWARDS[:1], "export": {"to": "None"}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("tried", spec)))

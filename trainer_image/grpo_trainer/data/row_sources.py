@@ -161,9 +161,14 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
 def _parquet_table(path: Path, most_rows: int | None) -> pa.Table:
     if most_rows is None:
         return pq.read_table(path)
+    batches: list[pa.RecordBatch] = []
     with pq.ParquetFile(path) as file:
-        first_batch = islice(file.iter_batches(batch_size=most_rows), 1)
-        return pa.Table.from_batches(list(first_batch), file.schema_arrow)
+        # A batch with a column of categories ends with its row group, however small that is.
+        for batch in file.iter_batches(batch_size=most_rows):
+            batches.append(batch)
+            if sum(each.num_rows for each in batches) >= most_rows:
+                break
+        return pa.Table.from_batches(batches, file.schema_arrow).slice(0, most_rows)
 
 
 def _first_undecodable(column: pa.ChunkedArray) -> int:

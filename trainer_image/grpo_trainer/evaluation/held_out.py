@@ -36,7 +36,7 @@ from ..data.prompts import Prompt, PromptEncoder
 from ..generation.stop_strings import StopStrings
 from ..hub.repositories import Hub
 from ..process.step_counters import weighted_sum
-from ..rewards.reward_base import Completion, Scores
+from ..rewards.reward_base import Completion, Scores, reward_arguments
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.errors import BadInput
 from ..training.build_run import device
@@ -54,7 +54,8 @@ def score_completions(
     columns: Columns,
     *,
     size: int,
-    template_kwargs: Mapping[str, Any] | None = None,
+    max_steps: int | None,
+    template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Scores]:
     """The scores of each reward by its name: one per completion, before weighting.
 
@@ -68,12 +69,14 @@ def score_completions(
     named = list(zip(rewards.names, rewards.functions, rewards.processing_classes, strict=True))
     for start in range(0, len(prompts), size):
         part = slice(start, start + size)
-        arguments = {name: cells[part] for name, cells in columns.items()}
-        arguments |= {
-            "prompts": prompts[part],
-            "completions": [text for text, _ in completions[part]],
-        }
-        arguments["completion_ids"] = [ids for _, ids in completions[part]]
+        arguments = reward_arguments(
+            {name: cells[part] for name, cells in columns.items()},
+            prompts[part],
+            [text for text, _ in completions[part]],
+            [ids for _, ids in completions[part]],
+            max_steps,
+            is_over=True,
+        )
         for name, function, tokenizer in named:
             by_model = isinstance(function, nn.Module)
             scores_by_name[name] += (
@@ -335,6 +338,7 @@ def _scores(
         completions,
         columns,
         size=size,
+        max_steps=plan.training.max_steps,
         template_kwargs=model_spec.chat_template_kwargs,
     )
 

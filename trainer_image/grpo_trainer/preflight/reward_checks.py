@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from grpo_api.spec.rewards import HTTPReward, PythonReward, reward_names
@@ -22,7 +21,7 @@ from ..rewards.python_function import (
     picklable_arguments,
     where_message,
 )
-from ..rewards.reward_base import Deadline, RewardCounters, checked_scores
+from ..rewards.reward_base import Deadline, RewardCounters, checked_scores, reward_arguments
 from ..rewards.reward_set import check_answers, check_chat_template, reward_root
 from ..runtime.errors import BadInput, Transient
 from .dataset_checks import FirstRows
@@ -43,7 +42,8 @@ _PLACE = re.compile(r'File "(?:[^"]*/)?([^"/<>]+)", line (\d+)')
 def check_rewards(preflight: Preflight, first: FirstRows | None) -> None:
     """Check every reward of the spec."""
     rewards, findings = preflight.plan.rewards, preflight.findings
-    samples = sample_arguments(first) if first and first.prompts else None
+    max_steps = preflight.plan.training.max_steps
+    samples = sample_arguments(first, max_steps) if first and first.prompts else None
     deadline = Deadline(preflight.scope.reward_seconds)
     for position, (reward, name) in enumerate(zip(rewards, reward_names(rewards), strict=True)):
         path = f"rewards[{position}]"
@@ -68,22 +68,15 @@ def check_rewards(preflight: Preflight, first: FirstRows | None) -> None:
                 _check_service(reward.http, token, samples, preflight.scope.wait_seconds)
 
 
-def sample_arguments(first: FirstRows) -> dict[str, Any]:
+def sample_arguments(first: FirstRows, max_steps: int | None) -> dict[str, Any]:
     """What TRL gives a reward for one completion of each of the first rows."""
     prompts = first.prompts[:SAMPLES]
     text: Any = SAMPLE_COMPLETION
     if first.has_chats:
         text = [{"role": "assistant", "content": SAMPLE_COMPLETION}]
-    columns = first.rows.table[: len(prompts)]
-    for name in ("prompt", "completion", "completion_ids"):
-        columns.pop(name, None)
-    return {
-        **columns,
-        "prompts": prompts,
-        "completions": [text] * len(prompts),
-        "completion_ids": [[0]] * len(prompts),
-        "trainer_state": SimpleNamespace(global_step=0, epoch=0.0),
-    }
+    count = len(prompts)
+    columns = first.rows.table[:count]
+    return reward_arguments(columns, prompts, [text] * count, [[0]] * count, max_steps)
 
 
 def _function_folder(spec: PythonReward, position: int, preflight: Preflight) -> Path | None:

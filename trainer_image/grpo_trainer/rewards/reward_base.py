@@ -4,8 +4,9 @@ name the sample.
 Every kind of reward thus fails, times out and reports in one way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from grpo_api.spec.rewards import AccuracyReward, FormatReward
@@ -19,6 +20,8 @@ Completion = str | list[Message]
 Scores = list[float | None]
 """One number per completion; None where the reward has nothing to say (TRL leaves those out of the
 sum)."""
+TRL_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Columns that TRL gives a reward under other names."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -75,6 +78,31 @@ def current_step(columns: dict[str, Any]) -> int:
     says."""
     state = columns.get("trainer_state")
     return 0 if state is None else int(state.global_step) + 1
+
+
+def reward_arguments(
+    columns: Mapping[str, Sequence[Any]],
+    prompts: Sequence[Any],
+    completions: Sequence[Completion],
+    completion_ids: Sequence[Sequence[int]],
+    max_steps: int | None,
+    *,
+    is_over: bool = False,
+) -> dict[str, Any]:
+    """What TRL gives a reward for these completions before a run's first step, or after its last
+    where it `is_over`."""
+    # A reward that changes with training divides by them, where their number is not known, too.
+    steps = max_steps or 1
+    state = SimpleNamespace(
+        global_step=steps if is_over else 0, max_steps=steps, epoch=0.0, num_train_epochs=1
+    )
+    return {
+        **{name: cells for name, cells in columns.items() if name not in TRL_COLUMNS},
+        "prompts": prompts,
+        "completions": completions,
+        "completion_ids": completion_ids,
+        "trainer_state": state,
+    }
 
 
 def reward_error(name: str, step: int, problem: str, sample: int | None = None) -> RewardError:

@@ -11,22 +11,20 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from grpo_api.spec.rewards import RewardSpec, reward_names
-from grpo_api.text.contract import REWARD_MOUNT, REWARD_MOUNT_ENV
 
 from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, TrainingError
+from .reward_base import TRL_COLUMNS, reward_arguments
 from .reward_set import RewardFunction, build_rewards
 
-_TRLS = ("prompt", "completion", "completion_ids")
-"""Columns that TRL gives a reward under other names."""
 
-
-def score_rows(rewards: list[RewardSpec], rows: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+def score_rows(
+    rewards: list[RewardSpec], rows: list[dict[str, Any]], max_steps: int | None
+) -> dict[str, Any]:
     """By reward: its weight, one score per row (None without one), and why some have none.
 
     Raises:
@@ -42,9 +40,9 @@ def score_rows(rewards: list[RewardSpec], rows: list[dict[str, Any]], root: Path
     for reward in scored:
         if reward.accuracy:
             _require_column(reward.accuracy.answer_column, rows)
-    built = build_rewards(scored, root=root)
+    built = build_rewards(scored)
     try:
-        arguments = _arguments(rows)
+        arguments = _arguments(rows, max_steps)
         return {
             name: {
                 "weight": spec.weight,
@@ -66,16 +64,14 @@ def _require_column(column: str, rows: list[dict[str, Any]]) -> None:
             )
 
 
-def _arguments(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _arguments(rows: list[dict[str, Any]], max_steps: int | None) -> dict[str, Any]:
     """What TRL gives a reward for these completions."""
-    columns = sorted({key for row in rows for key in row} - set(_TRLS))
-    return {
-        **{key: [row.get(key) for row in rows] for key in columns},
-        "prompts": [row.get("prompt", "") for row in rows],
-        "completions": [row["completion"] for row in rows],
-        "completion_ids": [row.get("completion_ids", [0]) for row in rows],
-        "trainer_state": SimpleNamespace(global_step=0, epoch=0.0),
-    }
+    names = sorted({key for row in rows for key in row} - set(TRL_COLUMNS))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    prompts = [row.get("prompt", "") for row in rows]
+    completions = [row["completion"] for row in rows]
+    completion_ids = [row.get("completion_ids", [0]) for row in rows]
+    return reward_arguments(columns, prompts, completions, completion_ids, max_steps)
 
 
 def _call(function: RewardFunction, arguments: dict[str, Any]) -> list[float | None]:
@@ -91,8 +87,8 @@ def main(arguments: list[str]) -> int:
         plan = read_plan(os.environ)
         hide_unused_libraries(plan.execution)
         rows = json.loads(rows_file.read_text(encoding="utf-8"))
-        root = Path(os.environ.get(REWARD_MOUNT_ENV, REWARD_MOUNT))
-        result: dict[str, Any] = {"rewards": score_rows(plan.rewards, rows, root)}
+        scores = score_rows(plan.rewards, rows, plan.training.max_steps)
+        result: dict[str, Any] = {"rewards": scores}
     except (BadInput, TrainingError) as error:
         result = {"error": str(error)}
     result_file.write_text(json.dumps(result), encoding="utf-8")
