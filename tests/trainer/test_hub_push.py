@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.hf_api import RepoFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -266,6 +267,13 @@ def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path)
     theirs = {"LICENSE": b"MIT", "other/model.safetensors": b"theirs", "config.json": b"{}"}
     made(hub).push(FIRST_COMMIT | former | theirs)
     assert made(hub).commits[push(export)] == FIRST_COMMIT | theirs | files_of(export)
+
+
+def test_an_empty_file_in_the_repository_is_not_the_exports(export: Path) -> None:
+    files = pushing.Files.from_folder(export, lambda: None)
+    git_name_of_nothing = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    empty = RepoFile(path="config.json", size=0, oid=git_name_of_nothing)
+    assert "config.json" in files.differing_names({"config.json": empty})
 
 
 def test_what_a_gitignore_leaves_out_is_told(hub: WritableHub, export: Path) -> None:

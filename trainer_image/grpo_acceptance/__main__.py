@@ -56,18 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{where.machine}; {report.versions_sentence(where.different)}", flush=True)
     world = options.ranks or (count_gpus() if options.device == "cuda" else 1)
     if not world:
-        print(
-            (
-                "this machine has no GPU that torch can use; --device cpu runs what can be seen "
-                "on a "
-                "CPU"
-            ),
-            flush=True,
-        )
+        hint = "--device cpu runs what can be seen on a CPU"
+        print(f"this machine has no GPU that torch can use; {hint}", flush=True)
         return NO_GPU
-    return run_acceptance(
-        options, where, world, begin + options.budget - options.used - CLOSING_SECONDS
-    )
+    deadline = begin + options.budget - options.used - CLOSING_SECONDS
+    return run_acceptance(options, where, world, deadline)
 
 
 def run_acceptance(
@@ -80,15 +73,12 @@ def run_acceptance(
     checks = [replace(check, seconds=check.seconds * patience) for check in chosen]
     progress = Progress(checks, where, options.output, deadline)
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
-        for result in run_checks(
-            checks, Context(options.device, folder, world=world), deadline, progress.begin
-        ):
+        context = Context(options.device, folder, world=world)
+        for result in run_checks(checks, context, deadline, progress.begin):
             progress.end(result)
     results = progress.results
-    print(
-        f"\n{report.markdown_page(report.as_json(where, results))}\nwritten to {options.output}",
-        flush=True,
-    )
+    page = report.markdown_page(report.as_json(where, results))
+    print(f"\n{page}\nwritten to {options.output}", flush=True)
     wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(results)]
     write_outcome(f"acceptance: {report.summary(results)}", wrong)
     return int(bool(wrong))
@@ -109,9 +99,8 @@ def write_outcome(summary: str, wrong: list[str]) -> None:
 
     plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     result = Result.ERROR if wrong else Result.SUCCEEDED
-    outcome = Outcome(
-        result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt
-    )
+    rank = placement(plan.execution, os.environ).rank
+    outcome = Outcome(result=result, rank=rank, attempt=plan.job.attempt)
     announce_outcome(truncate_to_fit(outcome, "; ".join([summary, *wrong])))
 
 
@@ -138,8 +127,7 @@ def _die_with_the_run() -> None:
 
 def count_gpus() -> int:
     """GPUs that torch can use; asked in a process of its own, since asking takes hold of them."""
-    code = "import torch; print(torch.cuda.device_count())"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS
@@ -150,7 +138,8 @@ def count_gpus() -> int:
     last = process.stdout.strip().rpartition("\n")[2]
     if not last.isdecimal():
         print(f"torch can't be asked for GPUs: {process.stderr.strip()[-500:]}", flush=True)
-    return int(last) if last.isdecimal() else 0
+        return 0
+    return int(last)
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
@@ -35,9 +34,8 @@ of check_out_of_memory."""
 def check_sigterm(context: Context) -> list[Finding]:
     """Check that a run saves a checkpoint after SIGTERM and reports Preempted."""
     training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
-    plan = make_plan(
-        context, training=training, execution=execution, folder=context.path / "stopped"
-    )
+    folder = context.path / "stopped"
+    plan = make_plan(context, training=training, execution=execution, folder=folder)
     with Pod(context, plan, "grpo_trainer", "sigterm") as pod:
         if not pod.wait_for_text(f'"step": {STOP_AFTER},'):
             return [make_finding("SIGTERM", [f"no step {STOP_AFTER}"], pod.log_tail())]
@@ -45,12 +43,10 @@ def check_sigterm(context: Context) -> list[Finding]:
         pod.process.send_signal(signal.SIGTERM)
         problems = pod.end_problems(Result.PREEMPTED)
         seconds = time.monotonic() - sent
-    problems += [] if "a checkpoint was saved" in pod.message else ["no checkpoint was saved"]
-    return [
-        make_finding(
-            "SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds}
-        )
-    ]
+    if "a checkpoint was saved" not in pod.message:
+        problems.append("no checkpoint was saved")
+    measured = f"{pod.message}, after {seconds:.1f} s"
+    return [make_finding("SIGTERM", problems, measured, {"seconds": seconds})]
 
 
 def check_out_of_memory(context: Context) -> list[Finding]:
@@ -122,16 +118,16 @@ class Pod:
             return [f"exit code {code} without an outcome", self.log_tail()]
         outcome = Outcome.model_validate_json(self._outcome.read_text(encoding="utf-8"))
         self.message = outcome.message
-        problems = [] if outcome.result is expected else [f"{outcome.result} instead of {expected}"]
-        return problems + (
-            []
-            if code == EXIT_CODES[expected]
-            else [f"exit code {code}, not {EXIT_CODES[expected]}"]
-        )
+        problems = []
+        if outcome.result is not expected:
+            problems.append(f"{outcome.result} instead of {expected}")
+        if code != EXIT_CODES[expected]:
+            problems.append(f"exit code {code}, not {EXIT_CODES[expected]}")
+        return problems
 
     def log_tail(self) -> str:
         """The end of its log."""
-        return Path(self._log).read_text(encoding="utf-8", errors="replace")[-600:]
+        return self._log.read_text(encoding="utf-8", errors="replace")[-600:]
 
 
 def fill_gpu() -> Any:

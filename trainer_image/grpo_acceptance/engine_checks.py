@@ -30,13 +30,8 @@ from .findings import Context, Finding, make_finding, skipped_finding
 from .trial_plans import make_plan, middling_model
 
 HASHED_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int8,
-    torch.float8_e4m3fn,
-)
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.float8_e4m3fn
+)  # fmt: skip
 HASHED_SIZES = (1, 4095, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7)
 """Elements: around a tile of the kernel and a block of the hash."""
 
@@ -50,9 +45,8 @@ def compare_hashes(context: Context) -> list[Finding]:
     for dtype in HASHED_DTYPES:
         for size in HASHED_SIZES:
             generator = torch.Generator().manual_seed(size)
-            raw = torch.randint(
-                0, 256, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator
-            )
+            length = size * dtype.itemsize
+            raw = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
             values = raw.view(dtype)
             seed = new_seed()
             expected = tensor_hash(values, seed)
@@ -150,13 +144,13 @@ def train_shared_engine(context: Context) -> list[Finding]:
     if find_spec("vllm") is None:
         return [skipped_finding("engine on several GPUs", "vLLM is not installed")]
     plain, _ = _run_cell(context, EngineCell(), None)
-    shared = ENGINE | {"tensorParallel": context.world}
+    engines = {
+        f"one for each of {context.world} ranks": ENGINE,
+        f"one over {context.world} ranks": ENGINE | {"tensorParallel": context.world},
+    }
     return [
         _train_cell(context, f"bfloat16, {name}", EngineCell(), engine, plain.seconds[-1])
-        for name, engine in {
-            f"one for each of {context.world} ranks": ENGINE,
-            f"one over {context.world} ranks": shared,
-        }.items()
+        for name, engine in engines.items()
     ]
 
 

@@ -182,18 +182,14 @@ def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -
         problems.append(
             f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}"
         )
-    phases = ", ".join(
-        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})"
-        for name, value in measured.items()
-    )
-    numbers: dict[str, float | str] = {
-        f"measured {name}": float(value) for name, value in measured.items()
-    }
-    numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
-    numbers |= {
-        "device": float(device),
-        "predicted device": float(case["device_bytes"]),
-        "error": error,
-    }
+    shown = []
+    numbers: dict[str, float | str] = {}
+    for name, value in measured.items():
+        predicted_value = case["phases"][name]
+        shown.append(f"{name} {value / GIB:.2f} ({predicted_value / GIB:.2f})")
+        numbers |= {f"measured {name}": float(value), f"predicted {name}": float(predicted_value)}
+    numbers |= {"device": float(device), "predicted device": float(case["device_bytes"])}
+    numbers["error"] = error
+    phases = ", ".join(shown)
     summary = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
     return make_finding(case_title(case), problems, summary, numbers)

@@ -10,6 +10,7 @@ import torch
 from grpo_trainer.checkpoints.build_environment import driver
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
+from grpo_trainer.telemetry.phases import device_bytes
 
 from .findings import Context, Finding, make_finding
 from .trial_plans import make_plan
@@ -19,22 +20,17 @@ def describe_gpu(_: Context) -> list[Finding]:
     """This machine's first GPU; the number of all of them."""
     properties = torch.cuda.get_device_properties(0)
     capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
-    problems = (
-        []
-        if is_built_for(capability, arches)
-        else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
-    )
+    version = f"sm_{capability[0]}{capability[1]}"
+    problems = [] if is_built_for(capability, arches) else [f"torch has no code for {version}"]
     numbers: dict[str, float | str] = {
         "gpus": float(torch.cuda.device_count()),
         "bytes": float(properties.total_memory),
         "product": properties.name,
         "driver": driver() or "unknown",
         "cuda": str(torch.version.cuda),
+        "context": float(context_bytes()),
     }
-    numbers["context"] = float(context_bytes())
-    description = (
-        f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
-    )
+    description = f"{torch.cuda.device_count()} × {properties.name}, {version}"
     return [make_finding("GPU", problems, f"{description}; torch has {' '.join(arches)}", numbers)]
 
 
@@ -44,8 +40,7 @@ def context_bytes() -> int:
     ones = torch.ones(4096, 4096, dtype=torch.bfloat16, device="cuda")
     torch.mm(ones, ones)
     torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
+    return device_bytes() - torch.cuda.memory_reserved()
 
 
 def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:

@@ -17,6 +17,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
+from grpo_trainer.telemetry.phases import device_bytes
+
 from .findings import (
     GIB,
     Case,
@@ -47,9 +49,7 @@ def measure_case(_: Context, number: int) -> list[Finding]:
         why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
         return [skipped_finding(case_title(case), why)]
     peaks = Run(case, "cuda").measure_peaks()
-    # By the allocator, the context and others.
-    free, total = torch.cuda.mem_get_info()
-    return [compare_with_prediction(case, peaks, int(total - free))]
+    return [compare_with_prediction(case, peaks, device_bytes())]
 
 
 class Run:
@@ -58,8 +58,10 @@ class Run:
     def __init__(self, case: Case, device: str) -> None:
         self.case, self.device = case, device
         self.peaks: dict[str, int] = {}
-        adapter_in_bfloat16 = bool(case["lora_rank"] and case["precision"] == "bfloat16")
-        self.autocast = case["precision"] == "mixed" or adapter_in_bfloat16
+        is_bfloat16 = case["precision"] == "bfloat16"
+        self.dtype = torch.bfloat16 if is_bfloat16 else torch.float32
+        has_adapter_in_bfloat16 = bool(case["lora_rank"]) and is_bfloat16
+        self.autocast = case["precision"] == "mixed" or has_adapter_in_bfloat16
         self.model = self._make()
         self.trained = [
             parameter for parameter in self.model.parameters() if parameter.requires_grad
@@ -76,9 +78,9 @@ class Run:
 
     def step(self, shorter: bool) -> None:
         """Generate, score with the reference, accumulate, and update."""
-        prompt, completion = (
-            self.case[name] * (3 if shorter else 4) // 4 for name in ("prompt", "completion")
-        )
+        quarters = 3 if shorter else 4
+        prompt = self.case["prompt"] * quarters // 4
+        completion = self.case["completion"] * quarters // 4
         self._generate(prompt, completion)
         ids, labels = self._batch(prompt, completion)
         self._reference(ids, labels)
@@ -108,19 +110,16 @@ class Run:
 
     def _make(self) -> Any:
         """The model on the device, with TRL's head; inside PEFT's wrapper for an adapter."""
-        config = getattr(transformers, CLASSES[self.case["family"]])(
-            **self.case["config"], pad_token_id=0
-        )
-        dtype = torch.bfloat16 if self.case["precision"] == "bfloat16" else torch.float32
+        make_shape = getattr(transformers, CLASSES[self.case["family"]])
+        shape = make_shape(**self.case["config"], pad_token_id=0)
         with torch.device(self.device):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = transformers.AutoModelForCausalLM.from_config(shape, dtype=self.dtype)
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         if not self.case["lora_rank"]:
             return model
         rank = self.case["lora_rank"]
-        wrapped = get_peft_model(
-            model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-        )
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        wrapped = get_peft_model(model, config)
         wrapped.enable_input_require_grads()
         return wrapped
 
@@ -180,18 +179,16 @@ class Run:
             self.case["generation_batch"], config["num_key_value_heads"], tokens,
             config["head_dim"],
         )  # fmt: skip
-        dtype = torch.bfloat16 if self.case["precision"] == "bfloat16" else torch.float32
         for layer in range(config["num_hidden_layers"]):
-            zeros = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
+            zeros = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
             cache.update(*zeros, layer)
         return cache
 
     def _reference(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
         """A pass without gradients. The policy stands in for a frozen copy, so it is frozen:
         autocast keeps casts of trained weights only."""
-        adapters_off = (
-            self.model.disable_adapter() if self.case["lora_rank"] else contextlib.nullcontext()
-        )
+        has_adapter = bool(self.case["lora_rank"])
+        adapters_off = self.model.disable_adapter() if has_adapter else contextlib.nullcontext()
         for parameter in self.trained:
             parameter.requires_grad_(False)
         with self.phase("reference"), torch.no_grad(), adapters_off:

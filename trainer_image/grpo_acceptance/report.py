@@ -95,12 +95,8 @@ def summary(results: Sequence[CheckResult]) -> str:
 
 def failed_findings(results: Sequence[CheckResult]) -> list[Finding]:
     """The findings that say that something is wrong."""
-    return [
-        finding
-        for result in results
-        for finding in result.findings
-        if finding.state is State.FAILED
-    ]
+    findings = [finding for result in results for finding in result.findings]
+    return [finding for finding in findings if finding.state is State.FAILED]
 
 
 def _device(result: dict[str, Any]) -> str:
@@ -116,13 +112,11 @@ def _device(result: dict[str, Any]) -> str:
 
 def _finding_text(finding: dict[str, Any]) -> str:
     """The message; behind it numbers that it doesn't say itself, if they are few."""
-    numbers = finding["numbers"]
-    few = (
-        [f"{name} {_short(value)}" for name, value in numbers.items()]
-        if 0 < len(numbers) <= 8
-        else []
-    )
-    return "; ".join([str(finding["message"]), *([", ".join(few)] if few else [])])
+    numbers, message = finding["numbers"], str(finding["message"])
+    if not 0 < len(numbers) <= 8:
+        return message
+    shown = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+    return f"{message}; {shown}"
 
 
 def _short(value: float | str) -> str:
@@ -199,28 +193,23 @@ class Progress:
     def begin(self, check: Check, seconds: float) -> None:
         """Say that a check begins, and for how many seconds at most."""
         seconds_left = self._deadline - SYSTEM_CLOCK.now()
-        print(
-            f"begins   {check.name}, for at most {seconds:.0f} s of {seconds_left:.0f} s",
-            flush=True,
-        )
+        limit = f"at most {seconds:.0f} s of {seconds_left:.0f} s"
+        print(f"begins   {check.name}, for {limit}", flush=True)
         self._write(running=check.name)
 
     def end(self, result: CheckResult) -> None:
         """Say what a check found."""
         self.results.append(result)
         for finding in result.findings:
-            print(
-                f"{finding.state:8} {finding.what}: {finding.message} ({result.seconds} s)",
-                flush=True,
-            )
+            text = f"{finding.what}: {finding.message} ({result.seconds} s)"
+            print(f"{finding.state:8} {text}", flush=True)
         self._write()
 
     def _write(self, running: str = "") -> None:
-        ended = {result.name for result in self.results}
-        open_checks = [name for name in self._names if name not in ended]
-        reasons = {running: CUT_OFF}
-        unfinished = [
-            CheckResult(name, [skipped_finding(name, reasons.get(name, NEVER_BEGUN))])
-            for name in open_checks
-        ]
-        write_report(self._folder, self._where, [*self.results, *unfinished])
+        results = list(self.results)
+        ended = {result.name for result in results}
+        for name in self._names:
+            if name not in ended:
+                why = CUT_OFF if name == running else NEVER_BEGUN
+                results.append(CheckResult(name, [skipped_finding(name, why)]))
+        write_report(self._folder, self._where, results)

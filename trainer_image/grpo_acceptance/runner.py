@@ -61,17 +61,13 @@ class CheckProcess:
         ]
 
     def _start(self, context: Context) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            __package__ or "",
-            "--check",
-            json.dumps(asdict(self.check)),
-        ]
+        command = [sys.executable, "-m", __package__ or ""]
+        command += ["--check", json.dumps(asdict(self.check))]
+        command += ["--context", json.dumps(asdict(context))]
         with self._outputs[context.rank].open("wb") as output:
             # a session of its own: what a check starts is ended with it
             return subprocess.Popen(
-                [*command, "--context", json.dumps(asdict(context))],
+                command,
                 env=_allocator() | os.environ | SETTINGS | (NO_GPUS if self.check.on_cpu else {}),
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -84,9 +80,8 @@ class CheckProcess:
         the check's own limit."""
         begin = SYSTEM_CLOCK.now()
         for process in self._processes:
-            with suppress(
-                BrokenPipeError
-            ):  # it has ended already, over an import, say; its exit code tells
+            # It may have ended already, over an import, say; its exit code tells.
+            with suppress(BrokenPipeError):
                 os.write(process.stdin.fileno() if process.stdin else -1, WORD)
         codes = self._codes(begin + seconds)
         took = SYSTEM_CLOCK.now() - begin

@@ -71,11 +71,8 @@ def record_cpu_step(context: Context) -> list[Finding]:
         steps, weight_change = _run_steps(context, dtype, replay.completions)
         _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
         torch.save(weight_change, _file(context, f"{dtype}.pt"))
-    return [
-        make_finding(
-            "step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with"
-        )
-    ]
+    taken = f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with"
+    return [make_finding("step on the CPU", [], taken)]
 
 
 def compare_with_cpu(context: Context) -> list[Finding]:
@@ -88,14 +85,11 @@ def check_first_kl(context: Context) -> list[Finding]:
     findings = []
     for strategy, dtype in KL_ZERO:
         execution = {"dtype": dtype}
-        ran = trial_runs.run_trial(
-            context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution)
-        )
-        kl = ran.steps[1]["kl"]
+        plan = make_plan(context, strategy, training={"maxSteps": 1}, execution=execution)
+        kl = trial_runs.run_trial(context, plan).steps[1]["kl"]
         problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
-        findings.append(
-            make_finding(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl})
-        )
+        what = f"KL of step 1, {strategy}, {dtype}"
+        findings.append(make_finding(what, problems, f"KL {kl:g}", {"kl": kl}))
     return findings
 
 
@@ -107,15 +101,12 @@ def check_eight_bit(context: Context) -> list[Finding]:
     kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
     error = _relative_distance(_weight_change(ran), plain)
     dtypes = ", ".join(sorted(kinds)) or "none"
-    problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {dtypes}"]
-    problems += (
-        [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
-    )
-    return [
-        make_finding(
-            "AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error}
-        )
-    ]
+    problems = []
+    if "torch.uint8" not in kinds:
+        problems.append(f"no moments in 8 bits, only {dtypes}")
+    if not error <= EIGHT_BIT_LIMIT:
+        problems.append(f"the step differs by {error:.2g} of its length")
+    return [make_finding("AdamW8bit", problems, f"moments in {dtypes}", {"apart": error})]
 
 
 def _one_step(context: Context, optimizer: str, replay: Replay) -> FinishedRun:
@@ -126,40 +117,27 @@ def _one_step(context: Context, optimizer: str, replay: Replay) -> FinishedRun:
 def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
     """The optimizer's tensors, through accelerate's wrapper."""
     optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    return [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if torch.is_tensor(value)
-    ]
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in values if torch.is_tensor(value)]
 
 
 def _compare_steps(context: Context, dtype: str) -> Finding:
-    expected = {
-        int(step): numbers
-        for step, numbers in json.loads(_file(context, dtype).read_text()).items()
-    }
-    steps, weight_change = _run_steps(
-        context, dtype, json.loads(_file(context, "completions").read_text())
-    )
-    numbers: dict[str, float | str] = {
-        name: max(
-            _relative_difference(steps[step][name], expected[step][name]) for step in expected
-        )
-        for name in expected[1]
-    }
-    numbers["weights"] = _relative_distance(
-        weight_change, torch.load(_file(context, f"{dtype}.pt"))
-    )
+    expected = {int(step): numbers for step, numbers in _read(context, dtype).items()}
+    steps, weight_change = _run_steps(context, dtype, _read(context, "completions"))
+    numbers: dict[str, float | str] = {}
+    for name in expected[1]:
+        pairs = [(steps[step][name], expected[step][name]) for step in expected]
+        numbers[name] = max(_relative_difference(value, wanted) for value, wanted in pairs)
+    expected_change = torch.load(_file(context, f"{dtype}.pt"))
+    numbers["weights"] = _relative_distance(weight_change, expected_change)
     of_numbers, of_weights = LIMITS[dtype]
     problems = [
         f"{name} differs by {error:.2g}"
         for name, error in numbers.items()
         if not float(error) <= (of_weights if name == "weights" else of_numbers)
     ]
-    return make_finding(
-        f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers
-    )
+    compared = f"{STEPS} steps beside the CPU's, relative differences"
+    return make_finding(f"step, {dtype}", problems, compared, numbers)
 
 
 def _plan(context: Context, dtype: str) -> Any:
@@ -201,6 +179,10 @@ def _write(context: Context, name: str, value: Any) -> None:
     _file(context, name).write_text(json.dumps(value), encoding="utf-8")
 
 
+def _read(context: Context, name: str) -> Any:
+    return json.loads(_file(context, name).read_text(encoding="utf-8"))
+
+
 TOKENS, WIDTH, VOCABULARY, TILE = 700, 256, 33000, 32768
 """More than one tile of the vocabulary, and nothing a multiple of a block."""
 OUTPUTS = ("log_probs", "entropy")
@@ -221,21 +203,16 @@ def _compare_head(context: Context, dtype: str) -> Finding:
     fused = _head_gradients(_fused_head, hidden, weight, targets, seeds)
     plain = _head_gradients(_plain_head, hidden.float(), weight.float(), targets, seeds)
     numbers: dict[str, float | str] = {}
+    problems = []
+    of_values, of_gradients = HEAD_LIMITS[dtype]
     for name, mine, true in zip((*OUTPUTS, "d hidden", "d weight"), fused, plain, strict=True):
-        error = (
-            (mine.float() - true).abs().max()
-            if name in OUTPUTS
-            else (mine.float() - true).norm() / true.norm()
-        )
-        numbers[name] = float(error)
-    values, gradients = HEAD_LIMITS[dtype]
-    problems = [
-        f"{name} is off by {error:.2g}, more than {limit:g}"
-        for (name, error), limit in zip(
-            numbers.items(), (values, values, gradients, gradients), strict=True
-        )
-        if not float(error) <= limit
-    ]
+        difference = mine.float() - true
+        error, limit = float(difference.norm() / true.norm()), of_gradients
+        if name in OUTPUTS:
+            error, limit = float(difference.abs().max()), of_values
+        numbers[name] = error
+        if not error <= limit:
+            problems.append(f"{name} is off by {error:.2g}, more than {limit:g}")
     kernel = "Triton" if context.is_gpu else "torch operators, for Triton needs a GPU"
     return make_finding(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
 
@@ -262,10 +239,8 @@ def _head_gradients(
     inputs = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
     values = head(*inputs, targets)  # type: ignore[operator]
     torch.autograd.backward(values, seeds)
-    return [
-        *(value.detach() for value in values),
-        *(tensor.grad for tensor in inputs if tensor.grad is not None),
-    ]
+    gradients = [tensor.grad for tensor in inputs if tensor.grad is not None]
+    return [*(value.detach() for value in values), *gradients]
 
 
 def _fused_head(

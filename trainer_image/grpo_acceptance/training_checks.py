@@ -8,7 +8,6 @@ which is nothing where kernels are deterministic.
 """
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,28 +28,21 @@ def check_resume(context: Context) -> list[Finding]:
     """A run with a moving reference, the same again, and one that goes on from the first one's
     middle."""
     whole, again = _run_and_save(context, "whole", 1), _run_and_save(context, "again", 1)
-    last = checkpoint_folder(_attempt(context, "whole"), STEPS)
-    shutil.rmtree(last)
+    attempt = context.path / "whole" / attempt_folder_name(1)
+    shutil.rmtree(checkpoint_folder(attempt, STEPS))
     resumed = _run_and_save(context, "whole", 2)
-    noise, gap = (
-        largest_difference(whole.steps, again.steps),
-        largest_difference(whole.steps, resumed.steps),
-    )
-    problems = [] if resumed.trainer.resumed_from else ["it began again from step 0"]
-    problems += (
-        []
-        if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1))
-        else [f"steps {sorted(resumed.steps)}"]
-    )
-    problems += (
-        []
-        if gap <= noise
-        else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
-    )
+    noise = largest_difference(whole.steps, again.steps)
+    gap = largest_difference(whole.steps, resumed.steps)
+    problems = []
+    if not resumed.trainer.resumed_from:
+        problems.append("it began again from step 0")
+    if sorted(resumed.steps) != list(range(SAVED + 1, STEPS + 1)):
+        problems.append(f"steps {sorted(resumed.steps)}")
+    if not gap <= noise:
+        problems.append(f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}")
     measured = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
-    return [
-        make_finding("checkpoint and resume", problems, measured, {"resumed": gap, "again": noise})
-    ]
+    numbers: dict[str, float | str] = {"resumed": gap, "again": noise}
+    return [make_finding("checkpoint and resume", problems, measured, numbers)]
 
 
 def check_proof(context: Context) -> list[Finding]:
@@ -71,8 +63,11 @@ def check_proof(context: Context) -> list[Finding]:
 
     ran = trial_runs.run_trial(context, make_plan(context, training={"maxSteps": 1}), look)
     device, *refusals = answers
-    problems = [] if device == context.device else [f"the weights lie on {device}"]
-    problems += [] if refusals else ["a turned bit was not found"]
+    problems = []
+    if device != context.device:
+        problems.append(f"the weights lie on {device}")
+    if not refusals:
+        problems.append("a turned bit was not found")
     proven = ran.trainer.proofs
     numbers: dict[str, float | str] = {
         "bytes": float(sum(proof.bytes for proof in proven)),
@@ -83,20 +78,15 @@ def check_proof(context: Context) -> list[Finding]:
 
 
 def _run_and_save(context: Context, name: str, attempt: int) -> FinishedRun:
-    folder = context.path / name
     plan = make_plan(
         context,
         training={"maxSteps": STEPS},
         execution={"saveEverySteps": SAVED},
         reference={"sync": {"everySteps": 2, "mixup": 0.3}},
-        folder=folder,
+        folder=context.path / name,
         attempt=attempt,
     )
     return trial_runs.run_trial(context, plan)
-
-
-def _attempt(context: Context, name: str) -> Path:
-    return context.path / name / attempt_folder_name(1)
 
 
 def _flip(parameter: torch.nn.Parameter) -> None:
@@ -151,15 +141,13 @@ def _trained_strategy(context: Context, stage: int, name: str) -> Finding:
         result, message = classify_error(error)
         return make_finding(what, [f"{result}: {message[:400]}"], "")
     problems = nonfinite_problems(ran.steps)
-    problems += (
-        [] if len(ran.steps) == plan.training.max_steps else [f"only steps {sorted(ran.steps)}"]
-    )
+    if len(ran.steps) != plan.training.max_steps:
+        problems.append(f"only steps {sorted(ran.steps)}")
     first = ran.steps.get(1, {}).get("kl", 0.0)
-    problems += [] if first == 0.0 else [f"the KL of step 1 is {first:.3g}"]
+    if first != 0.0:
+        problems.append(f"the KL of step 1 is {first:.3g}")
     last = ran.steps.get(max(ran.steps, default=0), {})
-    shown = ", ".join(
-        f"{key} {last[key]:.4g}" for key in ("loss", "kl", "grad_norm") if key in last
-    )
-    return make_finding(
-        what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}"
-    )
+    keys = [key for key in ("loss", "kl", "grad_norm") if key in last]
+    shown = ", ".join(f"{key} {last[key]:.4g}" for key in keys)
+    counts = f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs"
+    return make_finding(what, problems, f"{counts}; last: {shown}")

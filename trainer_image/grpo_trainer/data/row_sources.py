@@ -55,11 +55,9 @@ class FileTable:
 
     def place(self, index: int) -> str:
         """Where a row stands, for messages."""
-        return (
-            f"{self.name} row {index + 1}"
-            if self.lines is None
-            else f"{self.name} line {self.lines[index]}"
-        )
+        if self.lines is None:
+            return f"{self.name} row {index + 1}"
+        return f"{self.name} line {self.lines[index]}"
 
 
 @dataclass(frozen=True)
@@ -344,23 +342,24 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
             return _first_rows(dataset, dataset.revision, most_rows)
         return _load_dataset(dataset, dataset.revision)
     commit = hub.commit(repository)
-    is_cached = _folder(dataset, repository, commit).is_dir()
-    if most_rows is not None and not is_cached and not is_offline_mode():
+    folder = _folder(dataset, repository, commit)
+    is_cached = folder.is_dir()
+    if is_offline_mode() and not is_cached:
+        return _load_dataset(dataset, dataset.revision)
+    if most_rows is not None and not is_cached:
         return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
-    if is_offline_mode():
-        folder = _folder(dataset, repository, commit)
-        return (
-            datasets.load_from_disk(str(folder))
-            if folder.is_dir()
-            else _load_dataset(dataset, dataset.revision)
-        )
-    return datasets.load_from_disk(
-        str(
-            rank0_task.run_on_node_leader(
-                lambda: _converted_folder(dataset, repository, commit, hub)
-            )
-        )
-    )
+
+    def convert() -> None:
+        if not folder.is_dir():
+            _convert(dataset, commit, folder)
+
+    def convert_once() -> None:
+        if not folder.is_dir():
+            run_under_lease(repository, convert, hub, folder.parent)
+
+    if not is_offline_mode():
+        rank0_task.run_on_node_leader(convert_once)
+    return datasets.load_from_disk(str(folder))
 
 
 def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
@@ -371,24 +370,11 @@ def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
     return commits / (commit or "none") / name
 
 
-def _converted_folder(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:
-    """The folder with the rows of that commit, as `save_to_disk` writes them."""
-    folder = _folder(dataset, repository, commit)
-
-    def convert() -> Path:
-        if not folder.is_dir():
-            _convert(dataset, commit, folder)
-        return folder
-
-    return folder if folder.is_dir() else run_under_lease(repository, convert, hub, folder.parent)
-
-
 def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
     """Fetch and convert under another name, so that the folder appears whole."""
     work = folder.with_name(f".{folder.name}")
-    shutil.rmtree(
-        work, ignore_errors=True
-    )  # of a process that was killed: the lease allows one at a time
+    # Of a process that was killed: the lease allows one at a time.
+    shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
         _load_dataset(dataset, commit, work / "cache").save_to_disk(work / "rows")
@@ -404,13 +390,9 @@ def _load_dataset(
     cache_folder = None if cache is None else str(cache)
     with _refusals(dataset):
         return datasets.load_dataset(
-            dataset.name,
-            dataset.config,
-            split=dataset.split,
-            revision=revision,
-            token=_token(),
+            dataset.name, dataset.config, split=dataset.split, revision=revision, token=_token(),
             cache_dir=cache_folder,
-        )
+        )  # fmt: skip
 
 
 def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> datasets.Dataset:
@@ -418,13 +400,9 @@ def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> d
     whole_split = re.split(r"[\[+]", dataset.split)[0]
     with _refusals(dataset):
         stream = datasets.load_dataset(
-            dataset.name,
-            dataset.config,
-            split=whole_split,
-            revision=revision,
-            token=_token(),
+            dataset.name, dataset.config, split=whole_split, revision=revision, token=_token(),
             streaming=True,
-        )
+        )  # fmt: skip
         # What a CSV holds is known once it is read; it has no images to leave undecoded.
         undecoded = stream.decode(False) if stream.features else stream
         first = list(undecoded.take(most_rows))

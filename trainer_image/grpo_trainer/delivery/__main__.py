@@ -71,9 +71,8 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
     configure_logs()
     from . import serving  # what prepares a folder needs more than what is asked often
 
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # the first process has no default for it
+    # The first process of a container has no default for it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return serving.serve(state, options.dtype, merge=options.merge, history=options.history)
     except Exception as error:

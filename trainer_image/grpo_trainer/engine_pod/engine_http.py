@@ -95,9 +95,8 @@ class EngineServer:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         except web.HTTPException:
             raise
-        except (
-            Exception
-        ) as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
+        # Of any kind, from vLLM: the client gets it, and the engine goes on.
+        except Exception as error:
             log.exception("a request failed")
             raise web.HTTPInternalServerError(
                 text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE]

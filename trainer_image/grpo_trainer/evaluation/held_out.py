@@ -78,12 +78,11 @@ def score_completions(
             is_over=True,
         )
         for name, function, tokenizer in named:
-            by_model = isinstance(function, nn.Module)
-            scores_by_name[name] += (
-                _model_scores(function, tokenizer, arguments, template_kwargs or {})
-                if by_model
-                else _function_scores(function, arguments)
-            )
+            if isinstance(function, nn.Module):
+                scores = _model_scores(function, tokenizer, arguments, template_kwargs or {})
+            else:
+                scores = _function_scores(function, arguments)
+            scores_by_name[name] += scores
     return scores_by_name
 
 
@@ -354,9 +353,8 @@ def _rows(
 ) -> tuple[list[Prompt], Columns]:
     """Prompts and columns of the dataset, with each row repeated for each of its completions."""
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    few = training.model_copy(
-        update={"prompts_per_step": 1, "generation_batch_size": None}
-    )  # no step to fill
+    # There is no step to fill.
+    few = training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})
     rows = load_prompts(
         dataset,
         few,

@@ -58,9 +58,8 @@ def choose_interface(
     else:
         name = next((name for name, address in addresses.items() if address == routed_address), "")
     if name:
-        environment.setdefault(
-            NCCL_INTERFACE, f"={name}"
-        )  # the sign stands for "exactly", not "beginning with"
+        # The sign stands for "exactly", not "beginning with".
+        environment.setdefault(NCCL_INTERFACE, f"={name}")
         environment.setdefault(GLOO_INTERFACE, name)
     return addresses.get(name, routed_address), name
 
@@ -106,9 +105,8 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
         OSError: the port is taken, or the machine doesn't have the address.
     """
     if host:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

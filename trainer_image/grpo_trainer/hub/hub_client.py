@@ -90,9 +90,8 @@ def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
     kind, path = response.headers.get("content-type", ""), request.url.path
     if response.status_code == 409 and path.endswith("/repos/create"):
         response.read()
-        if (
-            "conflicting operation" in response.text
-        ):  # huggingface_hub would ask again at once, for ever
+        # huggingface_hub would ask again at once, for ever.
+        if "conflicting operation" in response.text:
             return "HTTP 409: another repository is being created"
     if response.is_success and _is_foreign(request, response):
         return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"

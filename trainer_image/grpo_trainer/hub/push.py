@@ -161,16 +161,12 @@ class Files:
             return False
         if file.lfs is not None:
             return file.lfs.sha256 == self.hashes[name]
-        content = (
-            self.paths[name].read_bytes() if self.paths[name].stat().st_size == file.size else b""
-        )
+        if self.paths[name].stat().st_size != file.size:
+            return False
+        content = self.paths[name].read_bytes()
         # git's name of a small file: a hash of its content, too
-        return (
-            file.blob_id
-            == hashlib.sha1(
-                b"blob %d\0" % len(content) + content, usedforsecurity=False
-            ).hexdigest()
-        )
+        blob = b"blob %d\0" % len(content) + content
+        return file.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
 
 
 def require_target(
@@ -338,9 +334,8 @@ def _next_time_better() -> Iterator[None]:
         if error.response.status_code in CONFLICTS:
             raise TryLater("the branch has moved meanwhile") from error
         raise
-    except (
-        RuntimeError
-    ) as error:  # huggingface_hub's, around what the upload of one file failed with
+    # huggingface_hub's, around what the upload of one file failed with.
+    except RuntimeError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise TryLater(f"{error} {error.__cause__}") from error
         raise

@@ -70,9 +70,8 @@ class Lease:
         self._clock = clock
         self._owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         self._beats = 0
-        self._lock = (
-            threading.Lock()
-        )  # a beat that ends after the release would leave a lease that nobody holds
+        # A beat that ends after the release would leave a lease that nobody holds.
+        self._lock = threading.Lock()
 
     def take(self, on_sign_of_life: Callable[[], None]) -> bool:
         """Wait for the lease and take it. Return True if an earlier holder died with it.
@@ -326,10 +325,8 @@ def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, 
         tree = get_cached_repo_tree(repository.name, repo_type=repository.kind, revision=commit)
     except CachedRepoTreeNotFoundError:
         return None
-    folder, sizes = (
-        repository.storage / "snapshots" / commit,
-        {file.path: file.size for file in tree},
-    )
+    folder = repository.storage / "snapshots" / commit
+    sizes = {file.path: file.size for file in tree}
     return {folder / name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=names)}
 
 

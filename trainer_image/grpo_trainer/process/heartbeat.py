@@ -67,9 +67,8 @@ class Heartbeat:
         own_events = self._recorder.own_events
         try:
             others = store.add(COUNTER, own_events - self._told) - own_events
-        except (
-            RuntimeError
-        ) as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
+        # torch's DistError: rank 0 is gone or can't be reached, which others find out.
+        except RuntimeError as error:
             log.warning(f"the progress of other ranks can't be received any more: {error}")
             self._store = None
             return

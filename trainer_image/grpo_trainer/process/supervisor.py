@@ -138,12 +138,8 @@ def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
     file, stacks = folder / f"outcome-{local_rank}.json", folder / f"stacks-{local_rank}.txt"
     environment = {**os.environ, LOCAL_RANK_ENV: str(local_rank), TERMINATION_LOG_ENV: str(file)}
     environment[STACKS_ENV] = str(stacks)
-    return Worker(
-        rank,
-        subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment),
-        file,
-        stacks,
-    )
+    process = subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment)
+    return Worker(rank, process, file, stacks)
 
 
 @contextmanager
@@ -193,9 +189,9 @@ def patience_after(outcome: Outcome | None) -> float:
         return 0.0
     # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not
     # failed: no hurry.
-    return (
-        PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
-    )
+    if outcome.result in (Result.HANG, Result.PREEMPTED):
+        return PATIENCE_SECONDS
+    return SYMPTOM_SECONDS
 
 
 def ask_for_last_words(workers: list[Worker]) -> None:
@@ -223,14 +219,12 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
         outcome, stacks = outcomes[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
             outcome = _exit_outcome(worker, attempt, oom_killed)
-            if (
-                silences and stacks
-            ):  # amid a hang, a process that can't even say so has stood still at least as long
+            # Amid a hang, a process that can't even say so has stood still at least as long.
+            if silences and stacks:
                 outcome = add_standstill(outcome, max(silences), stacks)
-        is_own_outcome = (
-            outcomes[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
-        )
-        ends.append(End(outcome, is_own_outcome, stacks))
+        was_killed = worker.process.wait() == -signal.SIGKILL
+        is_stored = outcomes[worker.rank] is not None and not was_killed
+        ends.append(End(outcome, is_stored, stacks))
     return ends
 
 
@@ -246,12 +240,11 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
         )
         short = MemoryShortage(memory="Host")
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown, shortage=short)
-    end = (
-        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    )
-    return make_outcome(
-        worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown
-    )
+    end = f"ended with exit code {code}"
+    if code < 0:
+        end = f"was ended by {signal.Signals(-code).name}"
+    text = f"rank {worker.rank} {end} without an outcome"
+    return make_outcome(worker.rank, Result.ERROR, text, unknown)
 
 
 def oom_kills() -> int:

@@ -80,9 +80,8 @@ class Sharded(ReferenceStrategy):
         """transformers' global DeepSpeed config is the reference's inside, the policy's
         afterwards."""
         policy = trainer.args.hf_deepspeed_config
-        reference = HfDeepSpeedConfig(
-            self.config(policy.config)
-        )  # kept by name: transformers has but a weak reference
+        # Kept by name: transformers has but a weak reference.
+        reference = HfDeepSpeedConfig(self.config(policy.config))
         try:
             yield
         finally:
@@ -192,11 +191,9 @@ class Offload(ReferenceStrategy):
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:
         """Brings the copy in for its own passes."""
-        return (
-            on_device(model, trainer.accelerator.device)
-            if model is trainer.ref_model
-            else nullcontext()
-        )
+        if model is not trainer.ref_model:
+            return nullcontext()
+        return on_device(model, trainer.accelerator.device)
 
 
 @contextmanager

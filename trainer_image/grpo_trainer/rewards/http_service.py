@@ -256,16 +256,11 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     if re.fullmatch(r"[0-9]{1,9}", value):
         return min(float(value), _LONGEST_ASKED)
     try:
-        seconds = (
-            parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))
-        ).total_seconds()
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-    ):  # no dates, or one with a time zone and one without
+        pause = parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))
+    # No dates, or one with a time zone and one without.
+    except (ValueError, TypeError, OverflowError):
         return 0.0
-    return min(max(seconds, 0.0), _LONGEST_ASKED)
+    return min(max(pause.total_seconds(), 0.0), _LONGEST_ASKED)
 
 
 def _without_nan(value: Any) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 
 from math_verify import parse, verify
 
-logging.getLogger("math_verify").setLevel(
-    logging.ERROR
-)  # it warns that its time-outs are off: ours is the process's
+# It warns that its time-outs are off: ours is the process's.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def compare_answers(completions: list[str], expected: list[str], **_: Any) -> list[float]:
@@ -33,6 +32,5 @@ def _parse_answer(answer: str) -> Any:
     return parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)
 
 
-_is_same_answer(
-    "1/2", r"\frac{1}{2}"
-)  # builds math-verify's tables now, not on the clock of the first answer
+# Builds math-verify's tables now, not on the clock of the first answer.
+_is_same_answer("1/2", r"\frac{1}{2}")

@@ -163,9 +163,8 @@ class Store:
     def _delete(self, keys: Sequence[str]) -> None:
         try:
             obstore.delete(self._backend, keys)
-        except (
-            FileNotFoundError
-        ):  # where a store says so of one, what is left must be asked for one by one
+        # Where a store says so of one, what is left must be asked for one by one.
+        except FileNotFoundError:
             for key in keys:
                 with suppress(FileNotFoundError):
                     obstore.delete(self._backend, key)
