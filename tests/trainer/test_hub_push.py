@@ -272,7 +272,7 @@ def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path)
 def test_an_empty_file_in_the_repository_is_not_the_exports(export: Path) -> None:
     files = pushing.Files.from_folder(export, lambda: None)
     git_name_of_nothing = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
-    empty = RepoFile(path="config.json", size=0, oid=git_name_of_nothing)
+    empty = RepoFile(path="config.json", size=0, oid=git_name_of_nothing)  # type: ignore[no-untyped-call]
     assert "config.json" in files.differing_names({"config.json": empty})
 
 

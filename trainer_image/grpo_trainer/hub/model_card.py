@@ -6,7 +6,6 @@ users wrote comes into the front matter only as names that the hub itself would 
 comes only as code, which renders as it is.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in __all__
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.artifacts import WEIGHTS, weights_hash
+from grpo_api.report.artifacts import WEIGHTS, digests, weights_hash
 from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.rewards import reward_names
 
@@ -99,11 +98,9 @@ def converted_card(page: str, hash_of_weights: str, conversion: str) -> str:
 
 
 def _hash_of_weights(folder: Path) -> str:
-    hashes = {}
-    for path in folder.glob(f"*{WEIGHTS}"):
-        with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return weights_hash(hashes)
+    paths = list(folder.glob(f"*{WEIGHTS}"))
+    names = [path.name for path in paths]
+    return weights_hash(dict(zip(names, digests(paths), strict=True)))
 
 
 def model_card(trained: TrainedModel, hash_of_weights: str) -> str:
@@ -145,9 +142,8 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     yield from _facts(trained, hash_of_weights)
     yield f"\n## Load\n\n{_loading(trained)}\n"
     yield f"## Metrics of step {trained.steps}\n"
-    yield from (
-        f"- {_code(key)}: {_number(value)}" for key, value in sorted(trained.metrics.items())
-    )
+    for key, value in sorted(trained.metrics.items()):
+        yield f"- {_code(key)}: {value:.6g}"
     yield f"\n## Settings\n\n```json\n{_settings(plan)}\n```\n"
     choices = plan.execution.model_dump(mode="json", include=CHOICES, by_alias=True)
     yield f"## Plan\n\n```json\n{_json(choices)}\n```"
@@ -177,10 +173,6 @@ def _loading(trained: TrainedModel) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{trained.address}")',
     )
     return "\n".join(["```python", *lines, "```"])
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}"
 
 
 def _settings(plan: TrainingPlan) -> str:

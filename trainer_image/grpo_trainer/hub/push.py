@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -63,7 +63,6 @@ FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
 """What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
 CONFLICTS = frozenset({409, 412})
 """The hub's answers when the branch has moved since it was looked at."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +81,10 @@ class Target:
         """
         token = os.environ.get(EXPORT_TOKEN_ENV, "").strip()
         if not token:
+            secret = spec.token_secret_ref
             raise BadInput(
-                f"the Secret of spec.export.hub.tokenSecretRef ({spec.token_secret_ref.name}, key "
-                f"{spec.token_secret_ref.key}) has no token; put one with the right to write into "
-                "it"
+                f"the Secret of spec.export.hub.tokenSecretRef ({secret.name}, key {secret.key}) "
+                "has no token; put one with the right to write into it"
             )
         if is_offline_mode():
             raise BadInput(
@@ -139,9 +138,8 @@ class Files:
     def from_folder(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
         """Those of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
-        return cls(
-            paths, dict(zip(paths, digests(list(paths.values()), lambda _: on_read()), strict=True))
-        )
+        hashes = digests(list(paths.values()), lambda _: on_read())
+        return cls(paths, dict(zip(paths, hashes, strict=True)))
 
     def additions(self) -> list[CommitOperationAdd]:
         """What is to be in the commit; new ones each time, since they remember what was in the
@@ -188,12 +186,8 @@ def require_target(
     from .hub_client import use_client
 
     target, sending = Target.from_spec(spec), Sending(report, clock, longest_wait, on_wait)
-    with use_client(), watch_arrivals(sending):
-
-        def prepare() -> None:
-            retry_passing_errors(lambda: _prepare_repository(target), target.description, sending)
-
-        _translate_refusals(target, prepare)
+    with use_client(), watch_arrivals(sending), _translated_refusals(target):
+        retry_passing_errors(lambda: _prepare_repository(target), target.description, sending)
 
 
 def push_folder(
@@ -208,14 +202,8 @@ def push_folder(
 ) -> str:
     """Push the files of a folder; return the commit that contains each of them with its local hash.
 
-    Args:
-        folder: the exported model.
-        spec: where it goes.
-        message: the commit's first line.
-        report: called with the bytes that went out, as a sign of work.
-        is_only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
-        clock: the time that it waits by.
-        on_wait: called with the reason why the hub is asked again.
+    `message` is the commit's first line. `report` is called with the bytes that went out, as a sign
+    of work. Where it `is_only_copy`, the hub is waited for much longer.
 
     Raises:
         BadInput: the hub refuses it for good.
@@ -223,25 +211,21 @@ def push_folder(
     """
     from .hub_client import use_client
 
-    target, sending = (
-        Target.from_spec(spec),
-        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else LONGEST_WAIT, on_wait),
-    )
+    target = Target.from_spec(spec)
+    longest_wait = ONLY_COPY_SECONDS if is_only_copy else LONGEST_WAIT
+    sending = Sending(report, clock, longest_wait, on_wait)
     files = Files.from_folder(folder, sending.report_again)
-    with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):
-
-        def push_files() -> str:
-            return retry_passing_errors(
-                lambda: _push_once(target, files, message), target.description, sending
-            )
-
-        return _translate_refusals(target, push_files)
+    client = use_client(sending.count_sent, ANSWER_SECONDS)
+    with client, watch_arrivals(sending), _translated_refusals(target):
+        push_once = partial(_push_once, target, files, message)
+        return retry_passing_errors(push_once, target.description, sending)
 
 
-def _translate_refusals(target: Target, action: Callable[[], T]) -> T:
+@contextmanager
+def _translated_refusals(target: Target) -> Iterator[None]:
     """What the hub refuses for good is bad input."""
     try:
-        return action()
+        yield
     except HfHubHTTPError as error:
         raise BadInput(f"{target.description} can't be written: {_reason(error)}") from error
     except HFValidationError as error:
@@ -290,19 +274,14 @@ def _push_once(target: Target, files: Files, message: str) -> str:
     if head and not deletions and not files.differing_names(there):
         return head
     additions = files.additions()
+    repository = target.spec.repository
+    weights = [each for each in additions if each.path_in_repo.endswith(".safetensors")]
     with _next_time_better():
-        weights = [
-            addition for addition in additions if addition.path_in_repo.endswith(".safetensors")
-        ]
         for first in range(0, len(weights), FILES_AT_A_TIME):
-            api.preupload_lfs_files(
-                target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME]
-            )
+            some = weights[first : first + FILES_AT_A_TIME]
+            api.preupload_lfs_files(repository, additions=some)
         commit = api.create_commit(
-            target.spec.repository,
-            [*deletions, *additions],
-            commit_message=message,
-            parent_commit=head or None,
+            repository, [*deletions, *additions], commit_message=message, parent_commit=head or None
         )
     try:
         differing = files.differing_names(_tree(target, commit.oid))
@@ -314,8 +293,8 @@ def _push_once(target: Target, files: Files, message: str) -> str:
     if differing:
         raise BadInput(
             f"{target.description}: commit {commit.oid} has not the exported "
-            f"{', '.join(differing)}; a .gitignore in the "
-            "repository may leave files out: remove it, or name another repository"
+            f"{', '.join(differing)}; a .gitignore in the repository may leave files out: remove "
+            "it, or name another repository"
         )
     return commit.oid
 

@@ -19,8 +19,8 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -352,49 +352,46 @@ def run_under_lease(
         DiskFailed: there is no room.
     """
     if is_offline_mode():
-        return _translate_refusals(repository, action)
+        with _translated_refusals(repository):
+            return action()
     # Needed here only: a run with a local model has no use for the hub's client.
     from .hub_client import ANSWER_SECONDS, use_client
 
     hub.report_total(total)
-    storage = repository.storage
-    folders = [storage, *more]
-    arriving = Arrivals(folders, hub.report, hub.clock, hub.on_wait, hub.longest_wait)
+    storage, what = repository.storage, repository.description
+    arrivals = Arrivals([storage, *more], hub.report, hub.clock, hub.on_wait, hub.longest_wait)
+    if not hub.takes_leases:
+        seconds = min(ANSWER_SECONDS, hub.longest_wait)
+        with _translated_refusals(repository), use_client(answer_seconds=seconds):
+            return retry_passing_errors(action, what, arrivals)
     lease = Lease(storage.parent / f".{storage.name}.lease", hub.clock)
-
-    def without_lease() -> T:
-        with use_client(answer_seconds=min(ANSWER_SECONDS, hub.longest_wait)):
-            return retry_passing_errors(action, repository.description, arriving)
-
-    def under_lease() -> T:
-        with use_client(), watch_arrivals(arriving, lease.beat) as arrivals:
-            died = retry_passing_errors(
-                lambda: lease.take(arrivals.report_again), repository.description, arrivals
-            )
-            try:
-                if died:
-                    _sweep(storage)
-                return retry_passing_errors(action, repository.description, arrivals)
-            finally:
-                lease.release()
-
-    return _translate_refusals(repository, under_lease if hub.takes_leases else without_lease)
+    with (
+        _translated_refusals(repository),
+        use_client(),
+        watch_arrivals(arrivals, lease.beat),
+    ):
+        died = retry_passing_errors(lambda: lease.take(arrivals.report_again), what, arrivals)
+        try:
+            if died:
+                _sweep(storage)
+            return retry_passing_errors(action, what, arrivals)
+        finally:
+            lease.release()
 
 
 def _sweep(storage: Path) -> None:
     """Remove what a killed downloader left: files that it began, and locks that not every file
     system lets go of."""
-    for file in (
-        *storage.glob("blobs/*.incomplete"),
-        *storage.parent.glob(f".locks/{storage.name}/*.lock"),
-    ):
+    locks = storage.parent.glob(f".locks/{storage.name}/*.lock")
+    for file in (*storage.glob("blobs/*.incomplete"), *locks):
         file.unlink(missing_ok=True)
 
 
-def _translate_refusals(repository: Repository, action: Callable[[], T]) -> T:
+@contextmanager
+def _translated_refusals(repository: Repository) -> Iterator[None]:
     """What the hub, or the cache, refuses for good is bad input."""
     try:
-        return action()
+        yield
     except PermissionError as error:
         raise BadInput(
             f"{repository.description} can't be kept: {error}. The cache must be writable for the "

@@ -37,7 +37,6 @@ ReportByteCount = Callable[[int], None]
 """Called with how many bytes have arrived so far: a sign for the watchdog that the process is at
 work."""
 T = TypeVar("T")
-A = TypeVar("A", bound="Arrivals")
 
 
 class TryLater(Exception):
@@ -111,7 +110,7 @@ def bytes_in(folder: Path) -> int:
 
 
 @contextmanager
-def watch_arrivals(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[A]:
+def watch_arrivals(arrivals: Arrivals, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Looks at what arrives while the body runs; `beat` is called each time."""
     over = threading.Event()
 
@@ -123,7 +122,7 @@ def watch_arrivals(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iter
     thread = threading.Thread(target=watch, name="arrivals", daemon=True)
     thread.start()
     try:
-        yield arrivals
+        yield
     finally:
         over.set()
         thread.join()
@@ -207,9 +206,8 @@ def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
     of_system = [cause.errno for cause in _chain(error) if isinstance(cause, OSError)]
     full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
     if full or "No space left on device" in str(error):
-        folder = next(
-            place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir()
-        )
+        places = (arrivals.folders[0], *arrivals.folders[0].parents)
+        folder = next(place for place in places if place.is_dir())
         free = shutil.disk_usage(folder).free
         raise DiskFailed(
             f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, "
