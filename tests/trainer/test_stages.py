@@ -175,7 +175,7 @@ def test_the_longest_of_several_waits_is_told() -> None:
     assert wait is not None
     assert (wait.target, wait.seconds, wait.why) == ("Store", 10.0, "s3: the connection was cut")
     assert recorder.progress.stage == "Exporting", "only before it trains is the hub a stage"
-    recorder.record_store_answer()
+    recorder.record_store_answer("")
     wait = recorder.progress.waiting
     assert wait is not None
     assert (wait.target, wait.seconds) == ("Hub", 5.0)
@@ -192,7 +192,7 @@ STEPS: dict[str, Callable[[Recorder], None]] = {
     "hub is away": lambda recorder: recorder.record_wait("Hub", "away"),
     "hub is back": lambda recorder: recorder.record_wait("Hub", ""),
     "store is away": lambda recorder: recorder.record_store_answer("away"),
-    "store is back": lambda recorder: recorder.record_store_answer(),
+    "store is back": lambda recorder: recorder.record_store_answer(""),
 }
 
 

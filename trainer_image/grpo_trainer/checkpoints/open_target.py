@@ -7,9 +7,8 @@ from grpo_api.plan.plan import JobIdentity
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.clock import Clock
 
-from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.clock import SYSTEM_CLOCK, OnWait, ignore_wait
 from ..stores.run_store import run_store, source_run
-from ..stores.store_base import OnAnswer, ignore_answer
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .manifest import Owner
 from .store_checkpoints import StoreSource, StoreTarget
@@ -22,18 +21,11 @@ def open_target(
     job: JobIdentity,
     processes_per_node: int,
     *,
-    on_answer: OnAnswer = ignore_answer,
+    on_answer: OnWait = ignore_wait,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CheckpointTarget | None:
-    """The place of the run's own checkpoints; None where nothing is kept.
-
-    Args:
-        checkpoint: the plan's checkpoint section.
-        directory: the run's folder on every node.
-        job: the run and its attempt.
-        processes_per_node: ranks that share a node's disk.
-        on_answer: called when the store shows progress, and during pauses.
-        clock: the clock that retries wait by.
+    """The place of the run's own checkpoints; None where nothing is kept. `directory` is the run's
+    folder on every node, `on_answer` as for a Store.
 
     Raises:
         BadInput: the store's settings are wrong.
@@ -51,7 +43,7 @@ def open_source(
     folder: str | None,
     store: ObjectStoreSpec | None,
     processes_per_node: int,
-    on_answer: OnAnswer = ignore_answer,
+    on_answer: OnWait = ignore_wait,
 ) -> CheckpointSource | None:
     """The place of the checkpoints of spec.resumeFrom; None if it is not set.
 
@@ -61,8 +53,6 @@ def open_source(
     if folder is None:
         return None
     run = source_run(folder, store, on_answer)
-    return (
-        VolumeSource(Path(folder))
-        if run is None
-        else StoreSource(run, Path(folder), processes_per_node)
-    )
+    if run is None:
+        return VolumeSource(Path(folder))
+    return StoreSource(run, Path(folder), processes_per_node)

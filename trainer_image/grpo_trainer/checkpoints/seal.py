@@ -113,13 +113,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         return timer
 
     def _seal(self, target: CheckpointTarget, checkpoint: Path, step: int) -> int:
-        """Store the files of a checkpoint, then its manifest; returns its bytes. A collective.
-
-        Raises:
-            DiskFailed: on all ranks, where the disk of any, or the store, fails before the manifest
-                stands.
-            Preempted: a newer attempt owns the folder.
-        """
+        """Store the files of a checkpoint, then its manifest; returns its bytes. A collective that
+        fails on all ranks alike."""
         files = target.store_files(checkpoint)
         manifest = Manifest(
             attempt=target.owner.attempt,
@@ -146,9 +141,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         if ranks.rank() == 0 and self._target:
             self._target.send_history()
         self._preemption.save_seconds = seconds
-        self._recorder.record_checkpoint(
-            Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds
-        )
+        sealed = Checkpoint(step=step, time=unix_time(), bytes=size, where=where)
+        self._recorder.record_checkpoint(sealed, seconds)
 
     def _record_failure(
         self, target: CheckpointTarget, checkpoint: Path, step: int, why: str
@@ -160,6 +154,5 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         target.discard(checkpoint)
         # No rank may begin the next try while rank 0 still deletes files of this one.
         ranks.gather(None)
-        self._recorder.record_checkpoint_failure(
-            f"the checkpoint of step {step} could not be written: {why}"
-        )
+        problem = f"the checkpoint of step {step} could not be written: {why}"
+        self._recorder.record_checkpoint_failure(problem)

@@ -233,9 +233,8 @@ class Recorder:
     def record_peer_events(self, events: int) -> None:
         """Count events of other ranks: a rank that waits for a working peer does not hang."""
         with self._lock:
-            self._progress = self._progress.model_copy(
-                update={"events": self._progress.events + events}
-            )
+            events += self._progress.events
+            self._progress = self._progress.model_copy(update={"events": events})
             self._last_heard = self._now()
 
     @property
@@ -347,9 +346,8 @@ class Recorder:
     def record_startup(self, name: str, seconds: float) -> None:
         """Publish the time of one part of the start-up."""
         with self._lock:
-            self._update(
-                startup_seconds={**self._progress.startup_seconds, name: round(seconds, 3)}
-            )
+            startup = {**self._progress.startup_seconds, name: round(seconds, 3)}
+            self._update(startup_seconds=startup)
 
     def record_startup_point(self, name: str) -> None:
         """Publish how long after the recorder was made the start-up came to this point."""
@@ -383,9 +381,9 @@ class Recorder:
             else:
                 self._waits.pop(target, None)
 
-    def record_store_answer(self, problem: str = "") -> None:
-        """The object store has answered, or is asked again for this reason. Both put off the
-        verdict Hang."""
+    def record_store_answer(self, problem: str) -> None:
+        """The object store has answered (empty), or is asked again for this reason. Both put off
+        the verdict Hang."""
         self.record_wait("Store", problem)
         self.record_event()
 
@@ -475,10 +473,10 @@ class Recorder:
         with self._lock:
             self._update(metrics={**self._progress.metrics, **metrics})
 
-    def add_to_counter(self, key: str, amount: float = 1.0) -> None:
-        """Add `amount` to the counter `key`, which starts at 0 with the attempt."""
+    def add_to_counter(self, key: str) -> None:
+        """Add 1 to the counter `key`, which starts at 0 with the attempt."""
         with self._lock:
-            self.record_metrics({key: self._progress.metrics.get(key, 0.0) + amount})
+            self.record_metrics({key: self._progress.metrics.get(key, 0.0) + 1.0})
 
     def record_nonfinite_step(self, step: int) -> None:
         """Count a step with a number that is not finite, once however often it is called."""

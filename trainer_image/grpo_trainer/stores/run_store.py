@@ -45,10 +45,9 @@ from grpo_api.text.contract import (
     RESUME_STORE_ENV,
 )
 
-from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.clock import SYSTEM_CLOCK, OnWait, ignore_wait
 from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
 from ..runtime.paths import MANIFEST, attempt_folder_name, checkpoint_folder
-from .store_base import OnAnswer, ignore_answer
 
 if TYPE_CHECKING:
     from .store_client import Store
@@ -248,11 +247,7 @@ class RunStore(StoredRun):
             # The `keep` that were committed last: the step says less, for a run goes back behind a
             # checkpoint that is damaged.
             place = (new_checkpoint.attempt, new_checkpoint.step)
-            others = [
-                checkpoint
-                for checkpoint in now.checkpoints
-                if (checkpoint.attempt, checkpoint.step) != place
-            ]
+            others = [each for each in now.checkpoints if (each.attempt, each.step) != place]
             return now.model_copy(update={"checkpoints": [*others, new_checkpoint][-self.keep :]})
 
         try:
@@ -270,9 +265,7 @@ class RunStore(StoredRun):
         """
 
         def without_dropped(now: Head) -> Head:
-            checkpoints = [
-                checkpoint for checkpoint in now.checkpoints if checkpoint not in dropped
-            ]
+            checkpoints = [each for each in now.checkpoints if each not in dropped]
             return now.model_copy(update={"checkpoints": checkpoints})
 
         self._tidy(self._move_head(without_dropped))
@@ -313,10 +306,9 @@ class RunStore(StoredRun):
             StoreFailed: as Store.get.
         """
         for name in HISTORY_FILES:
-            if (attempt_folder / name).exists():
-                self.store.put_file(
-                    f"{attempt_folder_name(self.attempt)}/{name}", attempt_folder / name
-                )
+            path = attempt_folder / name
+            if path.exists():
+                self.store.put_file(f"{attempt_folder_name(self.attempt)}/{name}", path)
 
     def finish(self, outcome: Outcome) -> None:
         """Keep how the run ended, for an attempt that is started although it did.
@@ -332,9 +324,7 @@ class RunStore(StoredRun):
         Nothing that counts no more ever counts again, so an old attempt that does this late deletes
         nothing of worth.
         """
-        current = {
-            checkpoint_key(checkpoint.attempt, checkpoint.step) for checkpoint in now.checkpoints
-        }
+        current = {checkpoint_key(each.attempt, each.step) for each in now.checkpoints}
         current |= {export_key(now.export)} if now.export else set()
         keys = self.store.object_sizes()
         current |= set(_history_keys(keys).values())
@@ -367,10 +357,8 @@ class RunStore(StoredRun):
             if head and head.nonce in own_nonces:
                 return head
             if head is None and first is None:
-                raise StoreFailed(
-                    f"{self.store.url}/{HEAD} is gone; somebody deleted it while the run was "
-                    "going on"
-                )
+                gone = f"{self.store.url}/{HEAD} is gone"
+                raise StoreFailed(f"{gone}; somebody deleted it while the run was going on")
             if head:
                 self._require_newest(head)
             new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
@@ -378,10 +366,8 @@ class RunStore(StoredRun):
             version = stored[1] if stored else None
             if self.store.put_if_unchanged(HEAD, new.model_dump_json().encode(), version):
                 return new
-        raise StoreFailed(
-            f"{self.store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else "
-            "made one"
-        )
+        refused = f"{HEAD_TRIES} writes were refused, although nobody else made one"
+        raise StoreFailed(f"{self.store.url}/{HEAD}: {refused}")
 
     def _require_newest(self, head: Head) -> None:
         if head.uid != self.uid:
@@ -411,7 +397,7 @@ def run_store(
     directory: str | None,
     job: JobIdentity,
     *,
-    on_answer: OnAnswer = ignore_answer,
+    on_answer: OnWait = ignore_wait,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStore | None:
     """The run's folder on its object store; None without spec.checkpoint.store.
@@ -431,17 +417,16 @@ def run_store(
 
 
 def source_run(
-    folder: str | None, store: ObjectStoreSpec | None, on_answer: OnAnswer = ignore_answer
+    folder: str, store: ObjectStoreSpec | None, on_answer: OnWait = ignore_wait
 ) -> StoredRun | None:
-    """The run on an object store that spec.resumeFrom names; None if it names a volume or is not
-    set.
+    """The run on an object store that spec.resumeFrom names; None if it names a volume.
 
     `folder` is the plan's resume_from: the run's folder has the same name on the store.
 
     Raises:
         BadInput: as open_store.
     """
-    if store is None or folder is None:
+    if store is None:
         return None
     from .store_client import open_store
 

@@ -33,9 +33,17 @@ from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import connection_problem
 
-from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.clock import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    LONGEST_WAIT,
+    POLL_SECONDS,
+    SYSTEM_CLOCK,
+    OnWait,
+    ignore_wait,
+)
 from ..runtime.errors import BadInput, Denied, StoreFailed
-from .store_base import PART_BYTES, REGION, OnAnswer, ignore_answer
+from .store_base import PART_BYTES, REGION
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +67,12 @@ class Store:
         self,
         url: str,
         backend: ObjectStore,
-        on_answer: OnAnswer = ignore_answer,
+        on_answer: OnWait = ignore_wait,
         longest_wait: float = LONGEST_WAIT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`on_answer` is called at each sign of work: with an empty text when the store has
+        answered, and during pauses with the reason why it is asked again."""
         self.url = url
         self.longest_wait = longest_wait
         """Seconds without any answer of the store until a request is given up."""
@@ -98,9 +108,8 @@ class Store:
         again alone."""
         size = self._ask(f"head {key}", lambda: obstore.head(self._backend, key)["size"])
         for begin in range(offset, size, PART_BYTES):
-            yield self._ask(
-                f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size))
-            )
+            end = min(begin + PART_BYTES, size)
+            yield self._ask(f"get {key}", partial(self._range, key, begin, end))
 
     def bring(self, key: str, folder: Path) -> None:
         """Write the objects below a key as files of a folder.
@@ -183,7 +192,7 @@ class Store:
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:
-                    self._on_answer()
+                    self._on_answer("")
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
                         f"with: {_error_message(error)}"
@@ -193,7 +202,7 @@ class Store:
             else:
                 with self._lock:
                     self._answered_at = self._clock.now()
-                self._on_answer()
+                self._on_answer("")
                 return result
             self._wait(pause, problem)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -229,18 +238,12 @@ def _error_message(error: Exception) -> str:
 def open_store(
     spec: ObjectStoreSpec,
     settings: dict[str, str],
-    on_answer: OnAnswer = ignore_answer,
+    on_answer: OnWait = ignore_wait,
     folder: str = "",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Store:
-    """A client for a folder below the spec's URL. Sends no request yet.
-
-    Args:
-        spec: the store's address.
-        settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
-        on_answer: called when data has been sent or received, and during pauses.
-        folder: below the URL.
-        clock: the clock that its retries wait by.
+    """A client for a folder below the spec's URL. Sends no request yet. `settings` are the
+    client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
 
     Raises:
         BadInput: the client doesn't know a setting, or does not accept its value.
@@ -257,7 +260,8 @@ def open_store(
             config=config,  # type: ignore[call-overload]  # its type lists every key of every store
             client_options={
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "allow_http": _is_plain_http(spec),
+                # The user asked for a connection without TLS.
+                "allow_http": (spec.endpoint or "").startswith("http://"),
             },
             retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
         )
@@ -268,8 +272,3 @@ def open_store(
             "(docs/how-to/models/object-stores.md)"
         ) from error
     return Store(url, backend, on_answer, clock=clock)
-
-
-def _is_plain_http(spec: ObjectStoreSpec) -> bool:
-    """Whether the user asked for a connection without TLS."""
-    return (spec.endpoint or "").startswith("http://")
