@@ -11,6 +11,7 @@ trained on here, so TRL sees these two columns under another name.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from grpo_api.report.preflight import PromptLengths
 from grpo_api.report.training_metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_api.text.contract import DATA_MOUNT
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..hub.repositories import Hub
 from ..runtime.errors import BadInput
@@ -30,15 +31,9 @@ from .prompts import Prompt, PromptEncoder, build_prompt
 from .row_sources import read_files, read_hub
 
 RESERVED = (
-    "completion",
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-)
+    "completion", "prompts", "completions", "completion_ids", "trainer_state", "log_extra",
+    "log_metric", "environments",
+)  # fmt: skip
 """Names by which TRL hands reward functions something else, or nothing."""
 PICTURES = ("image", "images")
 _HIDDEN = "column "
@@ -128,18 +123,24 @@ def load_prompts(
     tokenizer: Any,
     *,
     template_kwargs: Mapping[str, Any] | None = None,
-    root: Path = Path(DATA_MOUNT),
+    root: Path | None = None,
     hub: Hub | None = None,
 ) -> Prompts:
-    """The prompts of a run; `root` is where files are mounted, `template_kwargs` are those of
-    spec.model. A collective for a dataset of the hub.
+    """The prompts of a run; `root` is where files are mounted (None: the pod's mount),
+    `template_kwargs` are those of spec.model. A collective for a dataset of the hub.
 
     Raises:
         BadInput: the dataset can't be used as declared; with the row and the column.
         Transient: the hub can't be asked now, or there is no room.
     """
     encoder = PromptEncoder(tokenizer, template_kwargs)
-    return make_prompts(read_rows(dataset, root=root, hub=hub), dataset, training, encoder)
+    rows = read_rows(dataset, root=root or data_root(), hub=hub)
+    return make_prompts(rows, dataset, training, encoder)
+
+
+def data_root() -> Path:
+    """The folder in which the pod's files of spec.dataset are mounted."""
+    return Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,7 @@ class Rows:
 
 
 def read_rows(
-    dataset: DatasetSpec,
-    *,
-    root: Path = Path(DATA_MOUNT),
-    hub: Hub | None = None,
-    most_rows: int | None = None,
+    dataset: DatasetSpec, *, root: Path, hub: Hub | None = None, most_rows: int | None = None
 ) -> Rows:
     """The rows of a dataset, or the first `most_rows`. A collective for a dataset of the hub.
 
@@ -296,13 +293,11 @@ def _without_duplicates(
 
 def _is_short_enough(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
     """Whether a prompt is short enough to be trained on."""
-    fits = tokens <= training.max_prompt_length
-    if not fits and dataset.on_long_prompt == "Fail":
-        problem = (
-            f"{tokens} tokens, more than training.maxPromptLength {training.max_prompt_length}"
-        )
+    limit = training.max_prompt_length
+    if tokens > limit and dataset.on_long_prompt == "Fail":
+        problem = f"{tokens} tokens, more than training.maxPromptLength {limit}"
         raise BadInput(f"{place}: {problem}; raise that, or set dataset.onLongPrompt to Drop")
-    return fits
+    return tokens <= limit
 
 
 def _check_enough(count: int, dropped: int, training: TrainingSpec) -> None:
@@ -315,8 +310,8 @@ def _check_enough(count: int, dropped: int, training: TrainingSpec) -> None:
     if count < needed:
         raise BadInput(
             f"dataset: {count} prompts are left ({dropped} dropped as too long), fewer than the "
-            f"{needed} of one "
-            "generation; add rows, raise training.maxPromptLength or lower training.promptsPerStep"
+            f"{needed} of one generation; add rows, raise training.maxPromptLength or lower "
+            "training.promptsPerStep"
         )
 
 
@@ -324,11 +319,9 @@ def _with_prompts(rows: datasets.Dataset, prompts: list[Prompt]) -> datasets.Dat
     """The rows with the finished prompts as column `prompt`, in place of one of that name."""
     others = [name for name in rows.column_names if name != "prompt"]
     finished = datasets.Dataset.from_dict({"prompt": prompts})
-    return (
-        datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1)
-        if others
-        else finished
-    )
+    if not others:
+        return finished
+    return datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1)
 
 
 def _fingerprint(rows: datasets.Dataset) -> str:

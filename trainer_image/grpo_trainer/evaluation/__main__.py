@@ -18,7 +18,6 @@ from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.checkpoint import ObjectStoreSpec
-from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..__main__ import exit_process
@@ -31,7 +30,7 @@ from ..runtime.errors import BadInput, Transient, classify_error
 from ..runtime.logs import configure_logs
 from ..stores.run_store import StoredRun, source_run
 from ..telemetry.progress_server import limits_of, serve
-from .score import Score, as_json, reported_reward, score_message
+from .score import as_json, reported_reward, score_message
 
 log = logging.getLogger("grpo_trainer")
 
@@ -84,25 +83,17 @@ def evaluate(plan: TrainingPlan, options: argparse.Namespace) -> Outcome:
     from .held_out import evaluate_held_out
 
     recorder.enter_stage("Evaluating")
-    score = evaluate_held_out(
-        plan, folder, options.completions, options.seed, recorder.record_event
-    )
+    on_batch = recorder.record_event
+    score = evaluate_held_out(plan, folder, options.completions, options.seed, on_batch)
     estimate = reported_reward(job, plan.training.prompts_per_step, score.spread) if job else None
     log.info("evaluated", extra=as_json(score, estimate))
-    outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(score))
+    # The reward is what `kubectl get` shows of it.
+    outcome = Outcome(result=Result.SUCCEEDED, metrics={"reward": score.reward.mean})
     return truncate_to_fit(outcome, score_message(score, estimate))
 
 
-def score_metrics(score: Score) -> dict[str, float]:
-    """What `kubectl get` shows of it."""
-    return {"reward": score.reward.mean}
-
-
 def await_export(
-    resume_from: str | None,
-    resume_store: ObjectStoreSpec | None,
-    seconds: float,
-    clock: Clock = SYSTEM_CLOCK,
+    resume_from: str | None, resume_store: ObjectStoreSpec | None, seconds: float
 ) -> tuple[Path, Outcome]:
     """Wait for the exported model of spec.resumeFrom; return its folder and the Outcome of its job.
 
@@ -115,16 +106,16 @@ def await_export(
             "spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give "
             "--export"
         )
-    root, end = Path(resume_from), clock.now() + seconds
+    root, end = Path(resume_from), SYSTEM_CLOCK.now() + seconds
     stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     log.info(f"waiting for the model in {where}")
     while (outcome := _successful_outcome(root, stored)) is None:
-        if clock.now() >= end:
+        if SYSTEM_CLOCK.now() >= end:
             raise Transient(
                 f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?"
             )
-        clock.sleep(POLL_SECONDS)
+        SYSTEM_CLOCK.sleep(POLL_SECONDS)
     return root / EXPORT_FOLDER, outcome
 
 

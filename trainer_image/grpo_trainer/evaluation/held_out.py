@@ -5,10 +5,7 @@ The exported model is loaded as anybody would load it, and sampled as the job sa
 trained. Each reward function is called as TRL calls it.
 """
 
-import asyncio
-import inspect
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..data.dataset import load_prompts
 from ..data.prompts import Prompt, PromptEncoder
@@ -37,7 +33,7 @@ from ..generation.stop_strings import StopStrings
 from ..hub.repositories import Hub
 from ..process.step_counters import weighted_sum
 from ..rewards.reward_base import Completion, Scores, reward_arguments
-from ..rewards.reward_set import RewardSet, build_rewards
+from ..rewards.reward_set import RewardSet, build_rewards, call_reward
 from ..runtime.errors import BadInput
 from ..training.build_run import device
 from ..weights.model_files import Source, load_tokenizer, require_decoder
@@ -81,34 +77,20 @@ def score_completions(
             if isinstance(function, nn.Module):
                 scores = _model_scores(function, tokenizer, arguments, template_kwargs or {})
             else:
-                scores = _function_scores(function, arguments)
+                scores = call_reward(function, arguments)
             scores_by_name[name] += scores
     return scores_by_name
-
-
-def _function_scores(function: Any, arguments: Mapping[str, Any]) -> Scores:
-    answer = function(**arguments)
-    return list(asyncio.run(_await_answer(answer)) if inspect.isawaitable(answer) else answer)
-
-
-async def _await_answer(answer: Any) -> Any:
-    return await answer
 
 
 def _model_scores(
     model: Any, tokenizer: Any, arguments: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 ) -> Scores:
     pairs = zip(arguments["prompts"], arguments["completions"], strict=True)
-    texts = [
-        _judged_text(prompt, completion, tokenizer, template_kwargs) for prompt, completion in pairs
-    ]
+    texts = [_judged_text(*pair, tokenizer, template_kwargs) for pair in pairs]
     encoded = tokenizer(
-        text=texts,
-        return_tensors="pt",
-        padding=True,
-        padding_side="right",
+        text=texts, return_tensors="pt", padding=True, padding_side="right",
         add_special_tokens=False,
-    ).to(next(model.parameters()).device)
+    ).to(next(model.parameters()).device)  # fmt: skip
     with torch.inference_mode():
         logits = model(**encoded).logits[:, 0]
     return [None if math.isnan(logit) else logit for logit in logits.tolist()]
@@ -119,11 +101,9 @@ def _judged_text(
 ) -> str:
     """What a reward model reads of one completion: plain text, or the rendered conversation."""
     if isinstance(prompt, str):
-        text: str = prompt + completion
-    else:
-        messages = {"messages": prompt + completion}
-        text = apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
-    return text
+        return f"{prompt}{completion}"
+    messages = {"messages": prompt + completion}
+    return str(apply_chat_template(messages, tokenizer, **template_kwargs)["text"])
 
 
 def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
@@ -234,11 +214,9 @@ def _complete(
         ids[mask.bool()].tolist()
         for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
     ]
-    criterion = (
-        StopStrings(stop, encoder.tokenizer, config.eos_token_id or (), prompt_ids)
-        if stop
-        else None
-    )
+    criterion = None
+    if stop:
+        criterion = StopStrings(stop, encoder.tokenizer, config.eos_token_id or (), prompt_ids)
     criteria = StoppingCriteriaList([criterion] if criterion else [])
     tokens: Any = model.generate(**encoded, generation_config=config, stopping_criteria=criteria)
     rows = tokens[:, encoded["input_ids"].size(1) :].tolist()
@@ -247,10 +225,8 @@ def _complete(
     for prompt, row in zip(prompts, rows, strict=True):
         completion_ids = _until_end(row, config.eos_token_id or ())
         text = str(encoder.tokenizer.decode(completion_ids, skip_special_tokens=True))
-        yield (
-            (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]),
-            completion_ids,
-        )
+        is_text = isinstance(prompt, str)
+        yield text if is_text else [{"role": "assistant", "content": text}], completion_ids
 
 
 def _until_end(tokens: list[int], end_tokens: Sequence[int]) -> list[int]:
@@ -316,30 +292,18 @@ def _scores(
     tokenizer = load_tokenizer(source, remote_code, model_spec.chat_template)
     encoder = PromptEncoder(tokenizer, model_spec.chat_template_kwargs)
     prompts, columns = _rows(plan.dataset, plan.training, encoder, rewards, hub, each=each)
-    model = load_exported_model(
-        folder, execution.dtype, device(plan.execution), remote_code=remote_code
-    )
+    on = device(execution)
+    model = load_exported_model(folder, execution.dtype, on, remote_code=remote_code)
     batch = execution.generation_sub_batch or execution.micro_batch
     completions = sample_completions(
-        model,
-        encoder,
-        prompts,
-        plan.training,
-        generation=plan.generation,
-        batch=batch,
-        seed=seed,
-        on_batch=on_batch,
-    )
+        model, encoder, prompts, plan.training,
+        generation=plan.generation, batch=batch, seed=seed, on_batch=on_batch,
+    )  # fmt: skip
     size = plan.training.prompts_per_step * plan.training.num_generations
     return score_completions(
-        rewards,
-        prompts,
-        completions,
-        columns,
-        size=size,
-        max_steps=plan.training.max_steps,
+        rewards, prompts, completions, columns, size=size, max_steps=plan.training.max_steps,
         template_kwargs=model_spec.chat_template_kwargs,
-    )
+    )  # fmt: skip
 
 
 def _rows(
@@ -352,17 +316,10 @@ def _rows(
     each: int,
 ) -> tuple[list[Prompt], Columns]:
     """Prompts and columns of the dataset, with each row repeated for each of its completions."""
-    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
     # There is no step to fill.
     few = training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})
-    rows = load_prompts(
-        dataset,
-        few,
-        encoder.tokenizer,
-        template_kwargs=encoder.template_kwargs,
-        root=root,
-        hub=hub,
-    ).rows
+    kwargs = encoder.template_kwargs
+    rows = load_prompts(dataset, few, encoder.tokenizer, template_kwargs=kwargs, hub=hub).rows
     rewards.check_dataset(rows)
     repeated = rows.select([index for index in range(len(rows)) for _ in range(each)])
     columns = {name: list(repeated[name]) for name in repeated.column_names if name != "prompt"}

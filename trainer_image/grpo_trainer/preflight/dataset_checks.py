@@ -1,15 +1,12 @@
 """Checks the first rows of the dataset, by the code that prepares all of them for training."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from grpo_api.report.preflight import TemplateUse
-from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..data.chat_template import render_limit
-from ..data.dataset import Rows, build_prompts, make_prompts, read_rows
+from ..data.dataset import Rows, build_prompts, data_root, make_prompts, read_rows
 from ..data.prompts import Prompt, PromptEncoder
 from ..data.row_sources import dataset_repository
 from ..runtime.errors import BadInput
@@ -34,8 +31,7 @@ class FirstRows:
 def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
     """Check files, columns, prompts and their lengths; None if no rows could be read."""
     dataset, findings, hub = preflight.plan.dataset, preflight.findings, preflight.hub
-    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    rows = None
+    root, rows = data_root(), None
     with findings.check("spec.dataset.name" if dataset.name else "spec.dataset.files"):
         repository = dataset_repository(dataset)
         folder = root if dataset.files else repository.folder

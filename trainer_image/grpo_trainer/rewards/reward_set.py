@@ -12,6 +12,7 @@ judges the same sums, which the step's exchange brings, so all end together.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from collections import deque
@@ -30,7 +31,7 @@ from .answers import expected_answer, parse_number
 from .builtin_rewards import AccuracyFunction, FormatFunction
 from .http_service import HTTPFunction
 from .python_function import python_function
-from .reward_base import RewardCounters, reward_error
+from .reward_base import RewardCounters, Scores, reward_error
 
 if TYPE_CHECKING:
     import datasets
@@ -86,13 +87,8 @@ class FailureLimits:
             if judged and missing / judged > limit:
                 of = "" if judged == requested else f" of {JUDGED_GENERATIONS} generations"
                 share = f"{missing / judged:.1%}{of}, more than its maxFailureShare, {limit:.1%}"
-                self._end(
-                    name,
-                    step,
-                    f"{missing:.0f} of the {requested:.0f} completions of {generations} "
-                    "generations",
-                    share,
-                )
+                counted = f"{missing:.0f} of the {requested:.0f} completions"
+                self._end(name, step, f"{counted} of {generations} generations", share)
 
     def unscored_shares(self) -> dict[str, float]:
         """Share of the judged generations' completions that got no reward, by reward; as of the
@@ -150,12 +146,14 @@ class RewardSet:
         TRL calls sync rewards one after the other and awaits async ones together. The process group
         must wait longer than this.
         """
-        seconds = [
-            (_is_async(function), getattr(function, "longest_seconds", 0.0))
-            for function in self.functions
-        ]
-        together = max((longest for is_async, longest in seconds if is_async), default=0.0)
-        return together + sum(longest for is_async, longest in seconds if not is_async)
+        together = one_by_one = 0.0
+        for function in self.functions:
+            seconds = getattr(function, "longest_seconds", 0.0)
+            if inspect.iscoroutinefunction(type(function).__call__):
+                together = max(together, seconds)
+            else:
+                one_by_one += seconds
+        return together + one_by_one
 
     @property
     def failure_limits(self) -> FailureLimits:
@@ -170,9 +168,8 @@ class RewardSet:
             BadInput: an answer column is missing, or one of its cells has no answer (names the
                 row); or a reward model can't read chats.
         """
-        for spec, name, tokenizer in zip(
-            self.specs, self.names, self.processing_classes, strict=True
-        ):
+        tokenizers = self.processing_classes
+        for spec, name, tokenizer in zip(self.specs, self.names, tokenizers, strict=True):
             if tokenizer:
                 check_chat_template(name, tokenizer, is_chat=not isinstance(rows[0]["prompt"], str))
             if spec.accuracy:
@@ -185,8 +182,10 @@ class RewardSet:
                 function.close()
 
 
-def _is_async(function: RewardFunction) -> bool:
-    return inspect.iscoroutinefunction(type(function).__call__)
+def call_reward(function: RewardFunction, arguments: Mapping[str, Any]) -> Scores:
+    """The scores of a batch outside of training; an async reward is run to its end."""
+    answer = function(**arguments)
+    return list(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
 
 
 def check_chat_template(name: str, tokenizer: Any, *, is_chat: bool) -> None:
@@ -227,11 +226,10 @@ def check_answers(name: str, accuracy: AccuracyReward, rows: datasets.Dataset) -
         if not expected_answer(cell) or cell != cell:  # noqa: PLR0124
             raise BadInput(f"{row}: the answer is empty; write one, or remove the row")
         if numeric and parse_number(expected_answer(cell)) is None:
-            problem = (
-                f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to "
+            raise BadInput(
+                f"{row}: {expected_answer(cell)!r:.80} is not a number; set accuracy.compare to "
                 "Exact or Math"
             )
-            raise BadInput(f"{row}: {problem}")
 
 
 def reward_root() -> Path:
@@ -260,49 +258,29 @@ def build_rewards(
     """
     names = reward_names(rewards)
     built = RewardSet(list(rewards), names, [], {name: RewardCounters() for name in names})
+    folder = root or reward_root()
+
+    def build(position: int, reward: RewardSpec, name: str) -> RewardFunction:
+        counters = built.counters[name]
+        if reward.format:
+            return FormatFunction(name, reward.format, counters)
+        if reward.accuracy:
+            return AccuracyFunction(name, reward.accuracy, counters)
+        if reward.python:
+            return python_function(name, reward.python, counters, folder / str(position))
+        if reward.http:
+            token = os.environ.get(reward_token_env(position), "").strip()
+            return HTTPFunction(name, reward.http, counters, token, on_wait)
+        assert reward.model is not None, "the schema rejects a reward without a kind"
+        from .reward_model import reward_model
+
+        path = f"rewards[{position}].model"
+        return reward_model(name, reward.model, counters, device, path=path, hub=hub)
+
     try:
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
-            built.functions.append(
-                _build(
-                    reward,
-                    name,
-                    built.counters[name],
-                    position=position,
-                    root=root or reward_root(),
-                    device=device,
-                    hub=hub,
-                    on_wait=on_wait,
-                )
-            )
+            built.functions.append(build(position, reward, name))
     except BaseException:
         built.close()
         raise
     return built
-
-
-def _build(
-    reward: RewardSpec,
-    name: str,
-    counters: RewardCounters,
-    *,
-    position: int,
-    root: Path,
-    device: torch.device | str,
-    hub: Hub | None,
-    on_wait: OnWait,
-) -> RewardFunction:
-    if reward.format:
-        return FormatFunction(name, reward.format, counters)
-    if reward.accuracy:
-        return AccuracyFunction(name, reward.accuracy, counters)
-    if reward.python:
-        return python_function(name, reward.python, counters, root / str(position))
-    if reward.http:
-        token = os.environ.get(reward_token_env(position), "").strip()
-        return HTTPFunction(name, reward.http, counters, token, on_wait)
-    assert reward.model is not None, "the schema rejects a reward without a kind"
-    from .reward_model import reward_model
-
-    return reward_model(
-        name, reward.model, counters, device, path=f"rewards[{position}].model", hub=hub
-    )

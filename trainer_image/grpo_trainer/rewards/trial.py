@@ -5,8 +5,6 @@ ROWS is a JSON list of objects: `completion`, `prompt`, and the dataset's column
 read. Rewards that are models are left out: they need the training libraries, and a GPU.
 """
 
-import asyncio
-import inspect
 import json
 import os
 import sys
@@ -19,7 +17,7 @@ from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, TrainingError
 from .reward_base import TRL_COLUMNS, reward_arguments
-from .reward_set import RewardFunction, build_rewards
+from .reward_set import build_rewards, call_reward
 
 
 def score_rows(
@@ -31,22 +29,19 @@ def score_rows(
         BadInput: a reward can't be used.
         RewardError: one failed for a whole batch.
     """
-    names = reward_names(rewards)
-    named = [
-        reward.model_copy(update={"name": name})
-        for reward, name in zip(rewards, names, strict=True)
-    ]
-    scored = [reward for reward in named if reward.model is None]
-    for reward in scored:
+    scored: list[RewardSpec] = []
+    for reward, name in zip(rewards, reward_names(rewards), strict=True):
         if reward.accuracy:
             _require_column(reward.accuracy.answer_column, rows)
+        if reward.model is None:
+            scored.append(reward.model_copy(update={"name": name}))
     built = build_rewards(scored)
     try:
         arguments = _arguments(rows, max_steps)
         return {
             name: {
                 "weight": spec.weight,
-                "scores": _call(function, arguments),
+                "scores": call_reward(function, arguments),
                 "problem": built.counters[name].last_problem,
             }
             for spec, name, function in zip(built.specs, built.names, built.functions, strict=True)
@@ -72,12 +67,6 @@ def _arguments(rows: list[dict[str, Any]], max_steps: int | None) -> dict[str, A
     completions = [row["completion"] for row in rows]
     completion_ids = [row.get("completion_ids", [0]) for row in rows]
     return reward_arguments(columns, prompts, completions, completion_ids, max_steps)
-
-
-def _call(function: RewardFunction, arguments: dict[str, Any]) -> list[float | None]:
-    answer = function(**arguments)
-    scores: list[float | None] = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
-    return scores
 
 
 def main(arguments: list[str]) -> int:
