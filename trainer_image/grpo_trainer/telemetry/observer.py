@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
 from grpo_api.findings.run_numbers import RunLimits
@@ -71,9 +71,7 @@ class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._history = history
         self._tracking = tracking
 
-    def on_step_end(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Look at the generation of this step, before a checkpoint of it is saved: a resumed run
         has only completions that it has generated itself."""
         generation = self._observer.take_generation()
@@ -121,9 +119,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._places: list[tuple[str, str]] = []
         """Pod and node of each rank; empty texts where they are not known."""
 
-    def on_train_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Go on from the steps of earlier attempts, which the checkpoint brings. They are judged
         again: the beginning of a run stays the measure after a restart. A collective."""
         self._recorder.counters.begin_tokens(float(state.num_input_tokens_seen))
@@ -138,15 +134,9 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
                     self._diagnosis.add(replace(row, rank_seconds=()))
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, *_: Any, logs: dict[str, Any], **__: Any
     ) -> None:
         """Merge the step's numbers."""
-        logs = logs or {}
         values = translate_logs(logs)
         if training_metrics.TOKENS.key in values:
             self._recorder.counters.record_tokens(values[training_metrics.TOKENS.key])
@@ -159,17 +149,13 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._recorder.record_metrics(values)
         if state.is_world_process_zero and "loss" in logs:
             version = WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
-            sampled = {version: self._recorder.progress.metrics.get(version)}
+            more = {
+                version: self._recorder.progress.metrics.get(version),
+                RANK_SECONDS: logs.get(RANK_SECONDS),
+            }
             step, steps = state.global_step, state.max_steps
-            rank_seconds = {RANK_SECONDS: logs.get(RANK_SECONDS)}
-            log_numbers(
-                f"step {step} of {steps}",
-                step=step,
-                totalSteps=steps,
-                **values,
-                **sampled,
-                **rank_seconds,
-            )
+            text = f"step {step} of {steps}"
+            log_numbers(text, step=step, totalSteps=steps, **values, **more)
             row = self._row(step, logs)
             row[FINDINGS] = self._judge(row)
             # Every checkpoint contains log_history.
@@ -226,27 +212,19 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         pod, node = self._places[rank]
         return finding.model_copy(update={"pod": pod or None, "node": node or None})
 
-    def on_save(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Say what became of a checkpoint, and how long training stood still for it."""
-        progress = self._recorder.progress
         if not state.is_world_process_zero:
             return
-        if progress.checkpoint_problem:
-            failures = progress.metrics.get(training_metrics.CHECKPOINT_FAILURES.key)
-            log_numbers(
-                f"the checkpoint of step {state.global_step} could not be written",
-                checkpointFailed=state.global_step,
-                failures=failures,
-                problem=progress.checkpoint_problem,
-            )
+        step, progress = state.global_step, self._recorder.progress
+        problem, metrics = progress.checkpoint_problem, progress.metrics
+        if problem:
+            text = f"the checkpoint of step {step} could not be written"
+            failures = metrics.get(training_metrics.CHECKPOINT_FAILURES.key)
+            log_numbers(text, checkpointFailed=step, failures=failures, problem=problem)
         else:
-            log_numbers(
-                f"checkpoint of step {state.global_step}",
-                checkpoint=state.global_step,
-                seconds=progress.metrics.get(training_metrics.CHECKPOINT_SECONDS.key),
-            )
+            seconds = metrics.get(training_metrics.CHECKPOINT_SECONDS.key)
+            log_numbers(f"checkpoint of step {step}", checkpoint=step, seconds=seconds)
 
 
 class SendLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -256,19 +234,12 @@ class SendLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not fo
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
-    def on_train_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Open the trackers' runs."""
         self._tracking.begin(state.global_step)
 
     def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, _: Any, state: TrainerState, *__: Any, logs: dict[str, Any], **___: Any
     ) -> None:
         """Pass a row on."""
-        self._tracking.log(state.global_step, logs or {})
+        self._tracking.log(state.global_step, logs)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from grpo_api.findings.running_rules import times_median
 from grpo_api.findings.thresholds import SLOW_RANK
@@ -82,9 +82,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self.verdict = "continue"
         """What became of SIGTERM: continue, save or stop."""
 
-    def on_train_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Training starts, at the step of a checkpoint when resumed."""
         self._recorder.begin_training(state.global_step, state.max_steps)
         if ranks.world_size() > 1:
@@ -99,9 +97,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """The optimizer step ended."""
         self._clock.enter(None)
 
-    def on_step_end(
-        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
         """Exchange the step's numbers between the ranks, publish them, and stop if any rank
         received SIGTERM.
 
@@ -118,20 +114,16 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._publish(worst, counted)
         self._compare_ranks(rows, state.global_step + 1)
         completions = rows[:, FIELDS.index("scored")].sum().item()
-        missing = {
-            name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()
-        }
+        missing = {name: sum(both) for name, both in counted.items()}
         scored = ScoredCompletions(completions, missing)
+        is_last = state.global_step >= state.max_steps
         try:
-            self._failure_limits.judge(
-                state.global_step, scored, is_last=state.global_step >= state.max_steps
-            )
+            self._failure_limits.judge(state.global_step, scored, is_last=is_last)
         finally:  # what ends a run is seen, too
-            shares = {
-                f"{UNSCORED.key}/{name}": share
-                for name, share in self._failure_limits.unscored_shares().items()
-            }
-            self._recorder.record_metrics({COMPLETIONS.key: scored.completions, **shares})
+            metrics = {COMPLETIONS.key: scored.completions}
+            for name, share in self._failure_limits.unscored_shares().items():
+                metrics[f"{UNSCORED.key}/{name}"] = share
+            self._recorder.record_metrics(metrics)
         if worst["sigterm"] >= 0:
             self._stop(worst, control)
 
@@ -145,17 +137,10 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         phases = self._clock.take_seconds()
         row = [-1.0 if waited is None else waited, seconds]
         row += [phases[name] for name in STEP_PHASES]
-        sizes = [
-            *self._clock.peaks.values(),
-            self._clock.reserved,
-            device_bytes(),
-            resident_bytes(),
-        ]
-        row += map(float, sizes)
-        row += map(float, self._observer.compute.take())
-        row.append(float(self._observer.num_scored))
+        row += [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()]
+        row += [*self._observer.compute.take(), self._observer.num_scored]
         for counter in self._counters.values():
-            row += (float(counter.failures), float(counter.timeouts))
+            row += [counter.failures, counter.timeouts]
         return row
 
     def _publish(self, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
@@ -163,10 +148,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._recorder.counters.add_step(worst["step_seconds"], phase_seconds)
         values = {f"{PHASE_SECONDS.key}/{name}": spent for name, spent in phase_seconds.items()}
         for name, (failures, timeouts) in counted.items():
-            values |= {
-                f"{REWARD_FAILURES.key}/{name}": failures,
-                f"{REWARD_TIMEOUTS.key}/{name}": timeouts,
-            }
+            values[f"{REWARD_FAILURES.key}/{name}"] = failures
+            values[f"{REWARD_TIMEOUTS.key}/{name}"] = timeouts
         self._recorder.record_metrics(values)
         sizes = {name: int(worst[f"memory/{name}"]) for name in SIZES}
         self._recorder.record_memory_peaks({name: size for name, size in sizes.items() if size})

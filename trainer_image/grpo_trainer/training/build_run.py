@@ -10,7 +10,6 @@ checkpoint may go further, so that its learning rate falls more slowly. The last
 run is often zero.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,14 +35,11 @@ from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.data_order import Generations
 from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.checkpoint import SamplesSpec
-from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.keyword_arguments import Overrides
-from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..checkpoints.checkpoint_target import CheckpointSource, CheckpointTarget, address_of
 from ..checkpoints.manifest import Manifest, identity
@@ -250,7 +246,10 @@ def build(
     recorder.record_architecture(architecture_of(loaded.model))
     require_router(plan.training.overrides, loaded.model)
     with recorder.measure_part("data"):
-        prompts = _load_data(plan.model, plan.dataset, plan.training, loaded.tokenizer, hub)
+        kwargs, tokenizer = plan.model.chat_template_kwargs, loaded.tokenizer
+        prompts = load_prompts(
+            plan.dataset, plan.training, tokenizer, template_kwargs=kwargs, hub=hub
+        )
         rewards.check_dataset(prompts.rows)
     recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
@@ -277,9 +276,8 @@ def build(
     parts = TrainerParts(loaded, config, prompts, rewards, skipped, history, make_engine, stop)
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
-        strategy = strategy_for(
-            plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code
-        )
+        remote_code = plan.model.trust_remote_code
+        strategy = strategy_for(plan.execution, plan.reference, trust_remote_code=remote_code)
         sub_batch = plan.execution.generation_sub_batch
         trainer = make_trainer(
             parts, strategy, observer, callbacks, seal.save, generation_sub_batch=sub_batch
@@ -293,10 +291,7 @@ def build(
 
 
 def open_history(
-    attempt: int,
-    samples: SamplesSpec,
-    target: CheckpointTarget | None,
-    checkpoint: Path | None,
+    attempt: int, samples: SamplesSpec, target: CheckpointTarget | None, checkpoint: Path | None
 ) -> RunHistory:
     """Open the run's history, which continues after that checkpoint. Rank 0 writes it."""
     is_main = ranks.rank() == 0
@@ -382,17 +377,11 @@ def _open_places(
 ) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
     """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin
     with."""
-    processes = plan.execution.processes_per_node
+    processes, on_answer = plan.execution.processes_per_node, recorder.record_store_answer
     target = open_target(
-        plan.checkpoint,
-        plan.checkpoint_directory,
-        plan.job,
-        processes,
-        on_answer=recorder.record_store_answer,
+        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, on_answer=on_answer
     )
-    return target, open_source(
-        plan.resume_from, plan.resume_store, processes, recorder.record_store_answer
-    )
+    return target, open_source(plan.resume_from, plan.resume_store, processes, on_answer)
 
 
 def _all_skipped_spans(
@@ -406,9 +395,9 @@ def _all_skipped_spans(
 
 def device(execution: ExecutionPlan) -> torch.device:
     """The device of this process."""
-    return torch.device(
-        "cpu" if execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}"
-    )
+    if execution.accelerator == "CPU":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds: float) -> None:
@@ -440,23 +429,6 @@ def _stop_strings(generation: GenerationSpec, tokenizer: PreTrainedTokenizerBase
         return ()
     require_decoder(tokenizer)
     return generation.stop
-
-
-def _load_data(
-    model: ModelSpec,
-    dataset: DatasetSpec,
-    training: TrainingSpec,
-    tokenizer: PreTrainedTokenizerBase,
-    hub: Hub,
-) -> Prompts:
-    return load_prompts(
-        dataset,
-        training,
-        tokenizer,
-        template_kwargs=model.chat_template_kwargs,
-        root=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT)),
-        hub=hub,
-    )
 
 
 def make_trainer(

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo_api.findings.run_numbers import has_generation, has_reward
 from grpo_api.findings.step_row import step_row
@@ -43,17 +43,9 @@ reason."""
 def require_finite_metric(
     metric: str, value: float, step: int, metrics: Mapping[str, Sequence[float]] | None = None
 ) -> None:
-    """Raise Diverged if `value` is infinite or not a number.
-
-    Args:
-        metric: what it is, as in "the gradient norm".
-        value: the same on all ranks.
-        step: the optimizer step that it belongs to, from 1.
-        metrics: TRL's numbers of that step; the message contains the latest reward and KL.
-
-    Raises:
-        Diverged: it is infinite or no number.
-    """
+    """Raise Diverged if `value`, the same on all ranks, is infinite or no number. `step` is the
+    optimizer step, from 1, and `metrics` are TRL's numbers of it, whose latest reward and KL the
+    message contains."""
     if math.isfinite(value):
         return
     message_metrics = {key: metrics.get(key) for key in _TOLD} if metrics else {}
@@ -70,15 +62,10 @@ class LogReader(TrainerCallback):  # type: ignore[misc]  # transformers is not f
     """Reads what TRL logs: numbers of a step, of an evaluation, or of the run's end."""
 
     def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        self, _: Any, state: TrainerState, *__: Any, logs: dict[str, Any], **___: Any
     ) -> None:
         """See TrainerCallback."""
-        self.read_logs(logs or {}, state.global_step)
+        self.read_logs(logs, state.global_step)
 
     @abstractmethod
     def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
@@ -90,11 +77,8 @@ class LossGuard(LogReader):
     saved."""
 
     def read_logs(self, logs: Mapping[str, Any], step: int) -> None:
-        """Judge the step's loss, of which TRL logs the same mean on every rank.
-
-        Raises:
-            Diverged: it is not finite.
-        """
+        """Raise Diverged if the step's loss, of which TRL logs the same mean on every rank, is not
+        finite."""
         if "loss" in logs:
             numbers = {name: [value] for name, value in logs.items() if isinstance(value, float)}
             require_finite_metric("the loss", logs["loss"], step, numbers)
@@ -144,9 +128,7 @@ class RewardGuard(LogReader):
         self._silent_steps: list[int] = []
         """Steps of the generations in a row that had no reward."""
 
-    def on_train_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Count the generations before a restart, which the checkpoint brings."""
         for logged in state.log_history:
             self._count(logged)
@@ -197,15 +179,13 @@ class FindingGuard(LogReader):
         """
         if not self._stop_on or "loss" not in logs:
             return
-        findings = [
-            finding for finding in self._read_findings() if finding.finding in self._stop_on
-        ]
+        findings = [each for each in self._read_findings() if each.finding in self._stop_on]
         if not ranks.any_rank(bool(findings)):
             return
-        messages = [
-            f"guard.stopOn: {finding.finding} since step {finding.since}" for finding in findings
-        ]
-        message = f"{messages[0]}. {findings[0].advice}" if findings else ""
+        message = ""
+        if findings:
+            first = findings[0]
+            message = f"guard.stopOn: {first.finding} since step {first.since}. {first.advice}"
         raise StoppedOnFinding(next(filter(None, ranks.gather(message))))
 
 

@@ -11,7 +11,6 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -106,12 +105,8 @@ def _run(
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
     if hub:
-        on_wait = partial(recorder.record_wait, "Hub")
-
-        def has_arrived(_: int) -> None:
-            recorder.record_event()
-
-        rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock, on_wait))
+        report, on_wait = (lambda _: recorder.record_event()), partial(recorder.record_wait, "Hub")
+        rank0_task.run_on_rank0(lambda: require_target(hub, report, clock, on_wait))
     built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
     _announce_start(plan.job.attempt, recorder, built)
     checkpoint = built.beginning.checkpoint
@@ -178,29 +173,24 @@ def _explain_divergence(error: Diverged, run: Run) -> Diverged:
 def _last_good(run: Run) -> str:
     """The checkpoint that a run which has diverged can go back to, as a sentence."""
     checkpoint = run.seal.last or run.beginning.checkpoint
-    return (
-        f"The last good checkpoint is {run.address(checkpoint)}"
-        if checkpoint
-        else "No checkpoint was saved before"
-    )
+    if checkpoint is None:
+        return "No checkpoint was saved before"
+    return f"The last good checkpoint is {run.address(checkpoint)}"
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
     """Export a finished run; say how far a preempted one came."""
-    state = run.trainer.state
+    step, verdict = run.trainer.state.global_step, run.step_exchange.verdict
     saved_step = number_in_name(run.seal.last) if run.seal.last else None
-    if run.step_exchange.verdict == "save" and saved_step == state.global_step:
-        raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
-    if run.step_exchange.verdict == "save":
+    if verdict == "save" and saved_step == step:
+        raise Preempted(f"SIGTERM; a checkpoint was saved at step {step}")
+    if verdict == "save":
         problem = recorder.progress.checkpoint_problem
         raise Preempted(
-            f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for "
-            f"{problem}"
+            f"SIGTERM; stopped at step {step}, the checkpoint before stands, for {problem}"
         )
-    if run.step_exchange.verdict == "stop":
-        raise Preempted(
-            f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands"
-        )
+    if verdict == "stop":
+        raise Preempted(f"SIGTERM; stopped at step {step}, the last periodic checkpoint stands")
     recorder.enter_stage("Exporting")
     write_model_card = partial(write_card, _trained_model(plan, run, recorder))
 
@@ -218,29 +208,25 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
     )  # fmt: skip
     where = "spec.export keeps no model"
     if folder:
-        hub = plan.export.hub if plan.export else None
-        where = _deliver_export(
-            plan.model.name, hub, run.target, folder, recorder=recorder, clock=clock
-        )
+        hub, base = plan.export.hub if plan.export else None, plan.model.name
+        where = _deliver_export(base, hub, run.target, folder, recorder, clock=clock)
     rendezvous.leave_gang()
-    return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
+    return f"trained {step} steps; {where}{run.prompts.dropped_message}"
 
 
 def _trained_model(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
     """The facts about the model for its card. If an attempt finds all steps done, the last step's
     numbers come from the checkpoint."""
     state = run.trainer.state
-    last: dict[str, Any] = next(
-        (logs for logs in reversed(state.log_history) if "loss" in logs), {}
-    )
-    translated = translate_logs(last)
+    steps = [logs for logs in state.log_history if "loss" in logs]
+    translated = translate_logs(steps[-1]) if steps else {}
     # A key with a slash is of one reward function, which no key of training_metrics.py names.
     metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
-    revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
-    address = hub.repository if hub else HERE
+    hub = plan.export.hub if plan.export else None
     return TrainedModel(
-        plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address
-    )
+        plan=plan, steps=state.global_step, metrics=metrics,
+        revisions=recorder.progress.revisions, address=hub.repository if hub else HERE,
+    )  # fmt: skip
 
 
 def _deliver_export(
@@ -248,28 +234,21 @@ def _deliver_export(
     hub: HubExportSpec | None,
     target: CheckpointTarget | None,
     folder: Path,
-    *,
     recorder: Recorder,
+    *,
     clock: Clock,
 ) -> str:
-    """Send an exported model on to where the plan wants it; says where it is. A collective.
-
-    `base` is the name of the model that was trained.
-
-    Raises:
-        StoreFailed: the store took nothing for too long.
-        BadInput: the hub refuses it for good.
-        HubUnavailable: the hub took nothing for too long.
-    """
+    """Send an exported model, made of `base`, on to where the plan wants it; says where it is. A
+    collective."""
     url = target.send_export(folder) if target else None
     local_copy = str(folder) if target else ""
     durable_copy = url or local_copy
     address = _push_to_hub(base, folder, hub, durable_copy, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
-        export = describe_export(folder, url)
-        recorder.export = (
-            export.model_copy(update={"to": "Hub", "path": address}) if hub else export
-        )
+        recorder.export = describe_export(folder, url)
+        if hub:
+            at_hub = {"to": "Hub", "path": address}
+            recorder.export = recorder.export.model_copy(update=at_hub)
     return "the model is in " + " and in ".join(filter(None, (address, durable_copy)))
 
 
@@ -282,41 +261,25 @@ def _push_to_hub(
     *,
     clock: Clock,
 ) -> str:
-    """Push an exported model; its address on the hub. A collective.
-
-    `base` is the name of the model that was trained, `durable_copy` where else the export is;
-    empty for nowhere.
-    """
+    """Push an exported model; its address on the hub. `durable_copy` is where else it is, empty for
+    nowhere. A collective."""
     message = f"GRPO of {base}, {recorder.step} steps"
-
-    def has_gone_out(_: int) -> None:
-        recorder.record_event()
-
+    push = partial(
+        push_folder, folder, hub, message, lambda _: recorder.record_event(),
+        is_only_copy=not durable_copy, clock=clock, on_wait=partial(recorder.record_wait, "Hub"),
+    )  # fmt: skip
     try:
-        commit = rank0_task.run_on_rank0(
-            lambda: push_folder(
-                folder,
-                hub,
-                message,
-                has_gone_out,
-                is_only_copy=not durable_copy,
-                clock=clock,
-                on_wait=partial(recorder.record_wait, "Hub"),
-            )
-        )
+        commit = rank0_task.run_on_rank0(push)
     except (BadInput, HubUnavailable) as error:
-        raise type(error)(
-            f"{error}; the model is in {durable_copy}" if durable_copy else str(error)
-        ) from error
+        elsewhere = f"; the model is in {durable_copy}" if durable_copy else ""
+        raise type(error)(f"{error}{elsewhere}") from error
     return f"hf://{hub.repository}@{commit}"
 
 
 def _provenance_facts(plan: TrainingPlan, run: Run, recorder: Recorder) -> ProvenanceFacts:
     """What the run's provenance is made of."""
+    trainer = run.trainer
     return ProvenanceFacts(
-        plan=plan,
-        source=run.trainer.source,
-        proofs=run.trainer.proofs,
-        progress=recorder.progress,
+        plan=plan, source=trainer.source, proofs=trainer.proofs, progress=recorder.progress,
         started=recorder.started_at,
-    )
+    )  # fmt: skip
