@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.generation import EnginePlan, GenerationSpec
 from grpo_api.spec.keyword_arguments import PENALTIES
 from grpo_api.spec.training import TrainingSpec
@@ -160,11 +160,6 @@ def engine_environment(engine: EnginePlan) -> dict[str, str]:
     return ENGINE_ENVIRONMENT | (MODEL_RUNNER_V1 if engine.model_runner == "V1" else {})
 
 
-def engine_dtype(execution: ExecutionPlan) -> Literal["bfloat16", "float32"]:
-    """The engine's type, as torch names it: the one that the policy computes in."""
-    return execution.compute_dtype
-
-
 def attention_backend(dtype: str, capability: tuple[int, int] | None) -> str | None:
     """Name of vLLM's attention backend; None leaves the choice to vLLM.
 
@@ -173,7 +168,7 @@ def attention_backend(dtype: str, capability: tuple[int, int] | None) -> str | N
     takes another backend there.
 
     Args:
-        dtype: the engine's type, as torch names it.
+        dtype: the engine's type, as torch names it: the one that the policy computes in.
         capability: CUDA compute capability of the GPU; None on CPUs.
     """
     prefers_flashinfer = capability is not None and capability[0] == FLASHINFER_MAJOR
@@ -226,7 +221,7 @@ def vllm_arguments(
     assert engine is not None
     spec_arguments = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
-    dtype = engine_dtype(plan.execution)
+    dtype = plan.execution.compute_dtype
     # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
     # file would change how completions are sampled.
     arguments = {

@@ -25,11 +25,7 @@ PERIOD_SECONDS = 2.0
 """Less than half of the shortest guard.hangTimeoutSeconds."""
 
 
-def no_event() -> None:
-    """An `event` that does nothing, for work that shows its own progress."""
-
-
-def run_on_rank0(work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
+def run_on_rank0(work: Callable[[], T], event: Callable[[], None] = lambda: None) -> T:
     """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective; see
     run_on_leader."""
     return run_on_leader(0, work, event)
@@ -41,7 +37,9 @@ def run_on_node_leader(work: Callable[[], T]) -> T:
     return run_on_leader(ranks.rank() - int(os.environ.get(LOCAL_RANK_ENV, "0")), work)
 
 
-def run_on_leader(leader: int, work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
+def run_on_leader(
+    leader: int, work: Callable[[], T], event: Callable[[], None] = lambda: None
+) -> T:
     """Run `work` on the rank that leads this one, wait for all leaders, and return the result of
     the own leader.
 
@@ -101,12 +99,8 @@ def _lead(
             own_end = _End(work())
         except BaseException as error:
             failure = error
-            shown = (
-                error
-                if isinstance(error, TrainingError)
-                else TrainingError(f"{type(error).__name__}: {error}")
-            )
-            own_end = _End(error=shown)
+            shown = TrainingError(f"{type(error).__name__}: {error}")
+            own_end = _End(error=error if isinstance(error, TrainingError) else shown)
         is_done.set()
     if failure is not None and not isinstance(failure, TrainingError):
         raise failure

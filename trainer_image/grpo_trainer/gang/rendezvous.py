@@ -24,9 +24,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,19 +87,16 @@ def check_network(store: Store, place: Placement, address: str, interface: str) 
         RendezvousTimeout: a pair failed; the same sentence on all ranks.
     """
     deadline = time.monotonic() + VERDICT_SECONDS
-    if place.local_rank == 0:
-        with _answer_network_tries(address) as port:
+    with ExitStack() as stack:
+        if place.local_rank == 0:
+            port = stack.enter_context(_answer_network_tries(address))
             name = os.environ.get("POD_NAME") or socket.gethostname()
             me = Peer(place.node, place.rank, name, address, interface, port)
             store.set(_network_key("peer", place.node), json.dumps(asdict(me)))
-            store.set(
-                _network_key("failure", place.node),
-                json.dumps(_first_failure(store, me, place.nodes, deadline)),
-            )
-            if place.is_main:
-                store.set(_VERDICT, _judge(store, place.nodes, deadline))
-            verdict = _await_value(store, _VERDICT, deadline + PAIR_SECONDS)
-    else:
+            failure = _first_failure(store, me, place.nodes, deadline)
+            store.set(_network_key("failure", place.node), json.dumps(failure))
+        if place.is_main:
+            store.set(_VERDICT, _judge(store, place.nodes, deadline))
         verdict = _await_value(store, _VERDICT, deadline + PAIR_SECONDS)
     _acknowledge(store, place)
     if verdict is None:
@@ -143,10 +141,9 @@ def _exchange(me: Peer, peer: Peer) -> None:
         OSError: says in which of the two it failed.
     """
     until = time.monotonic() + PAIR_SECONDS
+    there, here = (peer.address, peer.port), (me.address, 0)
     try:
-        connection = socket.create_connection(
-            (peer.address, peer.port), PAIR_SECONDS, (me.address, 0)
-        )
+        connection = socket.create_connection(there, PAIR_SECONDS, here)
     except OSError as error:
         raise OSError(
             f"no connection to port {peer.port} in {PAIR_SECONDS:.0f} s ({error}). Does a "
@@ -172,17 +169,15 @@ def _exchange(me: Peer, peer: Peer) -> None:
 def _judge(store: Store, nodes: int, deadline: float) -> str:
     """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods
     found one."""
-    answers = {
-        node: _await_value(store, _network_key("failure", node), deadline) for node in range(nodes)
-    }
-    parsed = [json.loads(answer) for answer in answers.values() if answer]
+    keys = [_network_key("failure", node) for node in range(nodes)]
+    answers = [_await_value(store, key, deadline) for key in keys]
+    parsed = [json.loads(answer) for answer in answers if answer]
     problems = [problem for problem in parsed if problem]
     if problems:
-        more = (
-            f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
-        )
+        count = len(problems)
+        more = f" ({count} of {nodes} pods found such a failure)" if count > 1 else ""
         return f"the network between the pods fails: {problems[0]}{more}"
-    if silent := [node for node, answer in answers.items() if answer is None]:
+    if silent := [node for node, answer in enumerate(answers) if answer is None]:
         return (
             f"the pods with index {', '.join(map(str, silent[:8]))} did not try the network in "
             f"{VERDICT_SECONDS:.0f} s"
@@ -217,16 +212,12 @@ def _network_key(what: str, node: int) -> str:
 def _answer_network_tries(address: str) -> Iterator[int]:
     """Answer the others' tries on this address; the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    kind = type(
-        "Server",
-        (socketserver.ThreadingTCPServer,),
-        {"address_family": family, "request_queue_size": 512},
-    )
+    settings = {"address_family": family, "request_queue_size": 512}
+    kind = type("Server", (socketserver.ThreadingTCPServer,), settings)
     with kind((address, 0), _Answer) as server:
         server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(
-            target=server.serve_forever, args=(NETWORK_POLL_SECONDS,), name="network", daemon=True
-        ).start()
+        serve = partial(server.serve_forever, NETWORK_POLL_SECONDS)
+        threading.Thread(target=serve, name="network", daemon=True).start()
         try:
             yield server.server_address[1]
         finally:
@@ -329,20 +320,12 @@ def join_gang(
     *,
     rdma_devices: Sequence[str] = (),
 ) -> NetworkTrial | None:
-    """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
+    """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it. Return
+    what an all-reduce showed; None for a single rank.
 
-    Args:
-        rendezvous: where the ranks meet.
-        guard: says how long to wait for late ranks.
-        execution: says what the processes run on.
-        place: this process's place in the gang.
-        on_connecting: called once all ranks are there and all pods reach each other. What follows
-            takes seconds, or the network is to blame.
-        rdma_devices: extended resources of the pods that are taken as network cards; empty where
-            the job asks for no RDMA.
-
-    Returns:
-        What an all-reduce showed; None for a single rank.
+    `on_connecting` is called once all ranks are there, and again when all pods reach each other:
+    what follows takes seconds, or the network is to blame. `rdma_devices` are the extended
+    resources of the pods that are taken as network cards; empty where the job asks for no RDMA.
 
     Raises:
         RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after
@@ -432,10 +415,9 @@ def _await_main(rendezvous: Rendezvous, guard: GuardSpec, deadline: float) -> No
     """Wait until rank 0 listens: its pod may start later, and its DNS name appears only with it."""
     peer = (rendezvous.address, rendezvous.port)
     while True:
+        seconds_left = max(POLL_SECONDS, deadline - time.monotonic())
         try:
-            socket.create_connection(
-                peer, timeout=max(POLL_SECONDS, deadline - time.monotonic())
-            ).close()
+            socket.create_connection(peer, timeout=seconds_left).close()
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise RendezvousTimeout(

@@ -30,7 +30,6 @@ from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
 from ..engine_pod.layout import Strided
 from ..engine_pod.vllm_arguments import (
     NO_VLLM,
-    engine_dtype,
     engine_environment,
     gpu_capability,
     logprobs_mode,
@@ -114,9 +113,8 @@ class ColocatedGeneration(EngineGeneration):
         from vllm import SamplingParams
 
         assert self.proven_version is not None
-        wanted, own_slice = _gather_prompts(
-            list(zip(prompts, seeds, strict=True)), self._neighbours
-        )
+        own_prompts = list(zip(prompts, seeds, strict=True))
+        wanted, own_slice = _gather_prompts(own_prompts, self._neighbours)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         with self._vllm() as vllm:
@@ -163,9 +161,8 @@ class ColocatedGeneration(EngineGeneration):
 
     def _learn_layout(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
-        sources, problems = self.call_worker(
-            "weights_learn", shapes, engine_dtype(self.setup.plan.execution)
-        )
+        dtype = self.setup.plan.execution.compute_dtype
+        sources, problems = self.call_worker("weights_learn", shapes, dtype)
         if problems:
             raise unprovable_error(problems, self.setup.plan.generation)
         learnt: dict[str, list[Strided | None]] = sources
@@ -219,12 +216,8 @@ def _start_engine(setup: EngineSetup) -> Any:
 def _same_numbers() -> Iterator[None]:
     """Random numbers go on afterwards as if nothing had been: vLLM seeds all generators of the
     process."""
-    python, arrays, devices = (
-        random.getstate(),
-        np.random.get_state(),
-        list(range(torch.cuda.device_count())),
-    )
-    with torch.random.fork_rng(devices):
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
         yield
     random.setstate(python)
     np.random.set_state(arrays)

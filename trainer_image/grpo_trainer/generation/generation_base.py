@@ -31,12 +31,7 @@ from grpo_api.report.training_metrics import (
 )
 from grpo_api.spec.generation import EnginePlan
 
-from ..engine_pod.vllm_arguments import (
-    LEAST_TEMPERATURE,
-    completion_seed,
-    engine_dtype,
-    sampling_arguments,
-)
+from ..engine_pod.vllm_arguments import LEAST_TEMPERATURE, completion_seed, sampling_arguments
 from ..gang import ranks
 from ..runtime.errors import BadInput, EngineMismatch, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
@@ -110,8 +105,8 @@ class EngineGeneration(ABC):
         if temperature < LEAST_TEMPERATURE:
             raise BadInput(
                 f"spec.training.temperature is {temperature}, and vLLM samples at "
-                f"{LEAST_TEMPERATURE} or above: raise "
-                "it, or set spec.generation.engine to Transformers"
+                f"{LEAST_TEMPERATURE} or above: raise it, or set spec.generation.engine to "
+                "Transformers"
             )
         self.setup = setup
         self.model = model
@@ -178,22 +173,19 @@ class EngineGeneration(ABC):
             None.
         """
         assert images is None
-        places = range(self._place, self._place + len(prompts))
-        seeds = [
-            completion_seed(self.setup.plan.training.seed, self._generation, place)
-            for place in places
-        ]
         plan = self.setup.plan
+        places = range(self._place, self._place + len(prompts))
+        seed, number = plan.training.seed, self._generation
+        seeds = [completion_seed(seed, number, place) for place in places]
         arguments = sampling_arguments(plan.training, plan.generation, self.stop_tokens)
         for _ in range(TRIES):
             if self.proven_version is None:
                 self.sync_weights()
             samples = self.sample(prompts, seeds, arguments)
+            has_changed = bool(self.changed_weights())
+            is_other = any(sample.version != self.proven_version for sample in samples)
             # All ranks agree, since the sync that would follow is a collective.
-            if not ranks.any_rank(
-                bool(self.changed_weights())
-                or any(sample.version != self.proven_version for sample in samples)
-            ):
+            if not ranks.any_rank(has_changed or is_other):
                 break
             self.failures += 1
             self.proven_version = None
@@ -257,7 +249,7 @@ class EngineGeneration(ABC):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
-        dtype = getattr(torch, engine_dtype(self.setup.plan.execution))
+        dtype = getattr(torch, self.setup.plan.execution.compute_dtype)
         check_merge = None if self._is_merge_checked else self._check_merge
         device = self.host_base.device if self.host_base else None
         return policy_weights(self.model, dtype, check_merge, device)
@@ -290,12 +282,10 @@ class EngineGeneration(ABC):
         self.setup.record_metrics({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
 
     def _record_metrics(self) -> None:
-        version = (
-            {WEIGHTS_VERSION.key: float(self.proven_version)}
-            if self.proven_version is not None
-            else {}
-        )
-        self.setup.record_metrics({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
+        metrics = {ENGINE_PROOF_FAILURES.key: float(self.failures)}
+        if self.proven_version is not None:
+            metrics[WEIGHTS_VERSION.key] = float(self.proven_version)
+        self.setup.record_metrics(metrics)
 
 
 def _shortened_list(names: Sequence[str]) -> str:

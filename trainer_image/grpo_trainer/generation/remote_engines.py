@@ -16,18 +16,16 @@ import torch.distributed as dist
 from torch import nn
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
-from grpo_api.text.clock import Clock
 
 from ..engine_pod.hash_check import config_fingerprint, new_seed
 from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
-from ..engine_pod.vllm_arguments import engine_dtype
 from ..gang import ranks
 from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .colocated import unprovable_error
-from .dispatch import CompletionDispatch, CompletionRequest, split_requests
+from .dispatch import CompletionDispatch, split_requests
 from .engine_client import EngineFailed, WeightsChanged, WeightsLost
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample
@@ -44,11 +42,10 @@ who ends the run."""
 class EnginesMain:
     """Rank 0's part of the work with engines: no other rank talks to them."""
 
-    def __init__(self, setup: EngineSetup, model: nn.Module, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, setup: EngineSetup, model: nn.Module) -> None:
         plan = setup.plan
         assert plan.engines is not None
         self._setup = setup
-        self._clock = clock
         self._addresses = plan.engines
         self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
         self._config = config_fingerprint(setup.folder)
@@ -99,7 +96,7 @@ class EnginesMain:
         while not (lanes := self._prepared_lanes(version)):
             if any(engine.is_serving(version) for engine in self._fleet.engines):
                 return False
-            seconds_left = max(0.0, began_at + self._limit - self._clock.now())
+            seconds_left = max(0.0, began_at + self._limit - SYSTEM_CLOCK.now())
             if not self._await_one(seconds_left):
                 raise WeightSyncTimeout(
                     self._no_engine_message(f"took version {version} of the weights")
@@ -140,15 +137,10 @@ class EnginesMain:
     ) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
-        pieces: list[CompletionRequest] = split_requests(wanted, sequences)
         self._completing = CompletionDispatch(
-            self._fleet.engines,
-            self._prove_again,
-            pieces,
-            sampling,
-            max_sequences=sequences,
-            stall_seconds=self._limit,
-        )
+            self._fleet.engines, self._prove_again, split_requests(wanted, sequences), sampling,
+            max_sequences=sequences, stall_seconds=self._limit,
+        )  # fmt: skip
 
     async def _prove_again(self, engine: Engine) -> None:
         incarnation = engine.view.incarnation
@@ -204,8 +196,8 @@ class EnginesMain:
         return (
             f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
             f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that "
-            "a step may take): "
-            f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.engines_message()}"
+            f"a step may take): rank 0 at {self._setup.plan.rendezvous.address}; "
+            f"{self._fleet.engines_message()}"
         )
 
     def _prepared_lanes(self, version: int) -> list[Lane]:
@@ -234,11 +226,11 @@ class EnginesMain:
             old_incarnations = [key for key, lane in self._lanes.items() if lane.engine is engine]
             for old_incarnation in old_incarnations:
                 self._lanes.pop(old_incarnation).close()
-            self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
+            self._lanes[incarnation] = Lane(engine, incarnation)
         return self._lanes[incarnation]
 
     def _learn_layout(self, lane: Lane) -> None:
-        dtype = engine_dtype(self._setup.plan.execution)
+        dtype = self._setup.plan.execution.compute_dtype
         message = Learn(shapes=self._shapes, dtype=dtype, config=self._config)
         workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
         if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
@@ -282,13 +274,7 @@ class EnginesMain:
 class ServersGeneration(EngineGeneration):
     """The engines of the attempt."""
 
-    def __init__(
-        self,
-        setup: EngineSetup,
-        model: nn.Module,
-        stop_tokens: list[int],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """Wait for the engines. A collective.
 
         Raises:
@@ -297,8 +283,7 @@ class ServersGeneration(EngineGeneration):
                 Transformers may not sample instead.
         """
         super().__init__(setup, model, stop_tokens)
-        self._clock = clock
-        self._main = EnginesMain(setup, model, clock) if ranks.rank() == 0 else None
+        self._main = EnginesMain(setup, model) if ranks.rank() == 0 else None
         self._run_on_main(lambda main: main.await_engines())
 
     def attempt_sync(self, version: int) -> Sequence[str]:
@@ -309,7 +294,7 @@ class ServersGeneration(EngineGeneration):
             WeightSyncTimeout: no engine took them in guard.weightSyncTimeoutSeconds.
         """
         wrong: list[str] = []
-        began = self._clock.now()
+        began = SYSTEM_CLOCK.now()
         # Engines that came during a pass get a pass of their own, until none lacks this version.
         while self._run_on_main(lambda main: main.begin_sync(version, began)):
             sending = self._main.sync_pass if self._main else None
@@ -321,7 +306,7 @@ class ServersGeneration(EngineGeneration):
             if wrong:
                 break
         if self._main:
-            self.record_seconds(*self._main.take_sync_seconds(self._clock.now() - began))
+            self.record_seconds(*self._main.take_sync_seconds(SYSTEM_CLOCK.now() - began))
         return wrong
 
     def sample(
