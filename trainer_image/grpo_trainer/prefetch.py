@@ -48,7 +48,7 @@ class Progress:
 
     def report_byte_count(self, count: int) -> None:
         """Print that `count` bytes of the repository are in the cache, at most every
-        TELL_SECONDS."""
+        REPORT_SECONDS."""
         now = self._clock.now()
         if now - self._last >= REPORT_SECONDS:
             self._last = now
@@ -68,43 +68,31 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     from .weights.model_files import locate_model
 
     progress = Progress(clock)
-    hub, models = (
-        Hub(plan.revisions, progress.report_byte_count, clock=clock),
-        _models(plan.model, plan.rewards),
-    )
+    hub = Hub(plan.revisions, progress.report_byte_count, clock=clock)
+    models = _models(plan.model, plan.rewards)
     for repository in models:
         progress.begin_repository(repository.description)
         locate_model(repository, plan.execution.dtype, hub)
-        log.info(
-            f"{repository.description}: complete, commit "
-            f"{hub.commits.get(repository.path, 'unknown')}"
-        )
+        commit = hub.commits.get(repository.path, "unknown")
+        log.info(f"{repository.description}: complete, commit {commit}")
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
         progress.begin_repository(f"spec.dataset.name: {dataset.name}")
         rows = read_hub(dataset, hub)
         log.info(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows")
         names.append(dataset.name)
-    return truncate_to_fit(
-        Outcome(result=Result.SUCCEEDED, revisions=hub.commits),
-        f"in the cache: {', '.join(names) or 'nothing to fetch'}",
-    )
+    outcome = Outcome(result=Result.SUCCEEDED, revisions=hub.commits)
+    return truncate_to_fit(outcome, f"in the cache: {', '.join(names) or 'nothing to fetch'}")
 
 
 def _models(model: ModelSpec, rewards: Sequence[RewardSpec]) -> list[Repository]:
     """The repositories of all models; a folder is there already."""
-    named = [("model", model.name, model.revision)]
-    judges = ((position, reward.model) for position, reward in enumerate(rewards))
-    named += [
-        (f"rewards[{position}].model", judge.name, judge.revision)
-        for position, judge in judges
-        if judge
-    ]
-    return [
-        Repository("model", name, revision, path)
-        for path, name, revision in named
-        if not name.startswith("/")
-    ]
+    repositories = [Repository("model", model.name, model.revision, "model")]
+    for position, reward in enumerate(rewards):
+        if judge := reward.model:
+            path = f"rewards[{position}].model"
+            repositories.append(Repository("model", judge.name, judge.revision, path))
+    return [repository for repository in repositories if not repository.name.startswith("/")]
 
 
 def main() -> int:

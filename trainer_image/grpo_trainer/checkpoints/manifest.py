@@ -182,8 +182,8 @@ def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, st
     if differences := _differences(manifest.identity, current):
         raise BadInput(
             f"{checkpoint} belongs to a different run and resuming it would change the result: "
-            + "; ".join(differences)
-            + ". Restore these settings, or start a new job (it begins at step 0)"
+            f"{'; '.join(differences)}. Restore these settings, or start a new job (it begins at "
+            "step 0)"
         )
 
 
@@ -193,18 +193,13 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
     Raises:
         BadInput: with every field that differs, but for MAY_DIFFER.
     """
-    if differences := [
-        difference
-        for difference in _differences(manifest.identity, current)
-        if not difference.startswith(MAY_DIFFER)
-    ]:
+    all_differences = _differences(manifest.identity, current)
+    differences = [each for each in all_differences if not each.startswith(MAY_DIFFER)]
+    if differences:
         raise BadInput(
-            (
-                f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from "
-                "the one that made it: "
-            )
-            + "; ".join(differences)
-            + ". Set these fields of the spec as they were there, or remove spec.resumeFrom"
+            f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from the "
+            f"one that made it: {'; '.join(differences)}. Set these fields of the spec as they "
+            "were there, or remove spec.resumeFrom"
         )
 
 

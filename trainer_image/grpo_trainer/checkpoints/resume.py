@@ -47,14 +47,7 @@ def begin(
     outdated: Outdated = lambda _: False,
 ) -> Beginning:
     """The checkpoint to continue; without one, the exported adapter that spec.resumeFrom names. A
-    collective.
-
-    Args:
-        target: the run's own checkpoints.
-        source: the checkpoints of spec.resumeFrom.
-        identity: the run's identity, which a checkpoint must match.
-        method: what is trained, as the execution plan says it.
-        outdated: True for a checkpoint that may not be used.
+    collective. `target` has the run's own checkpoints, `source` those of spec.resumeFrom.
 
     Raises:
         Diverged: as choose.
@@ -74,8 +67,8 @@ def begin(
     if method != "LoRA":
         raise BadInput(
             f"spec.resumeFrom: {adapters[0]} is an exported adapter, but this run trains all "
-            "parameters (plan.method "
-            f"{method}). Set adapter.use: Always, or merge it and name the model in spec.model"
+            f"parameters (plan.method {method}). Set adapter.use: Always, or merge it and name the "
+            "model in spec.model"
         )
     return Beginning(adapter=adapters[0])
 
@@ -140,11 +133,7 @@ def _choose_of_source(
 
 def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
     """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found
-    damaged later.
-
-    Raises:
-        Diverged: none is left.
-    """
+    damaged later. Raises Diverged if none is left."""
 
     def usable() -> list[Path]:
         return [checkpoint for checkpoint in checkpoints if not _is_outdated(checkpoint, outdated)]
@@ -153,9 +142,9 @@ def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Pat
     if not remaining:
         names = ", ".join(map(str, checkpoints))
         raise Diverged(
-            f"every checkpoint ({names}) was trained on what the run diverged "
-            "on, so no checkpoint is left to go back to. Raise checkpoint.keep, or lower "
-            "checkpoint.everySteps, in a new job"
+            f"every checkpoint ({names}) was trained on what the run diverged on, so no checkpoint "
+            "is left to go back to. Raise checkpoint.keep, or lower checkpoint.everySteps, in a "
+            "new job"
         )
     return remaining
 

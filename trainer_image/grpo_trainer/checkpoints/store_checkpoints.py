@@ -117,16 +117,15 @@ class StoreSource(CheckpointSource):
     def _manifests(self) -> list[tuple[CommittedCheckpoint, bytes]]:
         head = self.run.head()
         counted = head.checkpoints if head else []
-        manifests = [(checkpoint, self.run.manifest(checkpoint)) for checkpoint in counted]
-        complete = [
-            (checkpoint, manifest) for checkpoint, manifest in manifests if manifest is not None
-        ]
-        for checkpoint, manifest in manifests:
-            if manifest is None:
+        complete: list[tuple[CommittedCheckpoint, bytes]] = []
+        for checkpoint in counted:
+            manifest = self.run.manifest(checkpoint)
+            if manifest is not None:
+                complete.append((checkpoint, manifest))
+            else:
                 key = checkpoint_key(checkpoint.attempt, checkpoint.step)
-                log.warning(
-                    f"passed over {self.run.store.url}/{key}: its manifest is missing or changed"
-                )
+                problem = "its manifest is missing or changed"
+                log.warning(f"passed over {self.run.store.url}/{key}: {problem}")
         if counted and not complete:
             # A run that spec.resumeFrom names may go on and delete what its head had named.
             if self.run.head() != head:
@@ -140,11 +139,8 @@ class StoreSource(CheckpointSource):
     def bring(self, checkpoint: Path) -> list[str]:
         """Download this rank's share of what its node needs."""
         # A pod's disk is small, and each rank reads only its own partition of the optimizer.
-        files = {
-            name: file
-            for name, file in read_manifest(checkpoint).files.items()
-            if is_read_by_ranks(name, self.node_ranks)
-        }
+        recorded, own_ranks = read_manifest(checkpoint).files, self.node_ranks
+        files = {name: recorded[name] for name in recorded if is_read_by_ranks(name, own_ranks)}
         expected = dict(recorded_parts(files))
         own_parts = share(list(expected), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store
@@ -163,11 +159,10 @@ class StoreSource(CheckpointSource):
 
     def bring_export(self) -> None:
         """Put the finished model where it would be on a volume, on every node."""
-        key = rank0_task.run_on_rank0(self.run.export_folder)
+        key, folder = rank0_task.run_on_rank0(self.run.export_folder), self.folder / EXPORT_FOLDER
         if key:
-            rank0_task.run_on_node_leader(
-                disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER))
-            )
+            bring = disk_errors()(lambda: self.run.store.bring(key, folder))
+            rank0_task.run_on_node_leader(bring)
 
     def _key(self, checkpoint: Path) -> str:
         return checkpoint_key(number_in_name(checkpoint.parent), number_in_name(checkpoint))
@@ -223,17 +218,14 @@ class StoreTarget(StoreSource, CheckpointTarget):
 
         listed = ranks.run_on_all(list_disk)
         sizes, node_sizes = _merge_sizes(ranks.gather(listed), self.node_ranks[0])
-        parts = share(
-            split_into_parts(node_sizes, PART_BYTES), self.local_rank, self.processes_per_node
-        )
+        node_parts = split_into_parts(node_sizes, PART_BYTES)
+        parts = share(node_parts, self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
-        sent = ranks.gather(
-            ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts)))
-        )
+        send = disk_errors()(lambda: _send(store, key, checkpoint, parts))
+        sent = ranks.gather(ranks.run_on_all(send))
         hashes = {part: digest for of_rank in sent for part, digest in of_rank.items()}
-        return records(
-            sizes, [hashes[part] for part in split_into_parts(sizes, PART_BYTES)], PART_BYTES
-        )
+        ordered = [hashes[part] for part in split_into_parts(sizes, PART_BYTES)]
+        return records(sizes, ordered, PART_BYTES)
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:  # noqa: ARG002  # the manifest names it
         """Move the run's head; then remove this node's copies."""
@@ -261,13 +253,7 @@ class StoreTarget(StoreSource, CheckpointTarget):
         def move_head() -> None:
             head = self.run.head()
             published = head.checkpoints if head else ()
-            self.run.withdraw(
-                [
-                    checkpoint
-                    for checkpoint in published
-                    if (checkpoint.attempt, checkpoint.step) in named
-                ]
-            )
+            self.run.withdraw([each for each in published if (each.attempt, each.step) in named])
 
         rank0_task.run_on_rank0(move_head)
 

@@ -109,8 +109,8 @@ def require_owner(folder: Path, claimant: Owner) -> None:
     if owner.uid != claimant.uid:
         raise BadInput(
             f"checkpoint_directory {folder} belongs to the job with uid {owner.uid}, this one is "
-            f"{claimant.uid}; "
-            f"give each job its own checkpoint.volume.subPath, or remove the old job's folder"
+            f"{claimant.uid}; give each job its own checkpoint.volume.subPath, or remove the old "
+            "job's folder"
         )
     if owner.attempt > claimant.attempt:
         raise Preempted(
@@ -264,9 +264,8 @@ class VolumeSource(CheckpointSource):
     def bring(self, checkpoint: Path) -> list[str]:
         """Check this rank's share of the files, which are there already."""
         try:
-            return damage(
-                checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size()
-            )
+            files = read_manifest(checkpoint).files
+            return damage(checkpoint, files, ranks.rank(), ranks.world_size())
         except BadInput as error:
             return [str(error)]
 
@@ -325,17 +324,15 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
 
         sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
         own_parts = share(split_into_parts(sizes), ranks.rank(), ranks.world_size())
-        hashed = ranks.gather(
-            ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own_parts)))
-        )
+        hash_parts = disk_errors()(lambda: digests(checkpoint, own_parts))
+        hashed = ranks.gather(ranks.run_on_all(hash_parts))
         return records(sizes, [digest for part in hashed for digest in part])
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:
         """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no
         old one."""
-        rank0_task.run_on_rank0(
-            disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))
-        )
+        write = disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))
+        rank0_task.run_on_rank0(write)
         rank0_task.run_on_rank0(self._rotate)
 
     def _rotate(self) -> None:

@@ -123,19 +123,14 @@ class Cadence:
         self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]
     ) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""
-        last, left_out = (
-            self.generations_of_step(step, made_without).last,
-            merge_spans(made_without),
-        )
+        last = self.generations_of_step(step, made_without).last
+        left_out = merge_spans(made_without)
         for span in merge_spans(skipped):
             if span.first > last:
                 continue
+            end = min(span.last, last)
             # Both lists are merged, so a span that was left out whole lies within one span of the
             # other list.
-            last_reached = min(span.last, last)
-            if not any(
-                omitted_span.first <= span.first and last_reached <= omitted_span.last
-                for omitted_span in left_out
-            ):
+            if not any(each.first <= span.first and end <= each.last for each in left_out):
                 return True
         return False

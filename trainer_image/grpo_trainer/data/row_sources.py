@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -196,35 +196,31 @@ def _table(
     )
 
 
+_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
+
+
 def _column(name: str, column: str, rows: list[Row], lines: list[int]) -> pa.Array:
     """One column; on failure, the first row whose value does not go with those before it is
     named."""
     values = [row.get(column) for row in rows]
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-        line, value = _first_misfit(values, lines)
+    except _MISFITS as error:
+        misfit = bisect_left(range(len(values)), True, key=lambda at: _is_misfit(values[: at + 1]))
+        line, value = lines[misfit], values[misfit]
         problem = f"{value!r:.80} is not of the type of the rows before ({error})"
         raise BadInput(
             f"{name} line {line}, column {column!r}: {problem}; give every row the same type"
         ) from error
 
 
-def _first_misfit(values: list[Any], lines: list[int]) -> tuple[int, Any]:
-    """Line and value of the first row up to which the values make no column, by bisection."""
-    low, high = 0, len(values)
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _makes_column(values[:middle]) else (low, middle)
-    return lines[high - 1], values[high - 1]
-
-
-def _makes_column(values: list[Any]) -> bool:
+def _is_misfit(values: list[Any]) -> bool:
+    """True if the last value does not go with those before it."""
     try:
         pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
-        return False
-    return True
+    except _MISFITS:
+        return True
+    return False
 
 
 def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:

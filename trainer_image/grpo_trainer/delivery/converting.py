@@ -56,15 +56,8 @@ def write_conversion(
     parameters: ConversionParameters,
     started: float,
 ) -> None:
-    """Write the document about all files of a converted model into its folder.
-
-    Args:
-        job: the attempt whose export it was.
-        consumed: name → sha256 of the export's files.
-        source: the base that an adapter was merged into, or the export itself.
-        folder: the converted model, complete.
-        parameters: what was asked for.
-        started: Unix time, in seconds.
+    """Write the document about all files of a converted model into its folder. `consumed` has the
+    sha256 of each of the export's files, `started` is a Unix time in seconds.
 
     Raises:
         OSError: a file can't be read or written.
@@ -118,12 +111,10 @@ def convert_export(
         OSError: the disk fails, or is full.
     """
     adapter = (export / ADAPTER_CONFIG).is_file()
-    if adapter != merge:
-        raise BadInput(
-            "the export is a whole model: leave --merge out"
-            if merge
-            else "--dtype needs --merge here"
-        )
+    if merge and not adapter:
+        raise BadInput("the export is a whole model: leave --merge out")
+    if adapter and not merge:
+        raise BadInput("--dtype needs --merge here")
     started, consumed = unix_time(), _verified_sums(export)
     target = cast(Dtype, dtype or plan.execution.dtype)
     _copy(export, consumed, folder, weights=adapter)
@@ -148,19 +139,14 @@ def _seal(folder: Path, parameters: ConversionParameters) -> None:
     card = folder / CARD
     if card.is_file():
         page = card.read_text(encoding="utf-8")
-        card.write_text(
-            converted_card(page, weights_hash(sums), parameters.description), encoding="utf-8"
-        )
+        converted = converted_card(page, weights_hash(sums), parameters.description)
+        card.write_text(converted, encoding="utf-8")
         sums |= sha256_sums(folder, [CARD])
     (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
 
 
 def _verified_sums(export: Path) -> dict[str, str]:
-    """Name → sha256 of the model's files, which were read and are what was exported.
-
-    Raises:
-        BadInput: one is not.
-    """
+    """Name → sha256 of the model's files, which were read and are what was exported."""
     recorded = read_sums(export)
     sums = sha256_sums(export, recorded or list_files(export))
     changed = sorted(name for name, digest in recorded.items() if sums[name] != digest)

@@ -27,7 +27,7 @@ from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
 from grpo_api.text.units import MIB
 
 from ..checkpoints.hashing import list_files
-from ..process.outcome import termination_log
+from ..process.outcome import write_termination_message
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import read_plan, write_atomically
 from ..runtime.errors import BadInput
@@ -111,13 +111,7 @@ Source = FolderSource | StoreSource
 def exported_model(
     job: JobIdentity, checkpoint: CheckpointSpec, directory: str | None, clock: Clock = SYSTEM_CLOCK
 ) -> Source:
-    """The exported model of a job's run.
-
-    Args:
-        job: whose run.
-        checkpoint: says whether the run is on an object store.
-        directory: the run's folder.
-        clock: the time by which the store is waited for.
+    """The exported model of a job's run, which has this folder, or one of that name on a store.
 
     Raises:
         BadInput: there is no exported model.
@@ -145,8 +139,6 @@ def copy_history(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Source:
     """The history of a job's run as it is now, copied into a folder: rank 0 may be writing on.
-
-    Arguments are those of `exported_model`.
 
     Raises:
         BadInput: the run has no history.
@@ -280,11 +272,8 @@ def prepare_files(
         return export
     from .converting import convert_export
 
-    return FolderSource(
-        convert_export(
-            plan, export.local_folder(state / "brought"), state / "converted", dtype, merge=merge
-        )
-    )
+    folder = export.local_folder(state / "brought")
+    return FolderSource(convert_export(plan, folder, state / "converted", dtype, merge=merge))
 
 
 def make_listing(model: Source) -> Listing:
@@ -318,7 +307,5 @@ def _sha256(chunks: Iterator[bytes]) -> str:
 
 def refuse(why: str) -> int:
     """Say in the termination message why there is nothing to hand out; returns the exit code."""
-    path = termination_log()
-    if path.parent.is_dir():
-        path.write_text(why[:2048], encoding="utf-8")
+    write_termination_message(why[:2048])
     return 1

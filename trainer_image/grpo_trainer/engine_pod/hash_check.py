@@ -151,14 +151,8 @@ def _as_int64(number: int) -> int:
 def expected_prints(
     tensor: torch.Tensor, sources: Sequence[Strided | None], seed: int
 ) -> list[int]:
-    """Hashes of the parts of a sent tensor that the engine writes somewhere; zeros, which it writes
-    itself, hash to 0.
-
-    Args:
-        tensor: as it was sent: contiguous, of any shape, in the engine's dtype.
-        sources: its parts by `weights_learn`.
-        seed: the one that the engine is asked with.
-    """
+    """Hashes of the parts of a sent tensor (contiguous, of any shape, in the engine's dtype) that
+    the engine writes somewhere; zeros, which it writes itself, hash to 0."""
     return [
         0 if source is None else tensor_hash(source_part(tensor, source), seed)
         for source in sources

@@ -48,14 +48,7 @@ def learn_layout(
     model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> Layout:
     """Load every name once, with meaningless values, and see what is written. The model needs its
-    weights after it.
-
-    Args:
-        model: the live model.
-        load: its own load_weights.
-        shapes: of the tensors that will be sent, by name.
-        dtype: theirs.
-    """
+    weights after it. `shapes` are those of the tensors that will be sent, by name."""
     owners = _owners(model)
     device = next(model.parameters()).device
     writes: dict[str, list[Write]] = {}
@@ -76,20 +69,18 @@ def learn_layout(
     return Layout(writes, problems)
 
 
+_REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
 def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
     """Load one tensor; what the engine has against it, which each of its models says in another
     way."""
     try:
         load([(name, tensor)])
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _REFUSALS as error:
         return [f"the engine refuses it: {str(error)[:200] or type(error).__name__}"]
     return []
 
@@ -147,11 +138,8 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if (
-                argument.alias_info
-                and argument.alias_info.is_write
-                and isinstance(value, torch.Tensor)
-            ):
+            is_written = argument.alias_info and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor):
                 self._record_write(func._schema.name, value, args)
         return func(*args, **kwargs)
 
@@ -206,18 +194,11 @@ def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | N
     written_mask = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
     for offset, size, stride in targets:
         torch.as_strided(written_mask, size, stride, offset).fill_(True)
-    missing = int(
-        (
-            ~torch.as_strided(
-                written_mask, parameter.size(), parameter.stride(), parameter.storage_offset()
-            )
-        ).sum()
-    )
-    return (
-        f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent"
-        if missing
-        else None
-    )
+    offset, size, stride = _strided_region(parameter)
+    missing = parameter.numel() - int(torch.as_strided(written_mask, size, stride, offset).sum())
+    if not missing:
+        return None
+    return f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent"
 
 
 _PLAIN = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")

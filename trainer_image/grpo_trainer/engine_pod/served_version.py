@@ -40,7 +40,7 @@ class ServedWeights:
         """Begin a sync: the weights have no version until it ends.
 
         Raises:
-            Refused: another is under way.
+            RequestRefused: another is under way.
         """
         if self.phase == "Receiving":
             raise RequestRefused("another sync of weights is under way")
@@ -60,7 +60,7 @@ class ServedWeights:
         """Require that this version was received: only then can it be hashed and confirmed.
 
         Raises:
-            Refused: another version was, or none.
+            RequestRefused: another version was, or none.
         """
         if self.phase not in ("Unproven", "Serving") or self._version != version:
             raise RequestRefused(f"version {version} was not received: {self._state_message()}")
@@ -69,7 +69,7 @@ class ServedWeights:
         """Serve the version, since the trainer has compared its hashes.
 
         Raises:
-            Refused: it compared those of another version.
+            RequestRefused: it compared those of another version.
         """
         self.require_received(version)
         self.phase = "Serving"
@@ -78,7 +78,7 @@ class ServedWeights:
         """Admit a request to sample under a version; return the token for `require_no_sync_since`.
 
         Raises:
-            Refused: this process doesn't serve it.
+            RequestRefused: this process doesn't serve it.
         """
         # A process that restarted answers under the same address, with other weights.
         if incarnation != self.incarnation:
@@ -94,7 +94,7 @@ class ServedWeights:
         """Require that no sync has begun since the request was admitted.
 
         Raises:
-            Refused: a sync began meanwhile.
+            RequestRefused: a sync began meanwhile.
         """
         if self._changes != admitted:
             raise RequestRefused("a sync of weights began while the completion was sampled")

@@ -71,12 +71,8 @@ class WeightGroup:
         self._clock = clock
 
     def broadcast(self, tensor: torch.Tensor, what: str, seconds: float | None = None) -> None:
-        """Rank 0's tensor for all ranks; the others' is written. Contiguous, on this rank's device.
-
-        Args:
-            tensor: of the same shape and dtype on all ranks.
-            what: its name and version, for the message.
-            seconds: longest time; the meeting's by default.
+        """Rank 0's tensor for all ranks; the others' is written. Contiguous, on this rank's device,
+        of the same shape and dtype on all. `seconds`: longest time; the meeting's by default.
 
         Raises:
             TransferFailed: it was not taken in that time, or a rank is gone. The group is of no use
@@ -131,27 +127,16 @@ def open_store(address: str, port: int) -> Store:
         RuntimeError: the port is taken.
     """
     # Without a number of clients: engines come later, and some never come.
-    return TCPStore(
-        address,
-        port,
-        None,
-        True,
-        timeout=timedelta(seconds=CONNECT_SECONDS),
-        wait_for_workers=False,
-    )
+    patience = timedelta(seconds=CONNECT_SECONDS)
+    return TCPStore(address, port, None, True, timeout=patience, wait_for_workers=False)
 
 
 def form_group(
     meeting: Meeting, is_abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK
 ) -> WeightGroup:
     """Form the process group of a meeting on rank 0; return it once all of the engine's workers
-    have joined.
-
-    Args:
-        meeting: where they meet; the caller sends it to the engine at the same time.
-        is_abandoned: polled while waiting; True ends the wait, since the engine has answered that
-            it won't come.
-        clock: the clock that the wait is measured by.
+    have joined. `is_abandoned` is polled meanwhile: True ends the wait, since the engine has
+    answered that it won't come.
 
     Raises:
         TransferFailed: the workers did not come in time, or the wait was abandoned.

@@ -28,13 +28,8 @@ place."""
 
 
 def completion_seed(seed: int, generation: int, place: int) -> int:
-    """Seed of one completion.
-
-    Args:
-        seed: spec.training.seed.
-        generation: from 0, over the whole run.
-        place: of the completion among those of all ranks, from 0.
-    """
+    """Seed of one completion: of spec.training.seed, its generation (from 0, over the whole run)
+    and its place (from 0) among those of all ranks."""
     # vLLM takes seeds below 2**63 as well.
     return mix_bits(mix_bits(mix_bits(seed) ^ generation) ^ place) % SEEDS
 
@@ -68,10 +63,8 @@ def sampling_arguments(
         arguments |= {"stop": generation.stop, "detokenize": True, "skip_special_tokens": False}
     if is_truncated(training, generation):
         # The temperature is in the logits (see logits_temperature).
-        arguments |= {
-            "temperature": 1.0,
-            **_scale_penalties(generation.kwargs or {}, training.temperature),
-        }
+        scaled = _scale_penalties(generation.kwargs or {}, training.temperature)
+        arguments |= {"temperature": 1.0, **scaled}
     return arguments
 
 
@@ -210,13 +203,8 @@ def gpu_capability() -> tuple[int, int] | None:
 def vllm_arguments(
     plan: TrainingPlan, model: Path, capability: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """Keyword arguments for an engine of this plan that begins without weights.
-
-    Args:
-        plan: one with an engine.
-        model: folder of its configuration.
-        capability: CUDA compute capability of its GPUs; None on CPUs.
-    """
+    """Keyword arguments for an engine of this plan that begins without weights. `model` is the
+    folder of its configuration, `capability` that of its GPUs, as for attention_backend."""
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
     spec_arguments = plan.generation.engine_arguments

@@ -86,12 +86,8 @@ class WeightsWorker:
         model.compute_logits = compute_divided_logits
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
-        """Load one tensor into the live model, by the model's own code.
-
-        Args:
-            name: of the policy's weight.
-            tensor: of that weight's whole shape, contiguous, in the engine's dtype.
-        """
+        """Load one whole weight of the policy, contiguous and in the engine's dtype, into the live
+        model, by the model's own code."""
         self.model_runner.model.load_weights([(name, tensor)])
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
@@ -147,12 +143,8 @@ class ReceivingWorker(WeightsWorker):
     def weights_receive(
         self, meeting: dict[str, Any], version: int, tensors: list[tuple[str, list[int]]]
     ) -> None:
-        """Receives and loads all tensors in this order; joins the group first if it is a new one.
-
-        Args:
-            meeting: fields of a Meeting.
-            version: of the weights, for messages.
-            tensors: names and shapes.
+        """Receives and loads all tensors (names and shapes) in this order; joins the group first if
+        it is a new one. `meeting` has the fields of a Meeting.
 
         Raises:
             TransferFailed: a tensor did not come; what lies in the engine is of no version.

@@ -242,14 +242,9 @@ def evaluate_held_out(
     seed: int | None = None,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Score the model in the folder on the plan's dataset, sampled as in the plan's training.
-
-    Args:
-        plan: whose dataset, rewards and sampling.
-        folder: the exported model.
-        completions: of each row; None for training.numGenerations.
-        seed: of the sampling; None for training.seed.
-        on_batch: called after each batch of completions.
+    """Score the model in the folder on the plan's dataset, sampled as in the plan's training:
+    `completions` of each row (None: training.numGenerations) by `seed` (None: training.seed).
+    `on_batch` is called after each batch of completions.
 
     Raises:
         BadInput: the model, the dataset or a reward can't be used.

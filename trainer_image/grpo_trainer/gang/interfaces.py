@@ -34,12 +34,8 @@ def choose_interface(
     routed_address: str, environment: MutableMapping[str, str], *, gpu: bool
 ) -> tuple[str, str]:
     """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the
-    user set them.
-
-    Args:
-        routed_address: this pod's address towards rank 0.
-        environment: of this process.
-        gpu: whether NCCL talks for the training, else gloo.
+    user set them. `routed_address` is this pod's towards rank 0; `gpu`: NCCL talks for the
+    training, else gloo.
 
     Raises:
         RendezvousTimeout: the user names an interface that this pod has not, or that has no

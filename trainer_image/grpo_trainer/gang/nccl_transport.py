@@ -101,11 +101,7 @@ class Evidence:
 
 def rdma_problem(requested: Sequence[str], evidence: Evidence) -> str:
     """Return why a rank's data does not go by RDMA, and what to do; empty where nothing shows that.
-
-    Args:
-        requested: extended resources of the pod that are taken as network cards.
-        evidence: what the rank found.
-    """
+    `requested` are the pod's extended resources that are taken as network cards."""
     log = evidence.log
     if log.is_tcp:
         names = ", ".join(requested)[:100]
@@ -170,11 +166,8 @@ def memlock_message() -> str:
 
 
 def shared_problem(problems: Sequence[str]) -> str:
-    """The problem of the first rank that has one, and how many more have one; empty where none has.
-
-    Args:
-        problems: of all ranks, empty strings among them.
-    """
+    """The problem of the first rank that has one, and how many more have one; empty where the
+    `problems` of all ranks are."""
     failed = [rank for rank, problem in enumerate(problems) if problem]
     if not failed:
         return ""
@@ -193,14 +186,8 @@ class RDMACheck:
         environment: MutableMapping[str, str],
         root: Path = Path("/"),
     ) -> None:
-        """Make NCCL write its log into a file, unless the environment says what it logs.
-
-        Args:
-            requested: extended resources of the pod that are taken as network cards.
-            rank: this process's.
-            environment: of this process; NCCL reads it when its first communicator is made.
-            root: of the file system.
-        """
+        """Make NCCL, which reads the environment when its first communicator is made, write its log
+        into a file, unless that says what it logs. `requested`: as for rdma_problem."""
         self._requested = requested
         self._rank = rank
         self._environment: Mapping[str, str] = environment
@@ -219,11 +206,7 @@ class RDMACheck:
 
     def find_problem(self, least_bytes: int, *, is_as_fast_as_planned: bool) -> str:
         """Return why this rank's data does not go by RDMA; empty where nothing shows that.
-
-        Args:
-            least_bytes: what the ports of a node must have sent since `begin`.
-            is_as_fast_as_planned: whether the all-reduce was not slow.
-        """
+        `least_bytes` is what the ports of a node must have sent since `begin`."""
         before, after = self._sent_before, self._sent_bytes()
         sent_bytes: int | None = None
         if before is not None and after is not None and before <= after:

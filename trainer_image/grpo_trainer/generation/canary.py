@@ -28,14 +28,8 @@ FIRST_PLACE = SEEDS - (1 << 32)
 def is_due(
     training: TrainingSpec, generation: GenerationSpec, number: int, *, shows_sampler: bool
 ) -> bool:
-    """Return True if a generation has a canary.
-
-    Args:
-        training: the plan's.
-        generation: the plan's.
-        number: of the generation, from 0.
-        shows_sampler: whether a canary of this engine is taken after the sampler.
-    """
+    """Return True if the generation with this number, from 0, has a canary. `shows_sampler`: a
+    canary of this engine is taken after the sampler."""
     has_hidden_sampler = shows_sampler and is_truncated(training, generation)
     is_needed = has_hidden_sampler or not training.has_engine_comparison
     return is_needed and number % GENERATIONS_PER_CANARY == 0
@@ -72,15 +66,8 @@ def seeds_for(training: TrainingSpec, generation: int, rank: int, count: int) ->
 
 def arguments_for(training: TrainingSpec, generation: GenerationSpec) -> dict[str, Any]:
     """Keyword arguments of vllm.SamplingParams: the run's temperature alone, and no end."""
-    uncut = training.model_copy(
-        update={
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": None,
-            "repetition_penalty": 1.0,
-            "max_completion_length": length(training),
-        }
-    )
+    no_cut = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    uncut = training.model_copy(update={**no_cut, "max_completion_length": length(training)})
     # The engine may have the run's temperature in its logits.
     temperature = sampling_arguments(training, generation, [])["temperature"]
     plain = sampling_arguments(uncut, GenerationSpec(), [])

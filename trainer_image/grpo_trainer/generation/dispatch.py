@@ -116,24 +116,16 @@ class CompletionDispatch:
         max_sequences: int,
         stall_seconds: float,
     ) -> None:
-        """
-        Args:
-            engines: all of the attempt.
-            prove: raises EngineFailed where an engine has no longer the weights that it was proven
-                to have.
-            requests: what is wanted.
-            sampling: of every completion.
-            max_sequences: completions that an engine samples at a time.
-            stall_seconds: seconds without a token after which an engine that holds prompts is lost.
-        """
+        """`prove` raises EngineFailed where an engine has no longer the weights that it was proven
+        to have. `sampling` is that of every completion, `max_sequences` how many an engine samples
+        at a time. After `stall_seconds` without a token an engine that holds prompts is lost."""
         self._engines = {engine.view.index: engine for engine in engines}
         self._pieces = requests
         self._prove = prove
         self._sampling = dict(sampling)
         self._stall = stall_seconds
-        self._capacity = prompts_per_engine(
-            max_sequences, max(len(request.seeds) for request in requests)
-        )
+        most = max(len(request.seeds) for request in requests)
+        self._capacity = prompts_per_engine(max_sequences, most)
         self._version: int | None = None
         self._assignment = PromptAssignment((), self._capacity)
         self._samples: dict[int, list[Sample]] = {}
@@ -174,14 +166,12 @@ class CompletionDispatch:
             self._assignment = PromptAssignment(range(len(self._pieces)), self._capacity)
         try:
             while not (self._assignment.is_done and await self._settle_engines()):
-                live = [
-                    index for index, engine in self._engines.items() if engine.is_serving(version)
-                ]
+                engines = self._engines.items()
+                live = [index for index, engine in engines if engine.is_serving(version)]
                 # What a lost engine has answered in this generation is wanted again too: it was not
                 # proven afterwards.
-                concerned = set(self._assignment.prompts_by_engine) | set(
-                    self._assignment.unproven_engines
-                )
+                concerned = set(self._assignment.prompts_by_engine)
+                concerned |= set(self._assignment.unproven_engines)
                 self._drop(concerned - set(live))
                 if not live:
                     self._record_lost_fleet()
@@ -262,13 +252,12 @@ class CompletionDispatch:
         # Another engine would refuse the request too, so it is not sampled elsewhere.
         except RequestRejected as error:
             raise TrainingError(f"{engine.view.name} {error}") from error
+        except WeightsLost as error:
+            engine.view.record_lost_weights(str(error))
+            self._drop({index})
+            return
         except EngineFailed as error:
-            lost = (
-                engine.view.record_lost_weights
-                if isinstance(error, WeightsLost)
-                else engine.view.record_absence
-            )
-            lost(str(error))
+            engine.view.record_absence(str(error))
             self._drop({index})
             return
         self._assignment.record_answer(index, number)
@@ -283,9 +272,8 @@ class CompletionDispatch:
 
     def _lose_stalled(self, version: int) -> None:
         now = asyncio.get_running_loop().time()
-        for index in [
-            index for index, prompts in self._assignment.prompts_by_engine.items() if prompts
-        ]:
+        held = self._assignment.prompts_by_engine
+        for index in [index for index, prompts in held.items() if prompts]:
             engine = self._engines[index]
             # Another process has come since the prompts were handed out.
             if not engine.is_serving(version):
@@ -293,9 +281,8 @@ class CompletionDispatch:
             # A new prompt restarts the count: an engine without prompts samples nothing and is not
             # stalled.
             if now - max(engine.tokens_changed_at, self._begun[index]) > self._stall:
-                engine.view.give_up(
-                    f"sampled no token for {self._stall:.0f} s, although it holds prompts"
-                )
+                silence = f"sampled no token for {self._stall:.0f} s"
+                engine.view.give_up(f"{silence}, although it holds prompts")
                 self._drop({index})
 
     def _drop(self, lost: set[int]) -> None:
@@ -316,12 +303,8 @@ def _retrieve_exception(task: "asyncio.Task[GeneratedCompletions]") -> None:
 
 
 def split_requests(wanted: Sequence[tuple[list[int], int]], limit: int) -> list[CompletionRequest]:
-    """Group neighbours with the same prompt into pieces, each a request to one engine.
-
-    Args:
-        wanted: a prompt and a seed for every completion.
-        limit: most completions of one piece, which an engine can sample at a time.
-    """
+    """Group neighbours with the same prompt into pieces, each a request to one engine for at most
+    `limit` completions. `wanted` are a prompt and a seed for every completion."""
     pieces: list[CompletionRequest] = []
     for prompt, seed in wanted:
         if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < limit:

@@ -103,7 +103,7 @@ class EngineClient:
         engine.
 
         Raises:
-            Stale: the completions are of other weights.
+            WeightsLost: the completions are of other weights.
             EngineFailed: as for all requests.
         """
         answer = _parse_answer(_GENERATED, await self._ask("POST", "/generate", request, None))
@@ -125,13 +125,8 @@ class EngineClient:
     async def _ask(
         self, method: str, path: str, body: BaseModel | None, seconds: float | None
     ) -> bytes:
-        """The answer's body.
-
-        Raises:
-            Unreachable: none came.
-            Stale: 409.
-            EngineFailed: another status, or too long an answer.
-        """
+        """The answer's body. An answer that is none raises the kind of EngineFailed that says what
+        follows from it."""
         data = body.model_dump_json().encode() if body is not None else None
         # Sampling may take long, but a process that lives accepts a connection at once.
         timeout = aiohttp.ClientTimeout(total=seconds, connect=STATE_SECONDS)

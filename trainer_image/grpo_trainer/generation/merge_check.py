@@ -33,14 +33,8 @@ def has_changed_weight(layer: LoraLayer) -> bool:
 def require_pefts_merge(
     name: str, layer: LoraLayer, config: LoraConfig, weight: torch.Tensor, merged: torch.Tensor
 ) -> None:
-    """Compare a merged weight with PEFT's own merge of the same layer.
-
-    Args:
-        name: of the weight, for the message.
-        layer: the live layer, its factors gathered.
-        config: of the trained adapter.
-        weight: of the base, whole.
-        merged: what is sent for it, of the same shape, in float32.
+    """Compare a merged weight, in float32, with PEFT's own merge of the same layer, whose factors
+    are gathered. `weight` is the whole one of the base, and `config` the adapter's.
 
     Raises:
         EngineWeightsDiffer: they are further apart than rounding explains.

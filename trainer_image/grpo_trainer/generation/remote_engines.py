@@ -83,11 +83,7 @@ class EnginesMain:
 
     def begin_sync(self, version: int, began_at: float) -> bool:
         """Start to send `version` to the usable engines that lack it; return False if none of them
-        lacks it.
-
-        Args:
-            version: number of the weights.
-            began_at: time of the clock from which the limit for the sync counts.
+        lacks it. The limit for the sync counts from `began_at`, a time of the clock.
 
         Raises:
             WeightSyncTimeout: no engine was usable within the limit.

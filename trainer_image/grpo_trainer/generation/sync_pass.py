@@ -264,7 +264,7 @@ async def prove_again(lane: Lane, seconds: float) -> None:
     """Make sure that an engine still has what it was proven to have.
 
     Raises:
-        Differs: it has not.
+        WeightsChanged: it has not.
         EngineFailed: it doesn't say so, or not in time.
     """
     assert lane.proof is not None  # it has served

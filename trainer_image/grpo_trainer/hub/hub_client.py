@@ -46,7 +46,7 @@ class _CountingStream(httpx2.SyncByteStream):
 
 
 class Client(httpx2.Client):
-    """An HTTP client that raises NotNow instead of returning what says so."""
+    """An HTTP client that raises TryLater instead of returning what says so."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Client(httpx2.Client):
         """One request with its redirects.
 
         Raises:
-            NotNow: no answer, one that may pass, or a page where the API's JSON should be.
+            TryLater: no answer, one that may pass, or a page where the API's JSON should be.
         """
         timeouts = request.extensions.get("timeout", {})
         unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
@@ -125,12 +125,7 @@ def use_client(
 ) -> Iterator[None]:
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the
     default afterwards. The client is the process's: one thread at a time may be in here, since both
-    ends close the client that another thread may be using.
-
-    Args:
-        on_sent: called with the bytes of each part of a body that goes out.
-        answer_seconds: longest wait for one answer where huggingface_hub sets none.
-    """
+    ends close the client that another thread may be using. Arguments are those of Client."""
     set_client_factory(lambda: _client(on_sent, answer_seconds))
     try:
         yield

@@ -301,12 +301,8 @@ def _push_once(target: Target, files: Files, message: str) -> str:
 
 @contextmanager
 def _next_time_better() -> Iterator[None]:
-    """Surrounds an upload and marks the errors that may pass.
-
-    Raises:
-        NotNow: the branch has moved, a file's upload link has expired, or the answer is not the
-            hub's. The next try reads the repository again.
-    """
+    """Surrounds an upload, and raises TryLater where the branch has moved, a file's upload link has
+    expired, or the answer is not the hub's. The next try reads the repository again."""
     try:
         yield
     except HfHubHTTPError as error:

@@ -75,9 +75,7 @@ class Lease:
 
     def take(self, on_sign_of_life: Callable[[], None]) -> bool:
         """Wait for the lease and take it. Return True if an earlier holder died with it.
-
-        Args:
-            on_sign_of_life: called whenever the present holder has shown that it lives.
+        `on_sign_of_life` is called whenever the present holder has shown that it lives.
 
         Raises:
             OSError: the folder can't be written.

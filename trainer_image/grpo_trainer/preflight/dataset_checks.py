@@ -60,11 +60,8 @@ def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
 
 
 def _measure(rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Preflight) -> None:
-    """Report the prompts' lengths, and what the chat template makes of the first.
-
-    Raises:
-        BadInput: the prompts can't be trained on, or all of them are too long.
-    """
+    """Report the prompts' lengths, and what the chat template makes of the first. Raises BadInput
+    where they can't be trained on, or all of them are too long."""
     plan, findings = preflight.plan, preflight.findings
     lengths = make_prompts(rows, plan.dataset, plan.training, encoder).lengths
     findings.first_prompt = encoder.render(first)

@@ -77,11 +77,7 @@ def _locate(repository: Repository, dtype: Dtype, preflight: Preflight) -> Sourc
 
 
 def _read_config(source: Source) -> dict[str, Any]:
-    """The model's config.json.
-
-    Raises:
-        BadInput: it is missing, or no JSON object.
-    """
+    """The model's config.json, which must be a JSON object."""
     path = source.folder / CONFIG
     if not path.is_file():
         names = ", ".join(sorted(file.name for file in source.folder.iterdir())[:8])
@@ -114,11 +110,7 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
 
 
 def _require_causal(config: Any, *, remote_code: bool) -> None:
-    """Make sure that the trainer can load the model, as it can't most of those that see images.
-
-    Raises:
-        BadInput: AutoModelForCausalLM knows no class for it.
-    """
+    """Make sure that the trainer can load the model, as it can't most of those that see images."""
     own_classes = getattr(config, "auto_map", None) or {}
     has_own_class = remote_code and "AutoModelForCausalLM" in own_classes
     if has_own_class or config.model_type in _causal_types():

@@ -151,12 +151,8 @@ def _service_token(spec: HTTPReward, position: int, preflight: Preflight) -> str
 def _check_service(
     spec: HTTPReward, token: str | None, samples: dict[str, Any], wait_seconds: float
 ) -> None:
-    """Ask the service for the samples' rewards.
-
-    Raises:
-        BadInput: it refuses them.
-        Transient: it gives no rewards.
-    """
+    """Ask the service for the samples' rewards. Raises BadInput where it refuses, and Transient
+    where it gives none."""
     seconds = int(wait_seconds)
     limits = {
         "timeout_seconds": min(spec.timeout_seconds, seconds),

@@ -67,11 +67,8 @@ def _require_token(preflight: Preflight, name: TrackerName, tracker: Tracker) ->
 
 
 def _require_answer(url: str) -> None:
-    """Ask for the address; any answer of HTTP will do.
-
-    Raises:
-        NotChecked: it does not answer. The tracker may be away for now, and no run waits for it.
-    """
+    """Ask for the address; any answer of HTTP will do. Without one the check is not made: the
+    tracker may be away for now, and no run waits for it."""
     if not url:
         return
     try:

@@ -135,16 +135,9 @@ def archive_path(
     """Where pods of this image on this GPU product share what they compile; None where they don't.
 
     The libraries' hashes guard against a wrong entry. The key keeps archives small, and those of
-    different images and products apart.
-
-    Args:
-        model: spec.model.
-        execution: the planner's choice.
-        node: node rank of a training pod, since entries of vLLM belong to a rank; None for the pod
-            of an engine, all of which have the same ranks.
-        image: name of the pod's image.
-        volume: where the volume of spec.model.cache is mounted.
-    """
+    different images and products apart. `node` is the node rank of a training pod, since entries of
+    vLLM belong to a rank; None for the pod of an engine, all of which have the same ranks. `volume`
+    is where that of spec.model.cache is mounted."""
     engine = execution.engine
     if engine is None or model.cache is None:
         return None

@@ -24,12 +24,8 @@ class Preemption:
     """Duration of the last checkpoint."""
 
     def decide(self, seconds_since_sigterm: float, step_seconds: float) -> str:
-        """`save` and stop, or `stop` without saving.
-
-        Args:
-            seconds_since_sigterm: seconds since the first rank got SIGTERM.
-            step_seconds: mean duration of a step.
-        """
+        """`save` and stop, or `stop` without saving, so long after the first rank got SIGTERM, in a
+        run whose steps take `step_seconds`."""
         seconds_left = self.grace_seconds - GRACE_MARGIN_SECONDS - seconds_since_sigterm
         saving = SAVE_STEPS * step_seconds if self.save_seconds is None else self.save_seconds
         if self.can_save and seconds_left >= saving:

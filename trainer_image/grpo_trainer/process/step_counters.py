@@ -51,9 +51,8 @@ class StepCounters(Collector):
 
     def collect(self) -> Iterable[Family]:
         """See Collector."""
-        for family in (self._steps, self._phases, self._tokens):
-            yield from family.collect()
-        for family in (self._rewards, self._reward_sums, self._groups):
+        step_families = (self._steps, self._phases, self._tokens)
+        for family in (*step_families, self._rewards, self._reward_sums, self._groups):
             yield from family.collect()
 
     def add_step(self, seconds: float, phase_seconds: Mapping[str, float]) -> None:
@@ -78,15 +77,9 @@ class StepCounters(Collector):
         weights: Sequence[float],
         group_size: int,
     ) -> None:
-        """Count a generation's rewards and groups.
-
-        Args:
-            rewards: of each completion of all ranks, by reward function; NaN where it gave none.
-                The completions of a group stand together.
-            names: of the reward functions.
-            weights: of the reward functions.
-            group_size: completions of a group.
-        """
+        """Count a generation's rewards and groups. `rewards` are those of each completion of all
+        ranks, by reward function; NaN where it gave none. `group_size` completions stand
+        together."""
         for name, column in zip(names, zip(*rewards, strict=True), strict=True):
             finite = [reward for reward in column if math.isfinite(reward)]
             self._rewards.labels(name).inc(len(finite))

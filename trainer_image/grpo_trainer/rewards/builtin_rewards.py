@@ -82,9 +82,8 @@ class AccuracyFunction:
             try:
                 scores.append(self._score(completion_text(completion), answer, deadline))
             except FunctionFailed as failure:
-                raise reward_error(
-                    self.__name__, step, f"math-verify failed: {failure}", sample
-                ) from failure
+                problem = f"math-verify failed: {failure}"
+                raise reward_error(self.__name__, step, problem, sample) from failure
         return scores
 
     def _score(self, text: str, answer: str | float, deadline: Deadline) -> float | None:
@@ -111,11 +110,9 @@ class AccuracyFunction:
         seconds = min(self._spec.timeout_seconds, deadline.seconds_left())
         if seconds <= 0:
             return None
+        pair = {"completions": [extracted_answer], "expected": [expected]}
         try:
-            answer = self._math.call(
-                {"completions": [extracted_answer], "expected": [expected], "trainer_state": {}},
-                seconds,
-            )
+            answer = self._math.call({**pair, "trainer_state": {}}, seconds)
         except TimeoutError:
             return None
         return bool(answer["scores"][0])

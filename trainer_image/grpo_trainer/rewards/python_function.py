@@ -71,7 +71,8 @@ class FunctionProcess:
             if "problem" in answer:
                 raise FunctionFailed(answer["problem"], self._sample())
         except TimeoutError:
-            self._restart()
+            self.close()
+            self._start()
             raise
         except (EOFError, ConnectionError) as error:
             raise FunctionFailed(
@@ -111,17 +112,8 @@ class FunctionProcess:
         except BadInput as error:
             raise FunctionFailed(f"its process could not be started again: {error}") from error
 
-    def _restart(self) -> None:
-        self.close()
-        self._start()
-
     def _receive(self, seconds: float) -> dict[str, Any]:
-        """The next message.
-
-        Raises:
-            TimeoutError: none came.
-            EOFError, ConnectionError: the process ended.
-        """
+        """The next message, if it comes in time; else TimeoutError."""
         if not self._process.connection.poll(seconds):
             raise TimeoutError
         answer: dict[str, Any] = json.loads(self._process.connection.recv_bytes())

@@ -119,11 +119,8 @@ def checked_scores(scores: Sequence[object], *, name: str, step: int, expected: 
         RewardError: there are more or fewer than `expected`, or one is not a finite number.
     """
     if len(scores) != expected:
-        raise reward_error(
-            name,
-            step,
-            f"returned {len(scores)} rewards for {expected} completions; return one for each",
-        )
+        problem = f"returned {len(scores)} rewards for {expected} completions; return one for each"
+        raise reward_error(name, step, problem)
     return [_checked_score(score, name, step, sample) for sample, score in enumerate(scores)]
 
 
@@ -132,10 +129,6 @@ def _checked_score(score: object, name: str, step: int, sample: int) -> float | 
         return None
     # the comparison is false for NaN too; TRL keeps rewards in float32
     if not isinstance(score, int | float) or not abs(score) <= FLOAT32_MAX:
-        raise reward_error(
-            name,
-            step,
-            f"returned {score!r:.80}; return a finite number, or None for no reward",
-            sample,
-        )
+        problem = f"returned {score!r:.80}; return a finite number, or None for no reward"
+        raise reward_error(name, step, problem, sample)
     return float(score)

@@ -212,13 +212,8 @@ class EngineGuard:
         completions: int,
         canary_tokens: int = 0,
     ) -> None:
-        """
-        Args:
-            engine: the plan's.
-            dtype: the one that policy and engine compute in.
-            completions: those of one generation.
-            canary_tokens: tokens that are compared in the place of completions; 0 for completions.
-        """
+        """`dtype` is the one that policy and engine compute in, `completions` those of one
+        generation. `canary_tokens` are compared in their place; 0 for completions."""
         self._limit = engine.max_mismatch if engine else None
         self._usual_limit = MISMATCH_LIMITS[dtype]
         self._completions = completions
@@ -229,13 +224,9 @@ class EngineGuard:
         self._judged_generation: int | None = None
 
     def judge(self, generation: int, step: int, metrics: Mapping[str, Sequence[float]]) -> None:
-        """Judge the newest generations with one more; no number counts as above.
-
-        Args:
-            generation: number of the newest; each is judged once.
-            step: the optimizer step that it belongs to, from 1.
-            metrics: TRL's numbers of it, the same on every rank; without a difference of
-                log-probabilities nothing is judged.
+        """Judge the newest generations with one more; no number counts as above. Each is judged
+        once. `metrics` are TRL's numbers of it, the same on every rank; without a difference of
+        log-probabilities nothing is judged.
 
         Raises:
             EngineMismatch: the mean difference is above the plan's limit.

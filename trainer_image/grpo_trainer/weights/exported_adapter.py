@@ -66,16 +66,15 @@ def _matching_tensors(model: PeftModel, folder: Path, source: Source) -> dict[st
         if key:
             wanted[key] = parameters.shape(parameter)
     saved, shapes = _config(folder), _adapter_shapes(folder, source)
-    differences = _base_differences(saved, source) + _config_differences(
-        saved, model.peft_config[TRAINED_ADAPTER]
-    )
+    differences = _base_differences(saved, source)
+    differences += _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
     differences += _module_differences(shapes, wanted)
     # a wrong rank is in every shape: named once is enough
     if problems := differences or _tensor_differences(shapes, wanted):
         raise BadInput(
             f"spec.resumeFrom: the adapter in {folder} can't be the start of this job: "
-            f"{'; '.join(problems)}. "
-            "Set these fields of the spec as they were there, or remove spec.resumeFrom"
+            f"{'; '.join(problems)}. Set these fields of the spec as they were there, or remove "
+            "spec.resumeFrom"
         )
     tensors = load_peft_weights(str(folder), device="cpu")
     return {key: tensors[key] for key in shapes}
@@ -110,15 +109,11 @@ def _base_differences(saved: PeftConfig, source: Source) -> list[str]:
     """What the adapter says of its base; a revision that is no commit says nothing that could be
     compared."""
     name, revision = saved.base_model_name_or_path, saved.revision
+    names_commit = bool(revision) and fullmatch("[0-9a-f]{40}", revision) is not None
     problems = []
     if name and name not in (source.name, str(source.folder)):
         problems.append(_difference("model.name", name, source.name))
-    elif (
-        revision
-        and source.revision
-        and fullmatch("[0-9a-f]{40}", revision)
-        and revision != source.revision
-    ):
+    elif names_commit and source.revision and revision != source.revision:
         problems.append(_difference("model.revision", revision, source.revision))
     return problems
 

@@ -91,13 +91,9 @@ def _target_problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple
         elif any(module is model.get_output_embeddings() for module in modules):
             yield position, f"{name!r} is the head, whose adapter would never be trained"
         elif not all(isinstance(module, _ADAPTABLE) for module in modules):
-            yield (
-                position,
-                (
-                    f"{name!r} is a {type(modules[0]).__name__}, which has parts but no weights of "
-                    "its own to adapt"
-                ),
-            )
+            kind = type(modules[0]).__name__
+            lack = "which has parts but no weights of its own to adapt"
+            yield position, f"{name!r} is a {kind}, {lack}"
 
 
 def _adaptable_modules(model: PreTrainedModel) -> list[str]:

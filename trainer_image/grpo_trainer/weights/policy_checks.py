@@ -100,12 +100,8 @@ def _check_frozen(kind: str, model: nn.Module, optimized: set[int]) -> None:
 
 
 def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
-    """Makes sure that all ranks hold finite numbers. A collective.
-
-    Args:
-        model: of which every parameter is looked at.
-        optimizer: whose state is, too; None to leave it out.
-        step: finished optimizer steps, for the message.
+    """Makes sure that all ranks hold finite numbers in the parameters and in the optimizer's state
+    (None leaves it out) after `step` optimizer steps. A collective.
 
     Raises:
         Diverged: on every rank, naming the ranks and the first parameter or state that isn't
@@ -126,11 +122,10 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
     """Name of this rank's first parameter or optimizer state with an element that isn't finite;
     empty for none."""
-    named_tensors = [
-        *_parameters(model),
-        *(_states(model, optimizer) if optimizer is not None else ()),
-    ]
-    floating = [(name, tensor) for name, tensor in named_tensors if tensor.is_floating_point()]
+    all_tensors = list(_parameters(model))
+    if optimizer is not None:
+        all_tensors += _states(model, optimizer)
+    floating = [(name, tensor) for name, tensor in all_tensors if tensor.is_floating_point()]
     named_tensors = [(name, tensor) for name, tensor in floating if tensor.numel()]
     if not named_tensors:
         return ""

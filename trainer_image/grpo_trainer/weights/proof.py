@@ -188,16 +188,12 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
         if finding.different or parameter.key.form == "absent":
             return
         try:
-            pairs = (
-                _converted_pairs(parameter, share, files)
-                if converted
-                else _slice_pairs(parameter.key.name, share, files)
-            )
+            pairs = _slice_pairs(parameter.key.name, share, files)
+            if converted:
+                pairs = _converted_pairs(parameter, share, files)
             if not all(_is_as_loaded(mine, theirs) for mine, theirs in pairs):
-                finding.different, finding.expected = (
-                    name,
-                    _expected_text(parameter.key, share, files),
-                )
+                finding.different = name
+                finding.expected = _expected_text(parameter.key, share, files)
         except (SafetensorError, OSError, KeyError) as error:
             finding.different, finding.expected = name, f"can't be read ({error!r})"
             finding.is_unread = is_volume_away(error)
@@ -231,9 +227,8 @@ def _is_as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 def _expected_text(key: TensorKey, share: Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
-    return (
-        f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"
-    )
+    theirs = files.read(key.name, share.start, share.stop).to(share.tensor.dtype)
+    return f"has {fingerprint(theirs)}"
 
 
 def _judge(findings: list[_Finding], what: str) -> None:
@@ -246,9 +241,9 @@ def _judge(findings: list[_Finding], what: str) -> None:
         place = f"{what}: parameter {first.different} on {ranks.rank_names(wrong)}"
         if first.is_unread:
             raise DiskFailed(f"{place}: the file {first.expected}")
+        mine = first.fingerprints[first.different]
         raise WeightsDiffer(
-            f"{place} is not the "
-            f"checkpoint's: it has fingerprint {first.fingerprints[first.different]}, the file "
+            f"{place} is not the checkpoint's: it has fingerprint {mine}, the file "
             f"{first.expected}. Compare the model's files on the nodes"
         )
     if difference := _between_ranks(findings):
@@ -260,12 +255,11 @@ def _judge(findings: list[_Finding], what: str) -> None:
 def _between_ranks(findings: list[_Finding]) -> str:
     """A sentence about the first parameter that differs between ranks; empty if all are equal."""
     for name, value in findings[0].whole.items():
-        others = [
-            number for number, finding in enumerate(findings) if finding.whole.get(name) != value
-        ]
+        values = [finding.whole.get(name) for finding in findings]
+        others = [number for number, theirs in enumerate(values) if theirs != value]
         if others:
             return (
                 f"parameter {name} differs between ranks: rank 0 has fingerprint {value}, "
-                f"{ranks.rank_names(others)} {findings[others[0]].whole.get(name)}"
+                f"{ranks.rank_names(others)} {values[others[0]]}"
             )
     return ""
