@@ -93,6 +93,19 @@ def test_who_can_not_be_planned_is_not_passed_over() -> None:
     ) == (None, 0, True)
 
 
+def test_a_run_whose_nodes_are_gone_delays_nobody_until_they_are_back() -> None:
+    run, small = job("run", gang(2, 8), age=50), job("small", gang(1, 4), age=10)
+    found = judged([run, small], cluster(8))
+    assert (found[run.uid].admitted, found[small.uid].admitted) == (False, True)
+    assert (found[run.uid].reason, found[run.uid].passed_over) == ("WaitingForGPUs", 0)
+    assert found[run.uid].message == (
+        "needs 16 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 8 free; even empty, too few nodes would hold "
+        "it, so it delays no others"
+    )
+    found = judged([run, small], cluster(8, 8, pods=[gpu_pod("p", 8)]))
+    assert (found[run.uid].admitted, found[small.uid].admitted) == (False, False)
+
+
 def test_a_job_reads_its_place_and_who_is_before_it() -> None:
     jobs = [of("a", f"j{number}", gpus=8, age=100 - number) for number in range(3)]
     found = judged(jobs, cluster(8, pods=[gpu_pod("p", 4)]))

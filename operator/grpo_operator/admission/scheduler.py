@@ -345,7 +345,18 @@ class _CycleRun:
         fits_without_queue = self._without_queue.has_room_now(job, plan)
         reason = Reason.WAITING_IN_QUEUE if fits_without_queue else Reason.WAITING_FOR_GPUS
         message = self._without_queue.shortage(job, plan)
-        return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
+        # A run keeps its plan although its nodes may be gone for good: what it kept from those
+        # behind it would stand still.
+        lacks_nodes = not self._without_queue.has_nodes_for(job, plan)
+        if lacks_nodes:
+            message = f"{message}; even empty, too few nodes would hold it, so it delays no others"
+        return Verdict(
+            generation=job.generation,
+            plan=plan,
+            blocked=lacks_nodes,
+            reason=reason,
+            message=message,
+        )
 
     def _queue_positions(self) -> dict[str, Verdict]:
         """The verdicts on those who wait with a place, and which place it is."""
