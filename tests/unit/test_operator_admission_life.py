@@ -46,7 +46,8 @@ def is_accounted(one: Gang) -> bool:
     usage = one.status.get("usage", {})
     pods = one.plan.nodes * (len(usage.get("attempts", [])) + 1)
     unknown = one.unseen + ROUNDED_SECONDS * pods * one.plan.gpus_per_node
-    return abs(usage.get("heldGpuSeconds", 0.0) - one.held) <= unknown
+    held = float(usage.get("heldGpuSeconds", 0.0))
+    return abs(held - one.held) <= unknown
 
 
 @pytest.mark.seeded
