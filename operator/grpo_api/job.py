@@ -32,6 +32,7 @@ from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromS
 from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
+from .text.conditions import any_of, differs, equals, exceeds, is_one_of, unset
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import HUB_ID_OR_PATH, Image, Name, PullPolicy
 from .text.problems import problem_message
@@ -44,34 +45,6 @@ _DOMAIN_PREFIXED = rf"^{_LABEL}(\.{_LABEL})*/[-A-Za-z0-9/._~%!$&'()*+,;=:]+$"
 
 _ON_VOLUME = "has(self.checkpoint.volume) || has(self.checkpoint.volumeClaimTemplate)"
 """CEL for CheckpointSpec.on_volume."""
-
-
-def _reference_is_needed(spec: "GRPOJobSpec") -> bool:
-    return spec.training.beta > 0 or spec.reference.strategy in ("Auto", "None")
-
-
-def _kl_has_a_reference(spec: "GRPOJobSpec") -> bool:
-    return spec.training.beta == 0 or spec.reference.strategy != "None"
-
-
-def _sync_has_a_kl(spec: "GRPOJobSpec") -> bool:
-    return spec.training.beta > 0 or spec.reference.sync is None
-
-
-def _kl_limit_has_a_kl(spec: "GRPOJobSpec") -> bool:
-    return spec.training.beta > 0 or spec.guard.max_kl is None
-
-
-def _reference_adapter_is_allowed(spec: "GRPOJobSpec") -> bool:
-    return spec.adapter.use != "Never" or spec.reference.strategy != "Adapter"
-
-
-def _adapter_has_its_base_as_reference(spec: "GRPOJobSpec") -> bool:
-    return spec.adapter.use != "Always" or spec.reference.strategy in ("Auto", "Adapter", "None")
-
-
-def _adapter_reference_stays(spec: "GRPOJobSpec") -> bool:
-    return spec.adapter.use != "Always" or spec.reference.sync is None
 
 
 def _all_nodes_mount_the_claim(spec: "GRPOJobSpec") -> bool:
@@ -131,48 +104,43 @@ class GRPOJobSpec(Model):
     """What to train; the operator works out how."""
 
     RULES = (
-        Rule(
-            "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
-            (
-                "training.beta is 0, which uses no reference: set reference.strategy to None or "
-                "Auto, or raise beta"
-            ),
-            _reference_is_needed,
+        any_of(
+            "training.beta is 0, which uses no reference: set reference.strategy to None or "
+            "Auto, or raise beta",
+            exceeds("training.beta", 0.0),
+            is_one_of("reference.strategy", "Auto", "None"),
         ),
-        Rule(
-            "self.training.beta == 0.0 || self.reference.strategy != 'None'",
+        any_of(
             "reference.strategy None needs training.beta 0; a KL term needs a reference",
-            _kl_has_a_reference,
+            equals("training.beta", 0.0),
+            differs("reference.strategy", "None"),
         ),
-        Rule(
-            "self.training.beta > 0.0 || !has(self.reference.sync)",
+        any_of(
             "reference.sync needs training.beta above 0",
-            _sync_has_a_kl,
+            exceeds("training.beta", 0.0),
+            unset("reference.sync"),
         ),
-        Rule(
-            "self.training.beta > 0.0 || !has(self.guard.maxKL)",
+        any_of(
             "guard.maxKL needs training.beta above 0: without a reference there is no KL",
-            _kl_limit_has_a_kl,
+            exceeds("training.beta", 0.0),
+            unset("guard.maxKL"),
         ),
-        Rule(
-            "self.adapter.use != 'Never' || self.reference.strategy != 'Adapter'",
+        any_of(
             "reference.strategy Adapter needs adapter.use IfNeeded or Always",
-            _reference_adapter_is_allowed,
+            differs("adapter.use", "Never"),
+            differs("reference.strategy", "Adapter"),
         ),
-        Rule(
-            (
-                "self.adapter.use != 'Always' || self.reference.strategy in ['Auto', 'Adapter', "
-                "'None']"
-            ),
+        any_of(
             "the reference of an adapter is its own frozen base: with adapter.use Always set "
             "reference.strategy to Auto, Adapter or None",
-            _adapter_has_its_base_as_reference,
+            differs("adapter.use", "Always"),
+            is_one_of("reference.strategy", "Auto", "Adapter", "None"),
         ),
-        Rule(
-            "self.adapter.use != 'Always' || !has(self.reference.sync)",
+        any_of(
             "reference.sync can't move the reference of an adapter: it is the frozen base; "
             "remove sync or set adapter.use to Never",
-            _adapter_reference_stays,
+            differs("adapter.use", "Always"),
+            unset("reference.sync"),
         ),
         Rule(
             "!has(self.placement.nodes) || self.placement.nodes == 1 || "

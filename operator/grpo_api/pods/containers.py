@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
+from ..text.conditions import any_of, equals, unset
 from ..text.contract import CONTAINER, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
@@ -319,10 +320,6 @@ def _is_not_root(context: "SecurityContext") -> bool:
     return context.run_as_non_root is not False and context.run_as_user != 0
 
 
-def _masks_proc(context: "SecurityContext") -> bool:
-    return context.proc_mount in (None, "Default")
-
-
 class SecurityContext(Model):
     """A container's rights; what is not set is as in the training container."""
 
@@ -344,10 +341,10 @@ class SecurityContext(Model):
             f"{_STANDARD} allows no root user: remove runAsNonRoot, and set runAsUser above 0",
             _is_not_root,
         ),
-        Rule(
-            "!has(self.procMount) || self.procMount == 'Default'",
+        any_of(
             f"{_STANDARD} allows procMount Default only: remove it",
-            _masks_proc,
+            unset("procMount"),
+            equals("procMount", "Default"),
         ),
     )
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
+from ..text.conditions import any_of, unset
 from ..text.contract import (
     ALLOCATOR_ENV,
     ENV_PREFIX,
@@ -45,10 +46,6 @@ class EnvVarSource(Model):
     """A request or limit of the container. Unset: another source."""
 
 
-def _has_one_value_at_most(variable: "EnvVar") -> bool:
-    return variable.value is None or variable.value_from is None
-
-
 def _is_free_to_set(variable: "EnvVar") -> bool:
     return not (variable.name.startswith(ENV_PREFIX) or variable.name in RANK_ENV)
 
@@ -57,11 +54,7 @@ class EnvVar(Model):
     """An environment variable of a container."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "!(has(self.value) && has(self.valueFrom))",
-            "set at most one of value and valueFrom",
-            _has_one_value_at_most,
-        ),
+        any_of("set at most one of value and valueFrom", unset("value"), unset("valueFrom")),
         Rule(
             f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
             f"{_RESERVED}: remove it",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
+from ..text.conditions import any_of, is_set, unset
 from ..text.names import (
     ConfigMapFiles,
     Repository,
@@ -49,23 +50,15 @@ class DatasetFiles(Model):
     value a text. Auto: by their suffix (.jsonl or .json, .parquet, .csv)."""
 
 
-def _hub_settings_have_a_name(data: "DatasetSpec") -> bool:
-    has_hub_setting = bool(data.config or data.revision or data.token_secret_ref)
-    return data.name is not None or not has_hub_setting
-
-
 class DatasetSpec(Model):
     """The training prompts: a hub dataset, or files."""
 
     RULES = (
         exactly_one("name", "files", message="set exactly one of name (a hub dataset) and files"),
-        Rule(
-            (
-                "has(self.name) || (!has(self.config) && !has(self.revision) && "
-                "!has(self.tokenSecretRef))"
-            ),
+        any_of(
             "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",
-            _hub_settings_have_a_name,
+            is_set("name"),
+            unset("config", "revision", "tokenSecretRef"),
         ),
     )
 

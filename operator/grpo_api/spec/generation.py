@@ -5,7 +5,6 @@ used, the trainer proves that the copy is equal. Which engines there are, and wh
 of them, is here.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,14 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
 from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.conditions import any_of, differs, is_one_of, unset
 from ..text.json_map import JSONMap
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
 from .keyword_arguments import problems_of_kwargs
-
-EngineKind = Literal["Transformers", "Colocated", "Servers"]
-"""Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine in every training
-process, on its GPU. Servers: vLLM engines in pods and on GPUs of their own."""
 
 PROVEN_FAMILIES = (
     *(
@@ -95,34 +91,25 @@ def _kwargs_have_one_engine(spec: "GenerationSpec") -> bool:
     return spec.engine != "Auto" and spec.fallback == "Never"
 
 
-def _belongs_to_engine(*names: str) -> Callable[["GenerationSpec"], bool]:
-    """A predicate: none of these fields belongs to other engines than the chosen one."""
-    return lambda spec: not spec.belong_elsewhere(*names)
-
-
 class GenerationSpec(Model):
     """What samples the completions."""
 
     RULES = (
-        Rule(
-            "self.engine in ['Auto', 'Servers'] || !has(self.servers)",
+        any_of(
             "servers belongs to engine Servers or Auto; remove it or change engine",
-            _belongs_to_engine("servers"),
+            is_one_of("engine", "Auto", "Servers"),
+            unset("servers"),
         ),
-        Rule(
-            "self.engine in ['Auto', 'Colocated'] || !has(self.memoryShare) && !has(self.sleep) "
-            "&& !has(self.tensorParallel)",
+        any_of(
             "memoryShare, sleep and tensorParallel belong to engine Colocated or Auto; Servers "
             "have servers.gpusPerReplica; remove them or change engine",
-            _belongs_to_engine("memory_share", "sleep", "tensor_parallel"),
+            is_one_of("engine", "Auto", "Colocated"),
+            unset("memoryShare", "sleep", "tensorParallel"),
         ),
-        Rule(
-            (
-                "self.engine != 'Transformers' || (!has(self.maxModelLength) && "
-                "!has(self.engineArguments))"
-            ),
+        any_of(
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
-            _belongs_to_engine("max_model_length", "engine_arguments"),
+            differs("engine", "Transformers"),
+            unset("maxModelLength", "engineArguments"),
         ),
         Rule(
             "!has(self.kwargs) || self.engine == 'Transformers' || "

@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_snake
 
-from ..text.base import Model, Rule
+from ..text.base import Model
+from ..text.conditions import any_of, unset
 from ..text.messages import value_text
 from ..text.problems import requirement
 from .trl_places import PLACES
@@ -84,20 +85,10 @@ def _suggestion(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _has_one_least_rate(arguments: "ScheduleArguments") -> bool:
-    return arguments.min_lr is None or arguments.min_lr_rate is None
-
-
 class ScheduleArguments(KeywordArguments):
     """Arguments of transformers' learning-rate schedules."""
 
-    RULES = (
-        Rule(
-            "!has(self.min_lr) || !has(self.min_lr_rate)",
-            "set min_lr or min_lr_rate, not both",
-            _has_one_least_rate,
-        ),
-    )
+    RULES = (any_of("set min_lr or min_lr_rate, not both", unset("min_lr"), unset("min_lr_rate")),)
 
     num_cycles: Annotated[float, Field(gt=0, le=10000)] | None = None
     """Waves. Unset: 0.5, with restarts 1."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
+from ..text.conditions import any_of, equals, is_at_most, unset
 from ..text.contract import MAX_JOB_NAME
 from ..text.names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from ..text.quantity import ByteQuantity
@@ -59,20 +60,10 @@ GPU_PROCESS_MILLICPU = 250
 the GPU, and without a limit it may use what is idle."""
 
 
-def _range_is_not_empty(gpus: "GPURange") -> bool:
-    return gpus.max is None or gpus.max >= gpus.min
-
-
 class GPURange(Model):
     """How many GPUs the plan may take."""
 
-    RULES = (
-        Rule(
-            "!has(self.max) || self.max >= self.min",
-            "max must be at least min",
-            _range_is_not_empty,
-        ),
-    )
+    RULES = (any_of("max must be at least min", unset("max"), is_at_most("min", "max")),)
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Fewest GPUs. Unset: 1."""
@@ -118,15 +109,6 @@ class Toleration(Model):
     """For NoExecute, seconds to stay. Unset: forever."""
 
 
-def _gpu_settings_are_for_gpus(placement: "PlacementSpec") -> bool:
-    has_gpu_setting = bool(placement.gpus or placement.gpu_product or placement.gpu_memory)
-    return placement.accelerator == "GPU" or not has_gpu_setting
-
-
-def _processes_are_for_cpus(placement: "PlacementSpec") -> bool:
-    return placement.accelerator == "CPU" or placement.processes_per_node is None
-
-
 def _every_node_gets_a_gpu(placement: "PlacementSpec") -> bool:
     if not (placement.nodes and placement.gpus and placement.gpus.max):
         return True
@@ -144,16 +126,6 @@ def _created_nodes_are_declared(placement: "PlacementSpec") -> bool:
     )
 
 
-def _created_nodes_have_fixed_gpus(placement: "PlacementSpec") -> bool:
-    if placement.provisioning == "WhenFree":
-        return True
-    return not (placement.gpus or placement.queue_name)
-
-
-def _gpus_per_node_is_for_created_nodes(placement: "PlacementSpec") -> bool:
-    return placement.provisioning == "CreatePods" or placement.gpus_per_node is None
-
-
 Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
 """What a plan is chosen by."""
 
@@ -162,18 +134,15 @@ class PlacementSpec(Model):
     """Where the job may run. The plan chooses within these limits."""
 
     RULES = (
-        Rule(
-            (
-                "self.accelerator == 'GPU' || (!has(self.gpus) && !has(self.gpuProduct) && "
-                "!has(self.gpuMemory))"
-            ),
+        any_of(
             "gpus, gpuProduct and gpuMemory belong to accelerator GPU; remove them for CPU",
-            _gpu_settings_are_for_gpus,
+            equals("accelerator", "GPU"),
+            unset("gpus", "gpuProduct", "gpuMemory"),
         ),
-        Rule(
-            "self.accelerator == 'CPU' || !has(self.processesPerNode)",
+        any_of(
             "processesPerNode belongs to accelerator CPU; every GPU gets one process",
-            _processes_are_for_cpus,
+            equals("accelerator", "CPU"),
+            unset("processesPerNode"),
         ),
         Rule(
             (
@@ -190,21 +159,17 @@ class PlacementSpec(Model):
             "gpusPerNode and nodes, and a nodeSelector that the autoscaler knows",
             _created_nodes_are_declared,
         ),
-        Rule(
-            "self.provisioning == 'WhenFree' || !has(self.gpus) && !has(self.queueName)",
-            (
-                "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: "
-                "remove gpus and queueName"
-            ),
-            _created_nodes_have_fixed_gpus,
+        any_of(
+            "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: "
+            "remove gpus and queueName",
+            equals("provisioning", "WhenFree"),
+            unset("gpus", "queueName"),
         ),
-        Rule(
-            "self.provisioning == 'CreatePods' || !has(self.gpusPerNode)",
-            (
-                "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within "
-                "gpus and nodes"
-            ),
-            _gpus_per_node_is_for_created_nodes,
+        any_of(
+            "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within "
+            "gpus and nodes",
+            equals("provisioning", "CreatePods"),
+            unset("gpusPerNode"),
         ),
     )
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.conditions import any_of, differs, equals, is_at_most, is_one_of, unset
 from .keyword_arguments import (
     ARGUMENTS_BELONG,
     ARGUMENTS_SUFFICE,
@@ -43,27 +44,6 @@ def _device_batch_divides_a_step(training: "TrainingSpec") -> bool:
 def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
     generation_batch = training.generation_batch_size or 0
     return generation_batch % _completions_of_a_step(training) == 0
-
-
-def _mean_is_within_the_limit(training: "TrainingSpec") -> bool:
-    return (training.expected_completion_length or 0) <= training.max_completion_length
-
-
-def _upper_clip_is_not_below_the_lower(training: "TrainingSpec") -> bool:
-    return training.epsilon_high is None or training.epsilon_high >= training.epsilon
-
-
-def _delta_has_a_clip(training: "TrainingSpec") -> bool:
-    return training.delta is None or training.loss_type in CLIPPED_LOSSES
-
-
-def _vespo_corrects_tokens(training: "TrainingSpec") -> bool:
-    correction = training.importance_sampling
-    return training.loss_type != "vespo" or correction.mode == "none" or correction.level == "token"
-
-
-def _entropy_bounds_are_in_order(training: "TrainingSpec") -> bool:
-    return training.entropy_coef_min <= training.entropy_coef_max
 
 
 def _schedule_takes_its_arguments(training: "TrainingSpec") -> bool:
@@ -135,33 +115,31 @@ class TrainingSpec(Model):
             ),
             _generation_batch_has_whole_steps,
         ),
-        Rule(
-            "!has(self.expectedCompletionLength) || "
-            "self.expectedCompletionLength <= self.maxCompletionLength",
+        any_of(
             "expectedCompletionLength must be at most maxCompletionLength",
-            _mean_is_within_the_limit,
+            unset("expectedCompletionLength"),
+            is_at_most("expectedCompletionLength", "maxCompletionLength"),
         ),
-        Rule(
-            "!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon",
+        any_of(
             "epsilonHigh must be at least epsilon",
-            _upper_clip_is_not_below_the_lower,
+            unset("epsilonHigh"),
+            is_at_most("epsilon", "epsilonHigh"),
         ),
-        Rule(
-            f"!has(self.delta) || self.lossType in {list(CLIPPED_LOSSES)}",
+        any_of(
             f"delta belongs to lossType {', '.join(CLIPPED_LOSSES)}; remove it or change lossType",
-            _delta_has_a_clip,
+            unset("delta"),
+            is_one_of("lossType", *CLIPPED_LOSSES),
         ),
-        Rule(
-            "self.lossType != 'vespo' || self.importanceSampling.mode == 'none' || "
-            "self.importanceSampling.level == 'token'",
+        any_of(
             "lossType vespo weighs tokens by an engine's ratio: set importanceSampling.level to "
             "token, or importanceSampling.mode to none",
-            _vespo_corrects_tokens,
+            differs("lossType", "vespo"),
+            equals("importanceSampling.mode", "none"),
+            equals("importanceSampling.level", "token"),
         ),
-        Rule(
-            "self.entropyCoefMin <= self.entropyCoefMax",
+        any_of(
             "entropyCoefMin must be at most entropyCoefMax",
-            _entropy_bounds_are_in_order,
+            is_at_most("entropyCoefMin", "entropyCoefMax"),
         ),
         Rule(
             ARGUMENTS_BELONG,
@@ -370,10 +348,6 @@ def _moved_reference_has_weights(reference: "ReferenceSpec") -> bool:
     return reference.sync is None or reference.strategy not in ("Adapter", "None")
 
 
-def _offload_fits_the_strategy(reference: "ReferenceSpec") -> bool:
-    return reference.offload is None or reference.strategy in ("Auto", "Offload", "Sharded")
-
-
 class ReferenceSpec(Model):
     """The frozen model that the KL term is measured against."""
 
@@ -383,10 +357,10 @@ class ReferenceSpec(Model):
             "sync needs a reference of its own; strategy Adapter and None have none",
             _moved_reference_has_weights,
         ),
-        Rule(
-            "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
+        any_of(
             "offload belongs to strategy Offload, Sharded or Auto; remove it or change strategy",
-            _offload_fits_the_strategy,
+            unset("offload"),
+            is_one_of("strategy", "Auto", "Offload", "Sharded"),
         ),
     )
 
@@ -401,10 +375,6 @@ class ReferenceSpec(Model):
     Sharded."""
 
 
-def _rate_has_an_adapter(adapter: "AdapterSpec") -> bool:
-    return adapter.use != "Never" or adapter.learning_rate is None
-
-
 def _with_all_linear_alone(names: list[str]) -> list[str]:
     if len(names) > 1 and "all-linear" in names:
         raise ValueError("all-linear stands alone and means all linear layers but the head")
@@ -415,10 +385,10 @@ class AdapterSpec(Model):
     """LoRA: the user's consent, and its shape."""
 
     RULES = (
-        Rule(
-            "self.use != 'Never' || !has(self.learningRate)",
+        any_of(
             "learningRate belongs to use IfNeeded or Always; remove it or change use",
-            _rate_has_an_adapter,
+            differs("use", "Never"),
+            unset("learningRate"),
         ),
     )
 

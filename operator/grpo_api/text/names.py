@@ -10,12 +10,13 @@ the shapes of core/v1, so that what users know from pods is right here, too.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.alias_generators import to_snake
 
 from .base import Model, Rule
+from .conditions import any_of, unset
 from .quantity import Quantity
 
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -138,14 +139,10 @@ class ImageVolume(Model):
     latest or none, else IfNotPresent."""
 
 
-def _has_one_source_at_most(model: Any) -> bool:
-    return model.volume is None or model.image is None
-
-
-ONE_VOLUME = Rule(
-    "!(has(self.volume) && has(self.image))",
+ONE_VOLUME = any_of(
     "set at most one of volume, image: both would be mounted on the same folder",
-    _has_one_source_at_most,
+    unset("volume"),
+    unset("image"),
 )
 """For every model that has its files from a claim or from an image."""
 
