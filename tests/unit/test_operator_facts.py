@@ -48,6 +48,7 @@ class Script:
             "nodes": [meta(node(), "node-0")],
             "pods": [meta(pod("p", {"nvidia.com/gpu": "2"}), "p", namespace="team-a")],
             "priorityclasses": [
+                meta({"value": 7, "globalDefault": True}, "another"),
                 meta({"value": 5, "globalDefault": True}, "usual"),
                 meta({"value": 9}, "high"),
             ],
@@ -123,7 +124,8 @@ async def test_a_snapshot_has_all_that_admission_asks_for() -> None:
         found = watching.facts.take()
     assert [one.name for one in found.nodes] == ["node-0"]
     assert [(one.name, one.takes) for one in found.gpu_pods] == [("p", {"nvidia.com/gpu": 2.0})]
-    assert (found.priorities, found.default_priority) == ({"usual": 5, "high": 9, "": 5}, "usual")
+    priorities = {"another": 7, "usual": 5, "high": 9, "": 5}
+    assert (found.priorities, found.default_priority) == (priorities, "usual")
     assert [one.name for one in found.quotas["team-a"]] == ["q"]
     assert found.service_accounts == {"team-a": {"default"}}
     assert found.storage_classes[""] == ("gp3", "ebs.csi.aws.com")

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_kube.objects.errors import Conflict, Denied, Unavailable
 from grpo_kube.objects.resources import Object, Resource
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.cluster_state import ReservedGangs
 from grpo_operator.loop.quarantine_reporter import QuarantineReporter
@@ -143,7 +144,8 @@ def stored(phase: str, version: int, **more: Any) -> Any:
 
 
 def gangs(caches: Caches, later: float = 0.0) -> ReservedGangs:
-    return ReservedGangs(caches, lambda: NOW + later, LIMITS.scheduling_timeout_seconds)
+    clock = ProcessClock(lambda: NOW + later, lambda: Observed(NOW))
+    return ReservedGangs(caches, clock, LIMITS.scheduling_timeout_seconds)
 
 
 def held(caches: Caches, later: float = 0.0) -> list[int]:
@@ -241,3 +243,13 @@ def test_what_was_known_of_it_is_forgotten_with_it(gone: str) -> None:
         caches.grpojobs.put(stored("Running", 7))
     assert held(caches) == ([2] if gone == "readable" else [])
     assert not caches.grpojobs.quarantined_records
+
+
+def test_a_clock_that_is_set_back_holds_no_place_for_longer() -> None:
+    caches, monotonic = Caches(), [0.0]
+    caches.grpojobs.put(stored("Draining", 6, jobUid=""))
+    clock = ProcessClock(lambda: NOW - 86400, lambda: Observed(monotonic[0]))
+    reserved = ReservedGangs(caches, clock, LIMITS.scheduling_timeout_seconds)
+    assert (len(list(reserved)), reserved.look_again) == (1, LIMITS.scheduling_timeout_seconds)
+    monotonic[0] = LIMITS.scheduling_timeout_seconds
+    assert (list(reserved), reserved.look_again) == ([], None)

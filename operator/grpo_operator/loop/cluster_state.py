@@ -43,6 +43,7 @@ from grpo_kube.objects.resources import (
     Selection,
     identity,
 )
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
 from grpo_kube.quarantine import Quarantine
 
@@ -248,7 +249,11 @@ class ClusterState:
     def _snapshot(self, pods: "list[Lister[PodFacts | None]]") -> Snapshot:
         gpu_pods, other_use = _split_pods(filter(None, chain.from_iterable(pods)))
         priorities = {name: value for name, value, _ in self._priorities}
-        default = next((name for name, _, usual in self._priorities if usual), "")
+        # Of several defaults Kubernetes takes the one with the lowest value.
+        defaults = sorted(
+            (value, name) for name, value, is_default in self._priorities if is_default
+        )
+        default = defaults[0][1] if defaults else ""
         if default:
             # a job that names no class has the default's value
             priorities[""] = priorities[default]
@@ -320,11 +325,13 @@ class ReservedGangs:
     it.
     """
 
-    def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
-        """Read from these caches; `clock` gives unix seconds, `scheduling` is in seconds."""
+    def __init__(self, caches: Caches, clock: ProcessClock, scheduling: float) -> None:
+        """Read from these caches; `scheduling` is in seconds."""
         self._caches = caches
         self._clock = clock
         self._scheduling = scheduling
+        self._first_seen: dict[tuple[str, int], Observed] = {}
+        """By uid and attempt of unreadable jobs without a Job."""
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
@@ -371,4 +378,9 @@ class ReservedGangs:
         """Seconds for which the attempt may still be started; 0 if started or not committed."""
         if not job.is_active or job.status.job_uid:
             return 0.0
-        return self._scheduling - admitted_for(job, self._clock())
+        now = self._clock.monotonic()
+        # A clock that was set back has left the commit in the future, and nobody can correct the
+        # status of a job that can't be read.
+        first_seen = self._first_seen.setdefault((job.uid, job.status.attempt), now)
+        waited = max(now - first_seen, admitted_for(job, self._clock.wall()))
+        return self._scheduling - waited

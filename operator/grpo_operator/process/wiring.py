@@ -93,6 +93,7 @@ class Operator:
         self.settings = settings
         self._wall = wall
         self._clock = asyncio.get_running_loop().time
+        self._process_clock = ProcessClock(wall, lambda: Observed(self._clock()))
         self._cluster = cluster
         self._caches = caches
         self._queue = queue
@@ -132,7 +133,7 @@ class Operator:
             resync=settings.resync,
         )
         limits = settings.limits
-        gangs = ReservedGangs(caches, wall, limits.scheduling_timeout_seconds)
+        gangs = ReservedGangs(caches, self._process_clock, limits.scheduling_timeout_seconds)
         self._admission = AdmissionQueue(
             gangs, self.facts.take, queue.add_all, limits=limits, clock=wall, pods=settings.pods
         )
@@ -153,7 +154,6 @@ class Operator:
         workloads = Workloads(
             cluster, caches, self.facts.take, self._kueue_problem, pods=pods, clock=self._wall
         )
-        clock = ProcessClock(self._wall, lambda: Observed(self._clock()))
         shared = SharedObjects(
             cluster,
             caches,
@@ -165,7 +165,7 @@ class Operator:
         observer = Observer(
             cluster,
             caches,
-            clock,
+            self._process_clock,
             workloads=workloads,
             rank0=self._puller,
             pod_start_events=PodStartEvents(cluster, limits),
