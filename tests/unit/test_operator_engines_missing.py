@@ -56,6 +56,19 @@ def degraded(seen: Observation) -> tuple[str, str, str]:
     return of_type(after(seen, judged(seen)), "Degraded")
 
 
+@pytest.mark.parametrize("ran", [False, True])
+def test_an_unreadable_spec_says_that_it_keeps_the_engines_from_being_created(ran: bool) -> None:
+    job = make_job({"later": {"engine": "Newer"}}, active_status(plan=SERVED_PLAN, running=ran))
+    seen = make_seen(job, *TRAINERS)
+    assert judged(seen).action is Action.WAIT
+    status, reason, message = degraded(seen)
+    assert (status, reason) == ("True", "InvalidSpec")
+    assert "the Job of attempt 1's engines can't be created" in message
+    assert "spec.later: unknown field" in message
+    whole = make_seen(job, *TRAINERS, make_engines(), make_engine(0), make_engine(1))
+    assert judged(whole) == Decision(Action.WAIT)
+
+
 def test_while_an_engines_image_is_pulled_the_job_starts_and_says_what_it_waits_for() -> None:
     seen = seen_of(make_engines(), make_engine(0), PULLED, stage="Loading", ran=False)
     status = after(seen, judged(seen))

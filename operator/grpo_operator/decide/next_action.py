@@ -130,13 +130,19 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  
     problems = "; ".join(observation.job.problems)
     if not (observation.job.is_active and observation.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
-    if observation.cause is None and not observation.child.ended:
-        return Decision(Action.WAIT)
     number = observation.job.status.attempt
-    message = (
-        f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
-        f"read: {problems}"
-    )
+    if observation.cause or observation.child.ended:
+        message = (
+            f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
+            f"read: {problems}"
+        )
+    elif observation.replicas and observation.engines is None:
+        message = (
+            f"the Job of attempt {number}'s engines can't be created, since the spec can't be "
+            f"read: {problems}"
+        )
+    else:
+        return Decision(Action.WAIT)
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
