@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,6 +249,28 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_is_late() -> None:
 
     assert not asyncio.run(asked_at(1, PATIENCE)).is_timeout
     assert virtually(asked_in_vain()).is_timeout
+
+
+class NoAnswer(TCPConnector):
+    """Connections that nobody accepts or refuses, as behind a NetworkPolicy."""
+
+    async def _create_connection(self, *_: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("seconds", [600.0, None])
+def test_a_connection_that_nobody_takes_is_told_with_its_own_time(seconds: float | None) -> None:
+    async def asked() -> None:
+        async with ClientSession(connector=NoAnswer()) as session:
+            client = EngineClient(session, "engine-0", 8000, ATTEMPT)
+            await client.sync(Sync(version=1, meeting={}, names=["a"]), seconds)
+
+    words = (
+        r"took no connection for /sync at http://engine-0:8000 within 5 s; check whether its pod"
+    )
+    with pytest.raises(EngineUnreachable, match=words) as ended:
+        virtually(asked())
+    assert ended.value.is_timeout
 
 
 LIES = st.one_of(

@@ -135,10 +135,15 @@ class EngineClient:
                 method, self._base + path, data=data, headers=self._headers, timeout=timeout
             ) as answer:
                 text = await _read_body(answer.content)
-        except TimeoutError as error:
+        except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachable(
-                f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", is_timeout=True
+                f"took no connection for {path} at {self._base} within {STATE_SECONDS:.0f} s; check "
+                "whether its pod runs, and whether a NetworkPolicy lets the job's pods reach it",
+                is_timeout=True,
             ) from error
+        except TimeoutError as error:
+            limit = f" within {seconds:.0f} s" if seconds is not None else ""
+            raise EngineUnreachable(f"did not answer {path}{limit}", is_timeout=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnreachable(
                 f"can't be reached for {path}: {error or type(error).__name__}"
