@@ -223,8 +223,38 @@ def test_checkpoints_that_a_volume_does_not_give_are_not_lost(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(hashing, "_digest", away)
+    monkeypatch.setattr(hashing, "READ_PAUSES", ())
     with pytest.raises(DiskFailed, match=r"no checkpoint can be read .*Stale file handle"):
         choose(plan, {})
+
+
+@pytest.mark.parametrize(("failures", "step"), [(2, 20), (9, 10)])
+def test_a_checkpoint_that_a_volume_does_not_give_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, step: int
+) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    saved = {step: save(plan, step) for step in (10, 20)}
+    left, read_bytes, digest = [failures, failures], Path.read_bytes, hashing._digest
+
+    def give(kind: int, path: Path) -> None:
+        if saved[20] in path.parents and left[kind]:
+            left[kind] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def read(path: Path) -> bytes:
+        give(0, path)
+        return read_bytes(path)
+
+    def hash_part(folder: Path, part: hashing.Part) -> str:
+        give(1, folder / part.name)
+        return digest(folder, part)
+
+    for module in (hashing, volume_checkpoints):
+        monkeypatch.setattr(module, "READ_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(hashing, "_digest", hash_part)
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert choose(plan, {}) == saved[step]
 
 
 def test_another_runs_checkpoint_is_rejected_with_every_difference(tmp_path: Path) -> None:

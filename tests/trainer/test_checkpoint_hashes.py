@@ -11,6 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_trainer.checkpoints import hashing
 from grpo_trainer.checkpoints.hashing import (
     CHUNK_BYTES,
     damage,
@@ -163,5 +164,6 @@ def test_a_file_that_can_not_be_read_is_damage(
     monkeypatch.setattr(
         Path, "stat", lambda _: os.stat_result((0o100644, 0, 0, 0, 0, 0, 7, 0, 0, 0))
     )
+    monkeypatch.setattr(hashing, "READ_PAUSES", ())
     assert damage(tmp_path, files) == ["file can't be read: ends 1 bytes before byte 7"]
     assert [part.end for part, _ in recorded_parts(files)] == [7]

@@ -13,6 +13,7 @@ import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -21,6 +22,7 @@ from grpo_api.report.artifacts import SUMS, ReportBytes, parse_sums
 from grpo_api.report.artifacts import digests as sha256_digests
 from grpo_api.text.units import MIB
 
+from ..runtime.durable_files import READ_PAUSES, read_again
 from ..runtime.errors import BadInput
 from ..runtime.paths import MANIFEST
 from .manifest import FileRecord
@@ -187,11 +189,19 @@ def damage(
     folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1
 ) -> list[str]:
     """Return the damages of this rank's share of a checkpoint's files as sentences; empty if all
-    hashes match."""
+    hashes match.
+
+    What a volume fails to give is read again, within READ_PAUSES for all files together.
+    """
+    pauses = iter(READ_PAUSES)
     expected = dict(recorded_parts(files))
     problems: dict[str, None] = {}  # a missing file is named once, however many parts it has
     for part in share(list(expected), rank, world_size):
-        problem = _problem(folder, part, files[part.name].bytes, expected[part])
+        check = partial(_problem, folder, part, files[part.name].bytes, expected[part])
+        try:
+            problem = read_again(check, pauses)
+        except OSError as error:
+            problem = f"{part.name} {UNREADABLE}: {error.strerror}"
         if problem:
             problems[problem] = None
     return list(problems)
@@ -206,11 +216,6 @@ def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
     path = folder / part.name
     if not path.is_file():
         return f"{part.name} is missing"
-    try:
-        if path.stat().st_size != size:
-            return f"{part.name} has {path.stat().st_size} bytes instead of {size}"
-        if _digest(folder, part) != expected:
-            return difference_message(part)
-    except OSError as error:
-        return f"{part.name} {UNREADABLE}: {error.strerror}"
-    return None
+    if path.stat().st_size != size:
+        return f"{part.name} has {path.stat().st_size} bytes instead of {size}"
+    return difference_message(part) if _digest(folder, part) != expected else None

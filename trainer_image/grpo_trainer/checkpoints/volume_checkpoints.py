@@ -30,7 +30,9 @@ from ..gang import rank0_task, ranks
 from ..process.outcome import last_success
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import (
+    READ_PAUSES,
     disk_errors,
+    read_again,
     retry_disk_errors,
     sync_folder,
     sync_folders,
@@ -145,7 +147,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         BadInput: it can't be read.
     """
     try:
-        return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
+        content = read_again((checkpoint / MANIFEST).read_bytes, iter(READ_PAUSES))
+        return Manifest.model_validate_json(content)
     except OSError as error:
         raise BadInput(f"{checkpoint / MANIFEST} {UNREADABLE}: {error.strerror}") from error
     except ValidationError as error:

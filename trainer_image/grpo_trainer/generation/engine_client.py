@@ -137,8 +137,9 @@ class EngineClient:
                 text = await _read_body(answer.content)
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachable(
-                f"took no connection for {path} at {self._base} within {STATE_SECONDS:.0f} s; check "
-                "whether its pod runs, and whether a NetworkPolicy lets the job's pods reach it",
+                f"took no connection for {path} at {self._base} within {STATE_SECONDS:.0f} s; "
+                "check whether its pod runs, and whether a NetworkPolicy lets the job's pods reach "
+                "it",
                 is_timeout=True,
             ) from error
         except TimeoutError as error:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 PAUSES: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 """Seconds between tries of what a run can't go on without: five minutes, which a full disk is often
 given room in."""
+READ_PAUSES: tuple[float, ...] = (1, 2, 4)
+"""Seconds between tries of a read that a volume fails, which is often back by then."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -110,6 +112,24 @@ def retry_disk_errors(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T
             log.warning(f"tried again in {pause} s: {error}")
         clock.sleep(pause)
     return action()
+
+
+def read_again(action: Callable[[], T], pauses: Iterator[float], clock: Clock = SYSTEM_CLOCK) -> T:
+    """Run an action that reads, again after each of the pauses that are left, as long as a volume
+    fails it.
+
+    Raises:
+        OSError: the last try failed, too, or the file is gone.
+    """
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            pause = next(pauses, None)
+            if pause is None or isinstance(error, FileNotFoundError):
+                raise
+            log.warning(f"read again in {pause} s: {error}")
+        clock.sleep(pause)
 
 
 def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
