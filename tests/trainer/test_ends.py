@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMI
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process import watchdog
+from grpo_trainer.process import supervisor, watchdog
 from grpo_trainer.process.outcome import ProcessEnd, keep_outcome, kept_outcomes
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
@@ -144,7 +145,7 @@ def on_its_own_port(plan: TrainingPlan) -> TrainingPlan:
     [
         (KILLED, Result.ERROR, "rank 1 was ended by SIGKILL without an outcome"),
         (OUT_OF_MEMORY, Result.OUT_OF_MEMORY, "rank 1 was ended by the kernel's OOM killer"),
-        (STOPPED, Result.ERROR, "was ended by SIGTERM without an outcome"),
+        (STOPPED, Result.PREEMPTED, "was ended by SIGTERM without an outcome"),
     ],
     ids=["killed", "out of memory", "stopped"],
 )
@@ -164,7 +165,7 @@ def test_workers_that_die_without_words_get_an_outcome(
     environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
     ended = run_to_end([sys.executable, "-m", "grpo_trainer"], 120, env=environment)
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
-    assert (outcome.result, ended.returncode != 0) == (result, True)
+    assert (outcome.result, ended.returncode) == (result, EXIT_CODES[result])
     assert says in outcome.message
 
 
@@ -192,8 +193,28 @@ def test_sigterm_ends_a_rank_at_once_from_its_first_moment_on(tmp_path: Path) ->
     finally:
         pod.kill()
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
-    assert (outcome.result, outcome.rank) == (Result.PREEMPTED, 1)
+    assert outcome.result is Result.PREEMPTED
     assert "SIGTERM during stage Starting" in outcome.message, "before torch is imported"
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_sigterm_while_a_supervisor_starts_its_processes_reaches_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+
+    def start(_place: Placement, local_rank: int, folder: Path) -> supervisor.Worker:
+        if local_rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        process = subprocess.Popen(["sleep", "600"])
+        return supervisor.Worker(local_rank, process, folder / "outcome", folder / "stacks")
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    code = supervisor.supervise(
+        PLAN, Placement(node=0, local_rank=0, processes_per_node=3, nodes=1)
+    )
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, code) == (Result.PREEMPTED, EXIT_CODES[Result.PREEMPTED])
 
 
 def listens_for(pid: int, number: int) -> bool:

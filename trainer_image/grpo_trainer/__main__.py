@@ -5,9 +5,13 @@ process, or several under a supervisor. Every end becomes an Outcome and its exi
 process ends without a reason.
 """
 
+from .runtime.first_sigterm import end_on_sigterm
+
+if __name__ == "__main__":
+    end_on_sigterm()
+
 import logging
 import os
-import signal
 import sys
 
 from grpo_api.plan.plan import TrainingPlan
@@ -80,23 +84,10 @@ def main() -> int:
         cache.restore()
         set_defaults(os.environ, cache.variables)
         if place.processes_per_node > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it listens, and ends with its workers
             return supervise(plan, place)
     os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return run_worker(plan, place, started)
-
-
-def end_on_sigterm(attempt: int, rank: int) -> None:
-    """End at SIGTERM until training listens: the kernel ignores it for the first process of a
-    container that has no handler, which would hold its GPUs until the end of the grace period."""
-
-    def end(*_: object) -> None:
-        message = "SIGTERM during stage Starting"
-        outcome = Outcome(result=Result.PREEMPTED, attempt=attempt, rank=rank, message=message)
-        exit_process(announce_outcome(outcome))
-
-    signal.signal(signal.SIGTERM, end)
 
 
 def exit_process(code: int) -> None:

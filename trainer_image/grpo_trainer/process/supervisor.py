@@ -116,9 +116,14 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
     """Run the pod's workers to their end; returns the exit code of the pod's Outcome. `last_words`:
     as Countdown."""
     kills_before = oom_kills()
+    workers: list[Worker] = []
     with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
-        workers = [_start(place, local, Path(folder)) for local in range(place.processes_per_node)]
-        with _forwarded_sigterm(workers):
+        with _forwarded_sigterm(workers) as signals:
+            for local_rank in range(place.processes_per_node):
+                workers.append(_start(place, local_rank, Path(folder)))
+                # A signal that came while it was started went to those before it.
+                if signals:
+                    workers[-1].process.terminate()
             ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan.job.attempt, oom_kills() > kills_before)
     code = announce_outcome(root_cause([end.outcome for end in ends]))
@@ -143,16 +148,20 @@ def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
 
 
 @contextmanager
-def _forwarded_sigterm(workers: list[Worker]) -> Iterator[None]:
+def _forwarded_sigterm(workers: list[Worker]) -> Iterator[list[int]]:
+    """Send SIGTERM on to the workers; gives the signals that have come. After their end this
+    process ignores it, and says how they ended."""
+    signals: list[int] = []
+
     def forward(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
         for worker in workers:
             worker.process.send_signal(number)
 
-    previous = signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGTERM, forward)
     try:
-        yield
+        yield signals
     finally:
-        signal.signal(signal.SIGTERM, previous)
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
@@ -244,7 +253,9 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     if code < 0:
         end = f"was ended by {signal.Signals(-code).name}"
     text = f"rank {worker.rank} {end} without an outcome"
-    return make_outcome(worker.rank, Result.ERROR, text, unknown)
+    # Before it listens, SIGTERM ends a process without a word.
+    result = Result.PREEMPTED if code == -signal.SIGTERM else Result.ERROR
+    return make_outcome(worker.rank, result, text, unknown)
 
 
 def oom_kills() -> int:

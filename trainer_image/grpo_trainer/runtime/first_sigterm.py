@@ -1,0 +1,32 @@
+"""Ends a process at SIGTERM from its first moment on, until training listens.
+
+The kernel ignores SIGTERM for the first process of a container that has no handler, which would
+hold its GPUs until the end of the grace period. Nothing heavy is imported here: the handler stands
+before the trainer's other imports, which take a second.
+"""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
+
+PREEMPTED = 143
+"""The exit code of the result Preempted."""
+
+
+def end_on_sigterm(attempt: int = 0, rank: int = 0) -> None:
+    """End at SIGTERM with the outcome of a preemption; attempt and rank as far as they are
+    known."""
+
+    def end(*_: object) -> None:
+        message = "SIGTERM during stage Starting"
+        outcome = {"result": "Preempted", "attempt": attempt, "rank": rank, "message": message}
+        path = Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
+        with suppress(OSError):
+            path.write_text(json.dumps(outcome), encoding="utf-8")
+        os._exit(PREEMPTED)
+
+    signal.signal(signal.SIGTERM, end)
