@@ -6,6 +6,15 @@ exit code`. It is imported when it is named: what one command needs costs the ot
 nothing.
 """
 
+import signal
+from contextlib import suppress
+
+_raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+# Ctrl-C while the modules below are imported ends the program without a traceback.
+with suppress(ValueError):  # imported by another thread than the main one
+    if _raises_interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import errno
 import gc
@@ -13,7 +22,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +31,10 @@ from grpo_api.text.messages import printable_text
 
 from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
 from .show.errors import ENDED_BADLY, CliError
+
+with suppress(ValueError):
+    if _raises_interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Command(NamedTuple):

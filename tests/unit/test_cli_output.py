@@ -1,8 +1,11 @@
-"""A command ends with its output: at a closed pipe, without stdout, on a full disk."""
+"""A command ends with its output: at a closed pipe, without stdout, on a full disk; and at Ctrl-C."""
 
 import errno
 import io
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +38,24 @@ def test_a_command_ends_with_its_output(
     assert capsys.readouterr().err == says
     monkeypatch.setattr("sys.stdout", None)  # `grpo … >&-`
     assert main(["init"]) == 0
+
+
+INTERRUPTED_IMPORT = """
+import builtins, os, signal
+load = builtins.__import__
+def load_slowly(name, *context):
+    if name == "show.completion":
+        os.kill(os.getpid(), signal.SIGINT)
+    return load(name, *context)
+builtins.__import__ = load_slowly
+from grpo_cli.__main__ import main
+"""
+
+
+def test_ctrl_c_before_the_command_is_read_ends_without_a_word() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+    command[-1] = "import signal, grpo_cli.__main__; print(signal.getsignal(signal.SIGINT))"
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "default_int_handler" in ended.stdout
