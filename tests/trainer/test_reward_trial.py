@@ -4,6 +4,8 @@ sentence."""
 import contextlib
 import io
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import yaml
 
 from grpo_cli.__main__ import main
+from grpo_cli.commands.runs import reward
+from grpo_cli.inputs.manifest import load_specs
 from tests.samples import changed, job
 
 pytestmark = pytest.mark.realtime
@@ -105,3 +109,21 @@ def test_what_keeps_rewards_from_being_tried_is_a_sentence(
         rows_file(folder, rows)
         code = main(["reward", "test", "rows.jsonl", "-f", job_file, *options])
     assert f"{code}: {errors.getvalue().removeprefix('grpo: ')}".startswith(says)
+
+
+def test_what_a_reward_waits_for_is_told_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = {"url": "http://judge.team-a.svc/score?key=hidden", "batchTimeoutSeconds": 100}
+    spec = changed({"rewards": [{"http": service}]})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("tried", spec)))
+    (tried,) = load_specs(str(tmp_path / "job.yaml"))
+    monkeypatch.setattr(reward, "QUIET_SECONDS", 0.01)
+    command = [sys.executable, "-c", "import time; time.sleep(0.5); print('scored')"]
+    assert reward._run_trial(command, dict(os.environ), tried) == (0, b"scored\n")
+    told = capsys.readouterr().err
+    assert "spec.rewards[0].http for judge.team-a.svc, at most 100 s" in told
+    assert "hidden" not in told
+    monkeypatch.setattr(reward, "QUIET_SECONDS", 60.0)
+    assert reward._run_trial([sys.executable, "-c", ""], dict(os.environ), tried) == (0, b"")
+    assert capsys.readouterr().err == ""

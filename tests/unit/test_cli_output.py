@@ -1,4 +1,4 @@
-"""A command ends with its output: at a closed pipe, without stdout, on a full disk; and at Ctrl-C."""
+"""A command ends with its output (a closed pipe, no stdout, a full disk) and at Ctrl-C."""
 
 import errno
 import io
@@ -52,6 +52,7 @@ from grpo_cli.__main__ import main
 """
 
 
+@pytest.mark.realtime
 def test_ctrl_c_before_the_command_is_read_ends_without_a_word() -> None:
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.text import Text
 
@@ -27,6 +28,8 @@ from ...show.terminal import console, show_table
 
 SHOWN_LETTERS = 40
 """Of a completion."""
+QUIET_SECONDS = 5.0
+"""Until then nothing is said of what the rewards wait for."""
 
 
 def register(parser: ArgumentParser) -> None:
@@ -93,16 +96,40 @@ def _score_rows(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]
         command = [sys.executable, "-m", "grpo_trainer.rewards.trial"]
         command += [str(rows_file), str(result_file)]
         environment = os.environ | {PLAN_ENV: str(plan_file), REWARD_MOUNT_ENV: str(folder)}
-        completed_process = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
+        exit_code, printed = _run_trial(command, environment, job)
         if not result_file.exists():
-            sys.stderr.write(completed_process.stdout.decode(errors="replace"))
-            raise NotYet(
-                f"scoring ended with exit code {completed_process.returncode} and no result"
-            )
+            sys.stderr.write(printed.decode(errors="replace"))
+            raise NotYet(f"scoring ended with exit code {exit_code} and no result")
         result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
         return result
+
+
+def _run_trial(command: list[str], environment: dict[str, str], job: Job) -> tuple[int, bytes]:
+    """Exit code and output of the trainer's process; what it may wait for is printed after
+    QUIET_SECONDS."""
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=QUIET_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"grpo: {_waiting_message(job)}", file=sys.stderr, flush=True)
+            printed, _ = process.communicate()
+        finally:
+            process.kill()  # after Ctrl-C
+        return process.returncode, printed
+
+
+def _waiting_message(job: Job) -> str:
+    """Which services the rewards may wait for, and for how long."""
+    waits = [
+        f"spec.rewards[{position}].http for {urlsplit(reward.http.url).hostname}, at most "
+        f"{reward.http.batch_timeout_seconds} s (batchTimeoutSeconds)"
+        for position, reward in enumerate(job.spec.rewards)
+        if reward.http
+    ]
+    services = f"; it may wait: {'; '.join(waits)}" if waits else ""
+    return f"the rewards still run after {QUIET_SECONDS:.0f} s{services}"
 
 
 def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
