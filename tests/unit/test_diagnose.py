@@ -1,5 +1,6 @@
 """`grpo diagnose` reads every kind of file that people have of a run."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,32 @@ def test_diagnose_reads_every_kind_of_file(
     well = written(tmp_path / name, logged_steps())
     assert main(["diagnose", well]) == 0
     assert capsys.readouterr().out == f"{well}: no findings in {STEPS} steps\n"
+
+
+def test_diagnose_reads_what_other_programs_make_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = logged_steps(SICK["the reward falls"][1])
+    lines = Path(written(tmp_path / "run.jsonl", steps)).read_text()
+    with_commas = Path(written(tmp_path / "run.CSV", steps)).read_text().replace(".", ",")
+    panel = ["Step,lucky-sun-7 - train/reward,lucky-sun-7 - train/reward__MIN"]
+    panel += [f"{row['step']},{row['reward']},0" for row in steps]
+    contents = {
+        "powershell.jsonl": lines.encode("utf-16"),
+        "excel.csv": with_commas.encode(),
+        "panel.csv": "\n".join(panel).encode(),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        main(["diagnose", str(tmp_path / name)])
+        assert "RewardFalling since step" in capsys.readouterr().out, name
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["diagnose", "-"]) == 3
+    assert capsys.readouterr().out.startswith("-: RewardFalling")
+    panel[0] += ",other - train/reward"
+    (tmp_path / "panel.csv").write_text("\n".join(panel))
+    assert main(["diagnose", str(tmp_path / "panel.csv")]) == 2
+    assert "2 runs (lucky-sun-7, other); give one" in capsys.readouterr().err
 
 
 def test_numbers_that_python_prints_by_name_are_read() -> None:

@@ -2,14 +2,16 @@
 GPU products."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_cli.inputs.sources import fetch_config, read_config, stored_parameters
+from grpo_cli.inputs.sources import fetch_config, read_config, read_facts, stored_parameters
 from grpo_cli.show.errors import InventoryError
 from grpo_planner.hardware import products
+from tests.unit.operator_world import make_job
 from tests.unit.test_planner_model import LLAMA
 
 
@@ -104,3 +106,10 @@ def test_the_hub_is_asked_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> No
     ]  # fmt: skip
     with pytest.raises(InventoryError, match="refused"):
         fetch_config("org/known")
+
+
+def test_a_folder_in_the_pods_is_not_asked_of_the_hub() -> None:
+    spec = make_job({"model": {"name": "/models/demo", "parameters": "1B"}}).spec
+    assert spec
+    with pytest.raises(InventoryError, match=r"/models/demo is a folder in the pods.* --config"):
+        read_facts(Namespace(config=None, fetch_config=True), spec)

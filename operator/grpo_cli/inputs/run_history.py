@@ -5,9 +5,12 @@ In the cluster a short-lived pod reads it with the user's own rights.
 
 import csv
 import io
+import re
+import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from ..cluster.download import download_files
 from ..show.errors import ManifestError, NotYet
 from .printed_logs import number_steps, printed_rows
 
-SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, or a file of logged steps"
+SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, a file of logged steps, or -"
 
 
 def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> list[Row]:
@@ -37,7 +40,7 @@ def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> l
 
     Args:
         options: those of add_pod_arguments.
-        source: an existing file or folder; else the name of a job.
+        source: an existing file or folder, or - for standard input; else the name of a job.
         name: of the file.
 
     Raises:
@@ -45,6 +48,8 @@ def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> l
         NotYet: the job has no history.
         KubectlError: the cluster does not give it.
     """
+    if source == "-":
+        return _dictionaries(sys.stdin.read().removeprefix("\ufeff"), is_csv=False)
     path = Path(source)
     if path.is_dir():
         return load_rows(_file_in(path, name))
@@ -116,10 +121,13 @@ def load_rows(path: Path) -> list[Row]:
         ManifestError: it can't be read.
     """
     try:
-        # A kill may have cut a character in two.
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        content = path.read_bytes()
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from error
+    # PowerShell's > writes UTF-16.
+    encoding = "utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+    # A kill may have cut a character in two.
+    text = content.decode(encoding, errors="replace")
     return _dictionaries(text, is_csv=path.suffix.lower() in (".csv", ".tsv"))
 
 
@@ -164,5 +172,31 @@ def _csv_rows(text: str) -> list[Row]:
     lines = csv.DictReader(
         io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
     )
-    # None is the key of what a line has beyond the header.
-    return [{str(key): value for key, value in line.items()} for line in lines]
+    run = _panel_run(lines.fieldnames or ())
+    rows: list[Row] = []
+    for line in lines:
+        # None is the key of what a line has beyond the header.
+        row: Row = {str(key).removeprefix(run): value for key, value in line.items()}
+        if delimiter != ",":
+            row = {key: _with_decimal_point(value) for key, value in row.items()}
+        rows.append(row)
+    return rows
+
+
+_PANEL = " - "
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+(?:[eE][-+]?[0-9]+)?")
+
+
+def _panel_run(columns: Sequence[str]) -> str:
+    """What stands before each key in the CSV of a panel of W&B, `RUN - train/reward`; else
+    empty."""
+    names = (name for name in columns if name and not name.endswith(("__MIN", "__MAX")))
+    runs = {name.rpartition(_PANEL)[0] for name in names if _PANEL in name}
+    if len(runs) > 1:
+        raise ManifestError(f"the table has {len(runs)} runs ({', '.join(sorted(runs))}); give one")
+    return f"{runs.pop()}{_PANEL}" if runs else ""
+
+
+def _with_decimal_point(value: Any) -> Any:
+    is_number = isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip())
+    return value.replace(",", ".") if is_number else value

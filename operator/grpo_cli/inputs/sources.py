@@ -222,6 +222,11 @@ def read_facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
         config = read_config(Path(options.config))
         return ModelFacts(config=config, stored=stored_parameters(Path(options.config), config))
     if options.fetch_config:
+        if spec.model.name.startswith("/"):
+            raise InventoryError(
+                f"--fetch-config: spec.model.name {spec.model.name} is a folder in the pods, not a "
+                "model of the hub; name a copy of its config.json by --config"
+            )
         fetched = fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
         return ModelFacts(config=fetched)
     return ModelFacts()
