@@ -215,7 +215,7 @@ def test_rows_are_the_spec_s_or_written_by_the_script(
 
 def test_rewards_of_every_kind_keep_trl_s_names_and_weights(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text("import helper\n\ndef near(completions, **_): ...\n")
-    (tmp_path / "helper.py").write_text("LIMIT = 1\n")
+    (tmp_path / "helper.py").write_text("import os, torch\nimport sympy.abc\nLIMIT = 1\n")
     rewards = (
         '=[letters, near, accuracy_reward, get_soft_overlong_punishment(9, 2), "org/judge", '
         "unknown(), vendor.score]"
@@ -250,6 +250,8 @@ def test_rewards_of_every_kind_keep_trl_s_names_and_weights(tmp_path: Path) -> N
     assert "reward_4 = get_soft_overlong_punishment(9, 2)" in config_map["data"]["rewards.py"]
     said = "\n".join(notes(tmp_path))
     assert "the training image must have the package 'vendor'" in said
+    assert "helper.py imports it: the training image must have the package 'sympy'" in said
+    assert "'torch'" not in said
     assert "rewards[].model.parameters" in said
 
 

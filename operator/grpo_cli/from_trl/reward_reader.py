@@ -7,6 +7,7 @@ Functions of TRL and of other packages are named where they are.
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
@@ -32,6 +33,24 @@ MADE_BY_TRL = {
     "get_cosine_scaled_reward": "cosine_scaled_reward",
 }
 """TRL's makers of reward functions, and the names of what they make."""
+_IN_IMAGE = (
+    "accelerate",
+    "aiohttp",
+    "datasets",
+    "huggingface_hub",
+    "math_verify",
+    "numpy",
+    "peft",
+    "pydantic",
+    "regex",
+    "requests",
+    "safetensors",
+    "torch",
+    "transformers",
+    "trl",
+    "yaml",
+)
+"""Packages of the training image that rewards may import."""
 _RUNNING = (
     "GRPOTrainer",
     "GRPOConfig",
@@ -59,6 +78,8 @@ class RewardReader:
         self.copied: dict[tuple[int, int], str] = {}
         """Statements of the script that the rewards need, by line and column."""
         self.visited: set[str] = set()
+        self.packages: set[str] = set()
+        """Packages that notes name already."""
 
     def read(self, node: ast.expr | None, scope: Scope, line: int) -> None:
         """Read reward_funcs; `line` is the trainer's own."""
@@ -192,12 +213,23 @@ class RewardReader:
             self.run.note(1, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
             return True
         for node in ast.walk(module_tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    self._copy_module(alias.name)
-            elif isinstance(node, ast.ImportFrom):
-                self._copy_module(node.module or "")
+            self._copy_imported(node, f"{module}.py")
         return True
+
+    def _copy_imported(self, node: ast.AST, file: str) -> None:
+        """Copy what a statement imports from beside the script, and name other packages that the
+        training image may lack."""
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [node.module or ""]
+        for module in modules:
+            package = module.partition(".")[0]
+            is_there = package in _IN_IMAGE or package in sys.stdlib_module_names
+            if self._copy_module(module) or is_there or package in self.packages:
+                continue
+            self.packages.add(package)
+            advice = f"{file} imports it: the training image must have the package {package!r}"
+            self.run.note(getattr(node, "lineno", 0), "import", module, advice)
 
     def _add_model(self, node: ast.expr, name: str) -> None:
         self.run.rewards.append(RewardUse(node.lineno, name))
@@ -271,11 +303,7 @@ class RewardReader:
 
     def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
         self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
-        if isinstance(unit, ast.Import):
-            for alias in unit.names:
-                self._copy_module(alias.name)
-        elif isinstance(unit, ast.ImportFrom):
-            self._copy_module(unit.module or "")
+        self._copy_imported(unit, f"{self.module_name}.py")
         self._copy_names(global_names(unit), scope, reward)
 
     def _finish(self, scope: Scope) -> None:
