@@ -1,8 +1,8 @@
 """Ends a process at SIGTERM from its first moment on, until training listens.
 
-The kernel ignores SIGTERM for the first process of a container that has no handler, which would
-hold its GPUs until the end of the grace period. Nothing heavy is imported here: the handler stands
-before the trainer's other imports, which take a second.
+The kernel ignores SIGTERM for the first process of a container, as long as it has no handler. Then
+the pod would hold its GPUs until the end of the grace period. Nothing heavy is imported here: the
+handler stands before the trainer's other imports, which take a second.
 """
 
 import json
