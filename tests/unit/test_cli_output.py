@@ -55,8 +55,9 @@ from grpo_cli.__main__ import main
 @pytest.mark.realtime
 def test_ctrl_c_before_the_command_is_read_ends_without_a_word() -> None:
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    here = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
     command[-1] = "import signal, grpo_cli.__main__; print(signal.getsignal(signal.SIGINT))"
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=here)
     assert "default_int_handler" in ended.stdout
