@@ -145,7 +145,7 @@ def on_its_own_port(plan: TrainingPlan) -> TrainingPlan:
     [
         (KILLED, Result.ERROR, "rank 1 was ended by SIGKILL without an outcome"),
         (OUT_OF_MEMORY, Result.OUT_OF_MEMORY, "rank 1 was ended by the kernel's OOM killer"),
-        (STOPPED, Result.PREEMPTED, "was ended by SIGTERM without an outcome"),
+        (STOPPED, Result.PREEMPTED, "SIGTERM"),
     ],
     ids=["killed", "out of memory", "stopped"],
 )
