@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo_api.spec.rewards import RewardSpec
 from grpo_cli.__main__ import main
 from grpo_cli.commands.runs import reward
 from grpo_cli.inputs.manifest import load_specs
+from grpo_trainer.rewards.reward_set import build_rewards
 from tests.samples import changed, job
 
 pytestmark = pytest.mark.realtime
@@ -61,6 +63,17 @@ def test_completions_are_scored_by_every_reward(
         "accuracy": [2.0, 0.0],
         "python": [18.0, 4.0],
     }
+
+
+def test_a_reward_behind_a_model_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "mine.py").write_text(FUNCTION)
+    model = RewardSpec.model_validate({"model": {"name": "an/rm", "parameters": "1M"}})
+    built = build_rewards(
+        [model, RewardSpec.model_validate(REWARDS[2])], root=tmp_path, without_models=True
+    )
+    assert built.names == ["python"]
+    built.close()
 
 
 def test_a_reward_reads_the_state_of_the_trainer(

@@ -92,6 +92,7 @@ def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_wor
         (Outcome(result=Result.BAD_INPUT), 0.0),
         (Outcome(result=Result.HANG), PATIENCE_SECONDS),
         (Outcome(result=Result.PREEMPTED), PATIENCE_SECONDS),
+        (Outcome(result=Result.SUCCEEDED), math.inf),
     ],
 )
 def test_patience_is_for_ends_that_others_can_explain(
@@ -129,9 +130,12 @@ def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
         now += pause
         countdown.record_failure(now, outcome)
         deadline = min(deadline, now + patience_after(outcome))
-        assert countdown.seconds_left(now) == max(0.0, deadline - now)
+        seconds_left = None if deadline == math.inf else max(0.0, deadline - now)
+        assert countdown.seconds_left(now) == seconds_left
         if deadline > now:
             assert countdown.due_action(now) is None
+    if deadline == math.inf:  # all had succeeded
+        return
     assert countdown.due_action(deadline) is ask_for_last_words
     countdown.record_failure(deadline, Outcome(result=Result.ERROR))
     assert countdown.seconds_left(deadline) == pytest.approx(last_words)

@@ -192,8 +192,10 @@ def patience_after(outcome: Outcome | None) -> float:
 
     They get none if the process left no outcome, or one that can't be the symptom of another
     process's failure: the cause is known, the gang can't go on, and all its GPUs wait for the next
-    attempt.
+    attempt. One that was killed after its success harms nobody, and rank 0 may still export.
     """
+    if outcome is not None and outcome.result is Result.SUCCEEDED:
+        return math.inf
     if outcome is None or cause_priority(outcome.result) < CausePriority.HANG:
         return 0.0
     # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not

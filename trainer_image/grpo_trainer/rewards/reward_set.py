@@ -244,10 +244,11 @@ def build_rewards(
     device: torch.device | str = "cpu",
     hub: Hub | None = None,
     on_wait: OnWait = ignore_wait,
+    without_models: bool = False,
 ) -> RewardSet:
     """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i (None:
     the pod's mount), or its model in the hub. `on_wait` is called with the reason why a service is
-    asked again.
+    asked again. `without_models` leaves out rewards that are models.
 
     A collective where a reward is a model, and to be called before GRPOConfig is made (see
     reward_model.py).
@@ -256,8 +257,12 @@ def build_rewards(
         BadInput: a pattern, function or model can't be used.
         Transient: the hub of a reward model can't be asked now, or there is no room.
     """
-    names = reward_names(rewards)
-    built = RewardSet(list(rewards), names, [], {name: RewardCounters() for name in names})
+    named = enumerate(zip(rewards, reward_names(rewards), strict=True))
+    # A reward's files and token are known by its place among all rewards.
+    places = [place for place in named if not (without_models and place[1][0].model)]
+    specs = [reward for _, (reward, _) in places]
+    names = [name for _, (_, name) in places]
+    built = RewardSet(specs, names, [], {name: RewardCounters() for name in names})
     folder = root or reward_root()
 
     def build(position: int, reward: RewardSpec, name: str) -> RewardFunction:
@@ -278,7 +283,7 @@ def build_rewards(
         return reward_model(name, reward.model, counters, device, path=path, hub=hub)
 
     try:
-        for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
+        for position, (reward, name) in places:
             built.functions.append(build(position, reward, name))
     except BaseException:
         built.close()

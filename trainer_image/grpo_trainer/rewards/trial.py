@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_api.spec.rewards import RewardSpec, reward_names
+from grpo_api.spec.rewards import RewardSpec
 
 from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
@@ -29,13 +29,10 @@ def score_rows(
         BadInput: a reward can't be used.
         RewardError: one failed for a whole batch.
     """
-    scored: list[RewardSpec] = []
-    for reward, name in zip(rewards, reward_names(rewards), strict=True):
+    for reward in rewards:
         if reward.accuracy:
             _require_column(reward.accuracy.answer_column, rows)
-        if reward.model is None:
-            scored.append(reward.model_copy(update={"name": name}))
-    built = build_rewards(scored)
+    built = build_rewards(rewards, without_models=True)
     try:
         arguments = _arguments(rows, max_steps)
         return {
