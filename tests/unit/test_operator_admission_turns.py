@@ -99,8 +99,8 @@ def test_a_run_whose_nodes_are_gone_delays_nobody_until_they_are_back() -> None:
     assert (found[run.uid].admitted, found[small.uid].admitted) == (False, True)
     assert (found[run.uid].reason, found[run.uid].passed_over) == ("WaitingForGPUs", 0)
     assert found[run.uid].message == (
-        "needs 16 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 8 free; even empty, too few nodes would hold "
-        "it, so it delays no others"
+        "needs 16 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 8 free; too few nodes could hold it if they "
+        "were empty: others go first"
     )
     found = judged([run, small], cluster(8, 8, pods=[gpu_pod("p", 8)]))
     assert (found[run.uid].admitted, found[small.uid].admitted) == (False, False)

@@ -42,7 +42,7 @@ def import_closure(modules: Iterable[str], *, inside_functions: bool) -> ImportC
             function is called.
     """
     closure = ImportClosure()
-    pending = list(modules)
+    pending = [name for module in modules for name in _with_parents(module)]
     while pending:
         module = pending.pop()
         if module in closure.first_party:

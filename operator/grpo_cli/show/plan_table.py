@@ -273,7 +273,7 @@ def show_difference(
         return
     headings = ("", "now", "then", "difference")
     rows = list(_comparison_rows(before.chosen, after.chosen))
-    show_table(out, headings, rows, tuple, _stacked_difference, right=headings)
+    show_table(out, headings, rows, tuple, _stacked_difference, right=headings[1:])
     for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
         if was != now:
             out.print(Text(f"  {was} becomes {now}"))

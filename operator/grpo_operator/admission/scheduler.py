@@ -347,13 +347,13 @@ class _CycleRun:
         message = self._without_queue.shortage(job, plan)
         # A run keeps its plan although its nodes may be gone for good: what it kept from those
         # behind it would stand still.
-        lacks_nodes = not self._without_queue.has_nodes_for(job, plan)
-        if lacks_nodes:
-            message = f"{message}; even empty, too few nodes would hold it, so it delays no others"
+        has_nodes = job.should_create_pods or self._without_queue.has_nodes_for(job, plan)
+        if not has_nodes:
+            message = f"{message}; too few nodes could hold it if they were empty: others go first"
         return Verdict(
             generation=job.generation,
             plan=plan,
-            blocked=lacks_nodes,
+            blocked=not has_nodes,
             reason=reason,
             message=message,
         )
