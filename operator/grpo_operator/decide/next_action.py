@@ -146,13 +146,26 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
-def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
+def suspend_job(observation: Observation, limits: Limits) -> Decision | None:
+    """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure.
+
+    An attempt that has ended before is recorded as if the next one followed.
+    """
     if not observation.job.is_suspended:
         return None
-    return Decision(
-        Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on"
-    )
+    message = "spec.suspend is true; set it to false to go on"
+    suspension = Decision(Action.SUSPEND, Reason.SUSPENDED, message)
+    if not observation.job.is_active:
+        return suspension
+    # The suspension takes the place of the pause.
+    without_pause = replace(limits, restart_pause_seconds=0.0)
+    for check in (attempt_ended, job_gone, job_ended):
+        end = check(observation, without_pause)
+        if end and end.action is Action.ADMIT:
+            return replace(end, action=Action.SUSPEND, reason=Reason.SUSPENDED, message=message)
+        if end:
+            return end
+    return suspension
 
 
 def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:  # noqa: ARG001

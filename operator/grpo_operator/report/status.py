@@ -151,7 +151,7 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
         fields["learned"] = decision.learned
     if outcome:
         fields["outcome"] = _published_outcome(outcome, observation)
-    if outcome and action in (Action.COMMIT, Action.QUEUE):
+    if outcome and action in (Action.COMMIT, Action.QUEUE, Action.SUSPEND):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
         if decision.rollback:
