@@ -135,3 +135,24 @@ def test_whatever_rank_0_says_of_the_network_is_a_condition(
     assert (held == "True") is (reason != "AsExpected")
     assert (reason == "RDMAUnused") is bool(problem)
     assert 0 < len(message) <= 4096
+
+
+@pytest.mark.parametrize("action", [Action.QUEUE, Action.RELEASE, Action.REJECT])
+@pytest.mark.parametrize("before", ["True", "False"])
+def test_a_job_that_waits_is_not_degraded_by_an_attempt_that_is_over(
+    action: Action, before: str
+) -> None:
+    known = active_status()
+    known["conditions"].append(condition("Degraded", before, "EnginesLost"))
+    seen = make_seen(make_job(status=known), make_child(), make_pod(0))
+    status = after(seen, Decision(action, "SchedulingTimeout", "no node took them"))
+    assert of_type(status, "Degraded") == ("False", "AsExpected", "no attempt runs")
+    change = telling_change(seen.job.status.conditions, status.conditions)
+    assert change is not None
+    assert (change.type, change.reason) == ("Running", "SchedulingTimeout"), "why it is over"
+
+
+def test_a_job_that_never_ran_is_not_said_to_be_degraded_or_not() -> None:
+    seen = make_seen(make_job())
+    status = after(seen, Decision(Action.QUEUE, "WaitingForGPUs", "needs 8"))
+    assert "Degraded" not in {one.type for one in status.conditions}

@@ -141,6 +141,7 @@ def _reject(observation: Observation, decision: Decision) -> Iterator[Statement]
     for kind in (C.PLANNED, C.SCHEDULED, C.RUNNING):
         if observation.job.condition(kind):
             yield kind, False, decision.reason, decision.message
+    yield from _no_longer_degraded(observation)
     yield from _no_longer_suspended(observation)
 
 
@@ -152,6 +153,12 @@ def _no_longer_waiting(
         condition = observation.job.condition(kind)
         if condition and condition.status != "True":
             yield kind, False, decision.reason, decision.message
+
+
+def _no_longer_degraded(observation: Observation) -> Iterator[Statement]:
+    """Replace what was said of an attempt that is over."""
+    if observation.job.condition(C.DEGRADED):
+        yield C.DEGRADED, False, Reason.AS_EXPECTED, "no attempt runs"
 
 
 def _no_longer_suspended(observation: Observation) -> Iterator[Statement]:
@@ -170,6 +177,7 @@ def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
         yield C.PLANNED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
+    yield from _no_longer_degraded(observation)
     yield from _no_longer_suspended(observation)
 
 
@@ -276,6 +284,7 @@ def _release(observation: Observation, decision: Decision) -> Iterator[Statement
     yield C.ADMITTED, False, decision.reason, message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, f"attempt {number} was released"
+    yield from _no_longer_degraded(observation)
 
 
 def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:

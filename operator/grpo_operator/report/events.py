@@ -55,10 +55,15 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
     """The condition whose change matters most; None when no status or reason changed."""
     old_by_type = {condition.type: condition for condition in old}
     new_by_type = {condition.type: condition for condition in new}
+    admitted = new_by_type.get(ConditionType.ADMITTED)
+    has_lost_place = admitted is not None and admitted.status == "False"
     for kind in _TOLD:
         condition = new_by_type.get(kind)
         before = old_by_type.get(kind)
         if condition is None or _is_unchanged(before, condition):
+            continue
+        # that the attempt is over tells less than why
+        if kind == ConditionType.DEGRADED and has_lost_place:
             continue
         # conditions that start out False tell nothing, but for two
         is_news = (condition.status == "True") == (kind != ConditionType.HEALTHY)
