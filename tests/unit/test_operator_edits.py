@@ -76,6 +76,21 @@ def test_another_model_is_not_planned_by_the_shape_of_the_first(preflight: str) 
         assert learned.architecture.layers == 28
 
 
+@pytest.mark.parametrize("preflight", ["Auto", "Off"])
+def test_after_an_attempt_another_image_is_not_planned_by_what_the_first_has(
+    preflight: str,
+) -> None:
+    job = gpu_job(image="mine:1")
+    there = look(job, child(job), reported(architecture=SHAPE, hasVllm=False))
+    checked = after(seen(job, there), QUEUED)
+    ran = checked.model_copy(update={"attempt": 1})
+    other = stored(job, ran, image="mine:2", preflight=preflight)
+    learned = after(seen(other, look(other)), QUEUED).learned
+    assert learned
+    assert learned.has_vllm is None
+    assert learned.architecture, "what an attempt has loaded stays"
+
+
 def test_a_job_that_no_longer_resumes_another_is_planned_from_its_spec() -> None:
     job = found(source(revisions={"model": "a" * 40}))
     assert kept_plan(job)

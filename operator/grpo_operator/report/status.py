@@ -186,12 +186,12 @@ def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 def _unlearned(job: GRPOJobRecord) -> dict[str, Any]:
     """Without what the preflight of an earlier spec found. What an attempt has loaded never
-    changes."""
+    changes; its image may."""
     learned = job.status.learned
-    if job.status.attempt or learned is None:
+    if learned is None:
         return {}
-    update = {"architecture": None, "has_vllm": None, "prompts": None}
-    cleared = learned.model_copy(update=update)
+    outdated = ["has_vllm"] if job.status.attempt else ["has_vllm", "architecture", "prompts"]
+    cleared = learned.model_copy(update=dict.fromkeys(outdated))
     return {"learned": cleared} if cleared != learned else {}
 
 
