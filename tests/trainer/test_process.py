@@ -102,6 +102,13 @@ def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:
     )
 
 
+def test_plan_that_is_no_utf_8_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(BadInput, match=r"plan.json doesn't fit this trainer: .*Invalid JSON"):
+        read_plan({PLAN_ENV: str(path)})
+
+
 def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> None:
     environment = ISOLATED | {
         PLAN_ENV: str(tmp_path / "none"),

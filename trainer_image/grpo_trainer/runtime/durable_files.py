@@ -141,7 +141,7 @@ def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
     """
     path = Path(environment.get(PLAN_ENV, PLAN_PATH))
     try:
-        return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+        return TrainingPlan.model_validate_json(path.read_bytes())
     except OSError as error:
         raise BadInput(
             f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path"
