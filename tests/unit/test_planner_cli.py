@@ -95,6 +95,18 @@ def test_each_job_of_a_file_is_a_document_and_a_picture_is_of_one(
     assert "--to names one picture" in capsys.readouterr().err
 
 
+def test_an_option_that_is_wrong_for_a_later_job_is_refused_before_anything_is_printed(
+    manifest: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Path(manifest()).read_text()
+    second = Path(manifest(placement={"accelerator": "CPU"})).read_text()
+    both = tmp_path / "jobs.yaml"
+    both.write_text(f"{first}---\n{second.replace('mine', 'second')}")
+    assert main(["plan", "-f", str(both), *EIGHT, "--sizes"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, "spec.placement.accelerator is CPU" in printed.err) == ("", True)
+
+
 def test_nothing_fits_is_3_with_table_and_fixes(
     manifest: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

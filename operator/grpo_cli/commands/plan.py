@@ -14,8 +14,9 @@ instead of a path.
 import sys
 from argparse import ArgumentParser, Namespace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel
@@ -33,6 +34,9 @@ from ..inputs.manifest import Job, load_specs
 from ..show import plan_table
 from ..show.errors import WRONG, NotYet, OptionError
 from ..show.terminal import console
+
+if TYPE_CHECKING:
+    from grpo_api.status.status import AppliedJobClass
 
 _FIELDS = {
     "parameters": ("model", "parameters"),
@@ -180,12 +184,27 @@ def run(options: Namespace) -> int:
     jobs = requested_jobs(options)
     if options.to and len(jobs) > 1:
         raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
-    return max(_plan_job(options, job) for job in jobs)
+    # A wrong option for any job is refused before the first plan is printed.
+    specs = [_requested_specs(options, request.job) for request in jobs]
+    return max(map(partial(_plan_job, options), jobs, specs))
 
 
-def _plan_job(options: Namespace, request: JobRequest) -> int:
-    """Plans and prints one job."""
-    name, job = request.name, request.job
+class RequestedSpecs(NamedTuple):
+    """What is planned for one job."""
+
+    job_class: "AppliedJobClass | None"
+    spec: GRPOJobSpec
+    """With the class."""
+    changed: dict[str, GRPOJobSpec]
+    """The spec with each change of --what-if."""
+
+
+def _requested_specs(options: Namespace, job: Job) -> RequestedSpecs:
+    """Apply the job's class and the options to one job.
+
+    Raises:
+        CliError: they don't go with this job.
+    """
     job_class = None if options.model else job_classes.class_of(options, job)
     spec = job_classes.with_class(job.spec, job_class, job.metadata)
     _refuse_slips(options, spec)
@@ -193,6 +212,12 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
         change: job_classes.with_class(changed, job_class, job.metadata)
         for change, changed in _changed_specs(options, job.spec).items()
     }
+    return RequestedSpecs(job_class, spec, changed_specs)
+
+
+def _plan_job(options: Namespace, request: JobRequest, specs: RequestedSpecs) -> int:
+    """Plans and prints one job."""
+    name, job_class, spec = request.name, specs.job_class, specs.spec
     learned = None if options.model else sources.fetch_learned(options, name, request.namespace)
     result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
@@ -223,7 +248,7 @@ def _plan_job(options: Namespace, request: JobRequest) -> int:
     code = exit_code(result)
     if options.show_prompt:
         code = max(code, _show_prompt(request))
-    for change, changed_spec in changed_specs.items():
+    for change, changed_spec in specs.changed.items():
         changed = sources.make_plan(options, changed_spec, learned)
         left_out = unused_changes(spec, changed_spec)
         plan_table.show_difference(console(), change, result, changed, left_out)
