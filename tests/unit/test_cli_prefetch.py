@@ -235,6 +235,16 @@ def command(world: World, *more: str) -> int:
     )
 
 
+def test_a_later_job_without_a_cache_is_refused_before_the_first_one_s_is_filled(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = manifest(model={"name": "team/model", "parameters": "1B"})
+    text = f"{manifest()}---\n{second.replace('name: run', 'name: second')}"
+    (world.folder / "job.yaml").write_text(text)
+    assert command(world) == 2
+    assert "second: spec.model.cache is unset" in capsys.readouterr().err
+
+
 @pytest.mark.realtime
 def test_a_job_is_made_and_followed_to_its_end(
     world: World, capsys: pytest.CaptureFixture[str]

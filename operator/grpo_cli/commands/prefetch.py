@@ -54,7 +54,11 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Fills the cache of one job after the other; 0 once all is there, 1 where something was not
     fetched."""
-    return max(_fill_cache(options, job) for job in _jobs(options))
+    jobs = _jobs(options)
+    # A file's last job is refused before the minutes that the first one's cache takes.
+    for job in jobs:
+        _require_cache(job)
+    return max(_fill_cache(options, job) for job in jobs)
 
 
 def _jobs(options: Namespace) -> list[Job]:
@@ -80,14 +84,18 @@ def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec)
     return job_classes.with_class(spec, job_classes.class_in_cluster(options, spec), metadata)
 
 
+def _require_cache(job: Job) -> None:
+    """Refuse a job without a cache."""
+    if job.spec.model.cache is None:
+        raise OptionError(
+            f"{job.metadata['name']}: spec.model.cache is unset, so there is nothing to fill: "
+            "name the claim to share there"
+        )
+
+
 def _fill_cache(options: Namespace, job: Job) -> int:
     """Fills one job's cache."""
     name, spec = job.metadata["name"], job.spec
-    if spec.model.cache is None:
-        raise OptionError(
-            f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to "
-            "share there"
-        )
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
