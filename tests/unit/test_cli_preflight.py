@@ -23,10 +23,11 @@ from grpo_api.report.preflight import (
 from grpo_api.spec.model import Architecture
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
+from grpo_cli.cluster import kubectl
 from grpo_cli.commands import preflight
 from grpo_cli.commands.preflight import check_job
 from grpo_cli.inputs import local_preflight
-from grpo_cli.show.errors import MISSING, WRONG
+from grpo_cli.show.errors import MISSING, WRONG, KubectlExitError
 from grpo_cli.show.preflight_report import print_report
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PODS
@@ -211,3 +212,40 @@ def test_the_pod_s_report_is_printed_and_its_job_deleted(
     namespaced = [line for line in log if "grpojobclasses" not in line]
     assert all("--namespace=team-a" in line for line in namespaced)
     assert "delete job run-check --wait=false" in log[-1]
+
+
+@dataclass
+class CheckJobs:
+    """The Jobs of checks behind a kubectl that is no process; each has ended with REPORT."""
+
+    names: set[str]
+    may_delete: bool = True
+
+    def answer(self, line: list[str], stdin: str | None = None) -> str:
+        """What kubectl prints."""
+        if "create" in line:
+            name = json.loads(stdin or "")["metadata"]["name"]
+            if name in self.names:
+                raise KubectlExitError(f'jobs.batch "{name}" already exists')
+            self.names.add(name)
+            return stdin or ""
+        if "delete" in line:
+            if not self.may_delete:
+                raise KubectlExitError("deletes are forbidden")
+            self.names.discard("run-check")
+            return ""
+        failed = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+        answers = {"jobs": [failed], "pods": [ended_pod(REPORT.model_dump_json())]}
+        kind = next((word for word in line if word in answers), "")
+        return json.dumps({"items": answers.get(kind, [])})
+
+
+@pytest.mark.parametrize("jobs", [CheckJobs({"run-check"}), CheckJobs(set(), may_delete=False)])
+def test_a_job_that_is_left_over_costs_neither_this_report_nor_the_next(
+    world: World, capsys: pytest.CaptureFixture[str], jobs: CheckJobs
+) -> None:
+    world.patch.setattr(kubectl, "_run", jobs.answer)
+    command = ["preflight", "-f", world.job_file, "--in-cluster", "--trainer-image", "trainer:1"]
+    assert main(command) == 1
+    assert PROBLEM.path in capsys.readouterr().out
+    assert jobs.names == (set() if jobs.may_delete else {"run-check"})

@@ -24,7 +24,7 @@ from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import TRAINER_IMAGE
 from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import load_specs
-from ..show.errors import NotYet
+from ..show.errors import KubectlError, KubectlExitError, NotYet
 from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
 
@@ -96,11 +96,26 @@ def check_name(job: str) -> str:
 def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> PreflightReport:
     """The report of a pod; its Job is deleted afterwards."""
     pods = pod_defaults.defaults_from_flags(options)
-    kubectl.create_object(options, check_job(name, options.namespace or "default", spec, pods))
+    _create_job(options, check_job(name, options.namespace or "default", spec, pods))
     try:
         return _awaited_report(options, check_name(name))
     finally:
-        kubectl.run_kubectl(options, "delete", "job", check_name(name), "--wait=false")
+        # The report counts; a Job that can't be deleted now makes room for the next check.
+        with contextlib.suppress(KubectlError):
+            kubectl.run_kubectl(options, "delete", "job", check_name(name), "--wait=false")
+
+
+def _create_job(options: Namespace, body: dict[str, Any]) -> None:
+    """Create the Job; one that an earlier check left makes room if it has ended."""
+    try:
+        kubectl.create_object(options, body)
+    except KubectlExitError:
+        name = body["metadata"]["name"]
+        earlier = job_pods.find_job(options, name)
+        if earlier is None or not job_pods.job_end(earlier):
+            raise
+        kubectl.run_kubectl(options, "delete", "job", name, "--wait")
+        kubectl.create_object(options, body)
 
 
 def _awaited_report(options: Namespace, job: str) -> PreflightReport:
