@@ -262,6 +262,21 @@ class FakeDelivery:
         yield (self.folder / name).read_bytes()[offset:]
 
 
+def test_a_file_that_a_new_attempt_deletes_meanwhile_is_read_in_its_folder(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_file, newest = run_history._file_in, run_folder / "attempt-3"
+
+    def overtaken(folder: Path, name: str) -> Path:
+        file = find_file(folder, name)
+        if not newest.exists():
+            file.parent.rename(newest)
+        return file
+
+    monkeypatch.setattr(run_history, "_file_in", overtaken)
+    assert run_history.load_history(Namespace(), str(run_folder)) == ROWS
+
+
 def test_a_job_is_read_through_a_pod_and_judged(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,7 @@ def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> l
         return _dictionaries(sys.stdin.read().removeprefix("\ufeff"), is_csv=False)
     path = Path(source)
     if path.is_dir():
-        return load_rows(_file_in(path, name))
+        return _rows_in(path, name)
     if path.exists() or "/" in source or path.suffix:
         return load_rows(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -75,6 +75,19 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
             "header, or trainer_state.json, with TRL's keys such as reward, kl, entropy"
         )
     return steps
+
+
+def _rows_in(folder: Path, name: str) -> list[Row]:
+    """The rows of a file of a folder."""
+    file = _file_in(folder, name)
+    try:
+        return load_rows(file)
+    except ManifestError:
+        # A new attempt may have written its own file and deleted the older ones since.
+        newer_file = _file_in(folder, name)
+        if newer_file == file:
+            raise
+        return load_rows(newer_file)
 
 
 def _file_in(folder: Path, name: str) -> Path:
