@@ -3,6 +3,7 @@ cluster has it."""
 
 import json
 import sys
+from errno import ENOSPC
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,14 @@ from grpo_cli.__main__ import main
 from grpo_cli.cluster.delivery_pod import build_attempt
 from grpo_cli.commands.run import step_line
 from grpo_cli.inputs.manifest import Job, document_of, load_specs
-from grpo_cli.local import local_runs
+from grpo_cli.local import attempt_state, local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
 from grpo_cli.show.errors import NotYet, OptionError
 from grpo_operator.pods.cpu_job import CPU_PLAN
 from grpo_operator.pods.manifests import Attempt, training_plan
 from tests.class_samples import job_class
 from tests.samples import changed, job
+from tests.stepped_clock import SteppedClock
 
 FILES: dict[str, Any] = {
     "model": {"name": "/models/tiny", "parameters": "77K", "volume": {"claimName": "files"}},
@@ -216,8 +218,33 @@ def test_an_attempt_that_another_process_starts_is_not_started_again(
         return 1
 
     monkeypatch.setattr(local_runs, "_free_port", start_again)
+    monkeypatch.setattr(attempt_state, "SYSTEM_CLOCK", SteppedClock())
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: SimpleNamespace(pid=1))
     runs._start(first, pod({}))
+
+
+def test_an_attempt_that_a_full_disk_cuts_off_before_its_plan_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, first = local_runs.LocalRuns(tmp_path), attempt({})
+    document = document_of(Job({"name": "tiny", "namespace": "local", "uid": "1"}, first.spec))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "job.json").write_text(json.dumps(document))
+    process = SimpleNamespace(pid=1, poll=lambda: 1)
+    monkeypatch.setattr(local_runs, "_free_port", lambda: 1)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: process)
+    runs._start(first, pod({}))
+
+    def full_disk(_: object) -> str:
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_runs, "plan_json", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            runs.resume("tiny")
+    assert runs.read_job("tiny").job.status.attempt == 1
+    runs.resume("tiny")
+    assert runs.read_job("tiny").job.status.attempt == 2
 
 
 def test_of_two_runs_of_a_name_that_start_at_once_one_is_refused(

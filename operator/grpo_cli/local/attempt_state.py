@@ -4,7 +4,7 @@ import fcntl
 import json
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.contract import ATTEMPT_PREFIX
 from grpo_operator.report.pod_reports import final_progress, metrics_status, progress_status
 
+from ..cluster.clock import SYSTEM_CLOCK
 from .local_pod import LOCAL_ADDRESS
 
 LOCK_FILE = "lock"
@@ -27,6 +28,8 @@ PLAN_FILE, PROCESS_FILE, LOG_FILE, OUTCOME_FILE = (
 """In an attempt's folder."""
 PROGRESS_SECONDS = 2.0
 """Longest wait for the trainer's report of its progress."""
+LOCK_SECONDS = 0.5
+"""Longest wait for another process's look at the lock."""
 
 
 def read_status(home: Path) -> GRPOJobStatus:
@@ -59,8 +62,13 @@ def _phase(is_running: bool, progress: Progress | None, outcome: Outcome | None)
 
 
 def newest_attempt(home: Path) -> int:
-    """Number of a run's last attempt."""
-    numbers = [path.name.removeprefix(ATTEMPT_PREFIX) for path in home.glob(f"{ATTEMPT_PREFIX}*")]
+    """Number of a run's last attempt. One that was cut off before it had a plan does not count."""
+    is_running = is_running_in(home)
+    numbers = [
+        path.name.removeprefix(ATTEMPT_PREFIX)
+        for path in home.glob(f"{ATTEMPT_PREFIX}*")
+        if is_running or (path / PLAN_FILE).exists()
+    ]
     return max(map(int, filter(str.isdecimal, numbers)), default=1)
 
 
@@ -74,6 +82,23 @@ def is_running_in(home: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def take_lock(lock: IO[str]) -> None:
+    """Lock a run's open lock file.
+
+    Raises:
+        BlockingIOError: a trainer, or who starts one, has it.
+    """
+    deadline = SYSTEM_CLOCK.now() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Another process's look at the lock takes a moment only.
+            if SYSTEM_CLOCK.now() >= deadline:
+                raise
+        SYSTEM_CLOCK.sleep(LOCK_SECONDS / 10)
 
 
 def read_process(folder: Path) -> dict[str, int]:

@@ -11,7 +11,6 @@ process id alone may have become another program's.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -67,6 +66,7 @@ from .attempt_state import (
     read_outcome,
     read_process,
     read_status,
+    take_lock,
 )
 from .local_pod import (
     LOCAL_ADDRESS,
@@ -398,11 +398,21 @@ class LocalRuns:
         """Start the trainer of an attempt, unless another process does so."""
         home = self.folder / attempt.key.name
         folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError as error:
-            raise NotYet(f"{attempt.key.name} is being started by another process") from error
-        root = home / "mounts"
+        elsewhere = NotYet(f"{attempt.key.name} is being started by another process")
+        with (home / LOCK_FILE).open("w") as lock:
+            try:
+                take_lock(lock)
+            except BlockingIOError as error:
+                raise elsewhere from error
+            if (folder / PLAN_FILE).exists():
+                raise elsewhere
+            # It is there already if an earlier start was cut off before it had a plan.
+            folder.mkdir(exist_ok=True)
+            self._start_in(folder, attempt, pod, lock)
+
+    def _start_in(self, folder: Path, attempt: Attempt, pod: LocalPod, lock: IO[str]) -> None:
+        """Start the trainer of an attempt in its folder; `lock` is the run's."""
+        root = folder.parent / "mounts"
         plan = local_plan(training_plan(attempt), pod.trainer.mounts, root, _free_port())
         if plan.checkpoint_directory:
             # On the volume, which stays when the run's own folder is deleted.
@@ -417,11 +427,11 @@ class LocalRuns:
             # A pod without GPUs sees none.
             "CUDA_VISIBLE_DEVICES": "",
         }
-        with (home / LOCK_FILE).open("w") as lock, (folder / LOG_FILE).open("wb") as log:
-            # Waits for nothing but another process's look at the lock.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # With a plan and no lock, a run would look ended while it is being started.
-            (folder / PLAN_FILE).write_text(plan_json(plan), encoding="utf-8")
+        with (folder / LOG_FILE).open("wb") as log:
+            # Whole or absent: what has a plan is an attempt.
+            unfinished = folder / f".{PLAN_FILE}"
+            unfinished.write_text(plan_json(plan), encoding="utf-8")
+            unfinished.replace(folder / PLAN_FILE)
             process = subprocess.Popen(
                 pod.trainer.command,
                 env=_environment(pod.trainer.environment | places),
