@@ -20,6 +20,7 @@ from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Pull, Silence, observe
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
+    ANNOTATION_WORKLOAD,
     COMPONENT_ENGINE,
     COMPONENT_TRAINER,
     LABEL_ATTEMPT,
@@ -163,7 +164,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
 
 def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
     """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid,
-    name."""
+    name, workload (empty: the operator admitted it, and not Kueue)."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | (
         {"failedIndexes": more["spent"]} if "spent" in more else {}
@@ -185,7 +186,9 @@ def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, A
     }
     if more.get("deleting"):
         meta["deletionTimestamp"] = at(0)
-    return {"metadata": meta, "spec": {}, "status": status}
+    annotations = {ANNOTATION_WORKLOAD: more.get("workload", "run")}
+    template = {"metadata": {"annotations": annotations}}
+    return {"metadata": meta, "spec": {"template": template}, "status": status}
 
 
 def terminated(code: int, message: str = "", reason: str = "", clock: float = 0) -> dict[str, Any]:

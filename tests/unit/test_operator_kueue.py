@@ -13,6 +13,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.kueue.pod_sets import planned_for
 from grpo_operator.kueue.workload_steps import Write, gate_by_workload, next_step
+from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.kueue_world import (
     ASSIGNED,
@@ -30,6 +31,7 @@ from tests.unit.operator_world import (
     SERVED_PLAN,
     TRAINERS,
     active_status,
+    after,
     at,
     condition,
     judged,
@@ -113,6 +115,28 @@ def test_the_engines_of_a_gang_are_started_with_it_however_long_its_nodes_take()
         make_workload(admitted(), plan=SERVED_PLAN), make_child(), *unbound, status=job
     )
     assert judged(seen).action is Action.START
+
+
+OWN = make_child(workload="")
+"""The Job of an attempt that the operator admitted itself."""
+
+
+def test_a_gang_whose_job_gets_a_queue_later_runs_on_and_its_next_attempt_waits_in_it() -> None:
+    seen = make_queued(None, OWN, make_pod(0), make_pod(1), status=active_status())
+    assert (judged(seen).action, written(seen)) == (Action.WAIT, None)
+    ended = make_queued(None, OWN, make_pod(0, state=terminated(1)), status=active_status())
+    assert judged(ended).action is Action.ADMIT
+    queued = gate_by_workload(ended, replace(judged(ended), action=Action.COMMIT, plan=PLAN), PODS)
+    assert (queued.action, queued.reason) == (Action.QUEUE, "WaitingForKueue")
+    waits = make_queued(None, status=to_json(after(ended, queued)))
+    assert written(waits, QUEUES) is Write.CREATE
+
+
+def test_a_gang_whose_job_gets_a_queue_later_keeps_the_operators_deadline() -> None:
+    job = active_status(running=False, attemptStartTime=at(-301))
+    unbound = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
+    seen = make_queued(None, OWN, *unbound, status=job)
+    assert (judged(seen).action, judged(seen).reason) == (Action.RELEASE, "SchedulingTimeout")
 
 
 def test_an_eviction_in_mid_restart_is_answered_before_the_failure() -> None:

@@ -42,7 +42,7 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
     """Release an attempt that is no longer admitted by Kueue; if unknown, start and end none."""
     job = observation.job
     workload = observation.workload
-    if not job.is_active or not job.queue_name:
+    if not job.is_active or not observation.queue_name:
         return None
     if observation.kueue_problem:
         message = f"not started while its Workload is not known: {observation.kueue_problem}"

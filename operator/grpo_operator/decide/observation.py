@@ -113,6 +113,14 @@ class Observation:
         return max([self.job.status.attempt, *(job.attempt for job in self.earlier_jobs)])
 
     @property
+    def queue_name(self) -> str | None:
+        """Kueue's LocalQueue; None for an attempt that the operator admitted before the job had
+        one."""
+        if self.child and not self.child.workload:
+            return None
+        return self.job.queue_name
+
+    @property
     def replicas(self) -> int:
         """How many engines in pods of their own the plan has."""
         return replicas(self.job.status.plan)

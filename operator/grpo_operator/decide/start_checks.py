@@ -141,7 +141,7 @@ def _until_asked(observation: Observation, first: float) -> float:
 
 def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
     """Release a gang that was not bound whole in time."""
-    if observation.is_gang_bound or observation.has_gang_run or observation.job.queue_name:
+    if observation.is_gang_bound or observation.has_gang_run or observation.queue_name:
         return None
     job = observation.job
     timeout = limits.scheduling_timeout_seconds
@@ -184,7 +184,7 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
         return None
     if observation.first_seen.over or job.spec is None:
         return None
-    if observation.has_gang_run or job.should_create_pods or job.queue_name:
+    if observation.has_gang_run or job.should_create_pods or observation.queue_name:
         return Decision(Action.START)
     may_wait = admitted_for(job, observation.now) < limits.scheduling_timeout_seconds
     if observation.is_training_bound and may_wait:

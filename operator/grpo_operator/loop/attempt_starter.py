@@ -97,7 +97,7 @@ class AttemptStarter:
             await self._shared.ensure_policy(
                 job.key.namespace
             )  # before there are pods that strangers could reach
-            if job.queue_name:
+            if observation.queue_name:
                 body = await self._workloads.place_job(observation, body)
             answer = await self._create(observation, body)
         except Contradiction as error:
@@ -142,7 +142,7 @@ class AttemptStarter:
 
 def _may_start_pods(observation: Observation) -> bool:
     """True if Kueue, where it has a say, lets pods start now."""
-    if not observation.job.queue_name:
+    if not observation.queue_name:
         return True
     return observation.workload is not None and observation.workload.may_start
 

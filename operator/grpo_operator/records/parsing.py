@@ -14,6 +14,7 @@ from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
 
 from .names import (
     ANNOTATION_DIGEST,
+    ANNOTATION_WORKLOAD,
     COMPONENT_ENGINE,
     COMPONENT_PREFLIGHT,
     LABEL_ATTEMPT,
@@ -94,6 +95,7 @@ def job_record(item: object) -> JobRecord:
     """
     whole = JsonObject(item)
     meta = whole.part("metadata")
+    template = whole.part("spec").part("template").part("metadata")
     status = whole.part("status")
     end = _end_condition(status)
     reason = end.text("reason") or end.text("type") if end else ""
@@ -111,6 +113,7 @@ def job_record(item: object) -> JobRecord:
         ended_at=ended_at,
         spent=status.text("failedIndexes", MAX_SENTENCE),
         digest=meta.part("annotations").text(ANNOTATION_DIGEST),
+        workload=template.part("annotations").text(ANNOTATION_WORKLOAD),
     )
 
 

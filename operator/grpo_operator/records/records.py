@@ -246,6 +246,8 @@ class JobRecord:
     """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
     digest: str = ""
     """Of a preflight: names.ANNOTATION_DIGEST."""
+    workload: str = ""
+    """The Workload by which Kueue admitted its pods; empty where the operator admitted them."""
 
     @property
     def name(self) -> str:
