@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision, Limits
 from grpo_operator.decide.observation import Silence
@@ -16,6 +17,8 @@ from grpo_operator.decide.restarts import pausing
 from tests.unit.operator_world import (
     LIMITS,
     NOW,
+    PLAN,
+    SERVED_PLAN,
     active_status,
     after,
     at,
@@ -135,6 +138,29 @@ def test_how_an_attempt_of_an_unreadable_spec_goes_on_is_left_to_who_can_read_it
     )
     done = make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)), make_pod(1))
     assert judged(done).action is Action.SUCCEED
+
+
+@pytest.mark.parametrize(
+    ("workload", "bound", "age", "action"),
+    [
+        ("", False, 899, Action.WAIT),
+        ("", False, 901, Action.RELEASE),
+        ("", True, 9000, Action.WAIT),
+        ("of-kueue", False, 9000, Action.WAIT),
+    ],
+)
+@pytest.mark.parametrize("plan", [PLAN, SERVED_PLAN], ids=["gang", "gang and engines"])
+def test_a_gang_whose_spec_became_unreadable_before_it_was_bound_has_a_deadline(
+    workload: str, bound: bool, age: int, action: Action, plan: ExecutionPlan
+) -> None:
+    """The default of placement.provisioningTimeoutSeconds: nobody knows the spec's own."""
+    status = active_status(plan=plan, running=bound, attemptStartTime=at(-age))
+    pods = [make_pod(0), make_pod(1, node="node-1" if bound else "", phase="Pending", state={})]
+    job = make_job({"later": {"engine": "Newer"}}, status)
+    decision = judged(make_seen(job, make_child(workload=workload), *pods))
+    assert decision.action is action
+    if age < 900:
+        assert decision.look_again == pytest.approx(900 - age)
 
 
 def test_a_gang_that_is_not_bound_in_time_is_released() -> None:

@@ -119,11 +119,12 @@ def failed_for_good(observation: Observation, limits: Limits) -> Decision | None
     return Decision(Action.FAIL, outcome.result, message, ended=outcome)
 
 
-def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
     """Start nothing for a spec that the types reject, and leave a running attempt alone.
 
     Its end is left alone as well: the rules for it are in the spec, and during an upgrade an
-    operator that can parse them is about to lead.
+    operator that can parse them is about to lead. A gang that waits for nodes is released in time;
+    of one that Kueue admitted, Kueue decides on that.
     """
     if observation.job.spec is not None:
         return None
@@ -131,19 +132,23 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  
     if not (observation.job.is_active and observation.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     number = observation.job.status.attempt
+    binding = None if observation.child.workload else never_bound(observation, limits)
+    look_again = binding.seconds if isinstance(binding, RequeueAfter) else None
     if observation.cause or observation.child.ended:
         message = (
             f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
             f"read: {problems}"
         )
+    elif isinstance(binding, Decision):
+        return binding
     elif observation.replicas and observation.engines is None:
         message = (
             f"the Job of attempt {number}'s engines can't be created, since the spec can't be "
             f"read: {problems}"
         )
     else:
-        return Decision(Action.WAIT)
-    return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
+        return Decision(Action.WAIT, look_again=look_again)
+    return Decision(Action.WAIT, Reason.INVALID_SPEC, message, look_again=look_again)
 
 
 def suspend_job(observation: Observation, limits: Limits) -> Decision | None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.times import seconds
@@ -145,7 +146,10 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueA
         return None
     job = observation.job
     timeout = limits.scheduling_timeout_seconds
-    if job.spec and job.should_create_pods:
+    if job.spec is None:
+        # It may be one that creates its pods.
+        timeout = max(timeout, float(PlacementSpec().provisioning_timeout_seconds))
+    elif job.should_create_pods:
         timeout = float(job.spec.placement.provisioning_timeout_seconds)
     seconds_left = timeout - admitted_for(job, observation.now)
     if seconds_left > 0:
