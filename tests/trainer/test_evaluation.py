@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from errno import ESTALE
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -48,10 +49,11 @@ from grpo_trainer.evaluation.score import (
     score_message,
 )
 from grpo_trainer.runtime.durable_files import write_atomically
-from grpo_trainer.runtime.errors import BadInput
+from grpo_trainer.runtime.errors import BadInput, Transient
 from grpo_trainer.stores.run_store import RunStore
 from grpo_trainer.stores.store_client import open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
+from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
 
 pytestmark = pytest.mark.realtime
@@ -357,3 +359,25 @@ def test_arguments_of_transformers_are_obeyed_and_vllm_s_are_refused(
     other = {"engine": "Colocated", "fallback": "Never", "kwargs": {"min_tokens": 3}}
     with pytest.raises(BadInput, match=r"spec\.generation\.kwargs are for engine Colocated"):
         evaluate_held_out(with_settings(plan, other), model)
+
+
+@pytest.mark.parametrize("failures", [1, 1000])
+def test_a_volume_that_fails_is_waited_for_as_long_as_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    success = Outcome(result=Result.SUCCEEDED)
+    clock = SteppedClock()
+    (tmp_path / "export").mkdir()
+
+    def look(_: Path) -> Outcome:
+        if len(clock.sleeps) < failures:
+            raise OSError(ESTALE, "Stale file handle")
+        return success
+
+    monkeypatch.setattr(program, "last_success", look)
+    monkeypatch.setattr(program, "SYSTEM_CLOCK", clock)
+    if failures == 1:
+        assert program.await_export(str(tmp_path), None, 60.0) == (tmp_path / "export", success)
+        return
+    with pytest.raises(Transient, match=r"after 60 s: the volume can't be read: .*Stale file"):
+        program.await_export(str(tmp_path), None, 60.0)

@@ -110,13 +110,20 @@ def await_export(
     stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     log.info(f"waiting for the model in {where}")
-    while (outcome := _successful_outcome(root, stored)) is None:
+    while True:
+        problem = "has its job succeeded?"
+        try:
+            outcome = _successful_outcome(root, stored)
+        except OSError as error:
+            if stored:
+                raise
+            # The volume may be back at the next look.
+            outcome, problem = None, f"the volume can't be read: {error}"
+        if outcome is not None:
+            return root / EXPORT_FOLDER, outcome
         if SYSTEM_CLOCK.now() >= end:
-            raise Transient(
-                f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?"
-            )
+            raise Transient(f"no finished model in {where} after {seconds:.0f} s: {problem}")
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
-    return root / EXPORT_FOLDER, outcome
 
 
 def _successful_outcome(root: Path, stored: StoredRun | None) -> Outcome | None:
