@@ -18,6 +18,7 @@ from ..engine_pod.messages import (
     GeneratedCompletions,
     Learn,
     Prove,
+    Refusal,
     Sync,
 )
 
@@ -153,12 +154,20 @@ class EngineClient:
         if answer.status in (400, 413):
             raise RequestRejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
         if answer.status == 409:
-            raise WeightsLost(f"refused {path}: {text[:500].decode(errors='replace')}")
+            raise WeightsLost(f"refused {path}: {_refusal_message(text)}")
         if answer.status != 200:
             raise EngineFailed(
                 f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}"
             )
         return text
+
+
+def _refusal_message(text: bytes) -> str:
+    """The reason in a 409; the start of the answer where it is no Refusal."""
+    try:
+        return Refusal.model_validate_json(text).message
+    except ValidationError:
+        return text[:500].decode(errors="replace")
 
 
 async def _read_body(content: aiohttp.StreamReader) -> bytes:
