@@ -23,6 +23,8 @@ from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachabl
 from grpo_trainer.generation.fleet import Engine, EngineView
 from grpo_trainer.generation.remote_engines import EnginesMain
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
+from grpo_trainer.runtime.clock import SYSTEM_CLOCK
+from grpo_trainer.runtime.errors import WeightSyncTimeout
 from harness.programs.patience import wait_for_event
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
@@ -297,12 +299,40 @@ def test_a_proven_engine_is_not_sent_its_version_again_where_another_cannot_take
         def __init__(self, engines: list[Engine]) -> None:
             fleet: Any = FakeFleet()
             fleet.engines, fleet.usable_engines = engines, lambda: engines
-            self._fleet, self._lanes, self._clock = fleet, {}, SteppedClock()
+            self._fleet, self._lanes, self._limit = fleet, {}, SECONDS
 
         def _learn_layout(self, _: Lane) -> None:
             raise EngineFailed("answered what can't be read")
 
     engines = [lane.engine for lane in World(monkeypatch).lanes]
     engines[0].view.record_proof(VERSION)
-    assert not Learning(engines).begin_sync(VERSION, 0.0)
+    assert not Learning(engines).begin_sync(VERSION, SYSTEM_CLOCK.now())
     assert engines[1].view.strikes == 1
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_processes_that_come_during_each_pass_get_no_more_passes_after_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+    is_served: bool,
+) -> None:
+    class Late(EnginesMain):
+        """Rank 0 with new processes after each pass."""
+
+        def __init__(self, engines: list[Engine]) -> None:
+            fleet: Any = SimpleNamespace(engines=engines)
+            self._fleet, self._limit = fleet, SECONDS
+
+        def _prepared_lanes(self, _: int) -> list[Lane]:
+            pytest.fail("one pass more")
+
+        def _no_engine_message(self, what: str) -> str:
+            return what
+
+    engines = [lane.engine for lane in World(monkeypatch).lanes]
+    began_at = SYSTEM_CLOCK.now() - SECONDS
+    if is_served:
+        engines[0].view.record_proof(VERSION)
+        assert not Late(engines).begin_sync(VERSION, began_at)
+        return
+    with pytest.raises(WeightSyncTimeout, match=f"took version {VERSION} of the weights"):
+        Late(engines).begin_sync(VERSION, began_at)

@@ -83,17 +83,20 @@ class EnginesMain:
 
     def begin_sync(self, version: int, began_at: float) -> bool:
         """Start to send `version` to the usable engines that lack it; return False if none of them
-        lacks it. The limit for the sync counts from `began_at`, a time of the clock.
+        lacks it, or others have it at the limit for the sync, which counts from `began_at`, a time
+        of the clock.
 
         Raises:
-            WeightSyncTimeout: no engine was usable within the limit.
+            WeightSyncTimeout: no engine took it within the limit.
         """
+        # Processes that come during one pass after another must not keep all ranks here for good.
+        is_late = SYSTEM_CLOCK.now() >= began_at + self._limit
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
-        while not (lanes := self._prepared_lanes(version)):
+        while is_late or not (lanes := self._prepared_lanes(version)):
             if any(engine.is_serving(version) for engine in self._fleet.engines):
                 return False
             seconds_left = max(0.0, began_at + self._limit - SYSTEM_CLOCK.now())
-            if not self._await_one(seconds_left):
+            if is_late or not self._await_one(seconds_left):
                 raise WeightSyncTimeout(
                     self._no_engine_message(f"took version {version} of the weights")
                 )
