@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from math import inf
 from typing import Any
 
@@ -63,11 +63,12 @@ async def run(
     # wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
+        aiohttp.ClientSession(connector=pods) as session,
+        AsyncExitStack() as after_release,
         _leader_elector(chosen, configuration, metrics, leading, wall) as elector,
         _client(
             configuration, metrics, gate=elector.answer_within if elector else lambda: inf
         ) as cluster,
-        aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(
             chosen,
@@ -79,6 +80,8 @@ async def run(
             leading=leading,
             wall=wall,
         )
+        # A collector that does not answer must not delay the next leader.
+        after_release.push_async_callback(operator.flush_spans)
         unreadables = caches.quarantine, operator.facts.quarantine
         free_since = elector.free_since if elector else lambda: None
         metrics.export_families(

@@ -13,10 +13,15 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kubernetes.aio.client import Configuration
 
 from grpo_api.report import traces
+from grpo_kube import transport
+from grpo_kube.objects.errors import ConfigurationError
 from grpo_kube.pacing import Backoff
+from grpo_operator import __main__ as main
 from grpo_operator.process import span_exporter as module
+from grpo_operator.process.settings import Settings, Tracing
 from grpo_operator.process.span_exporter import BACKLOG, BATCH, SpanExporter
 from grpo_operator.tracing.spans import MAX_TEXT, Span, Trace, export_request
 from harness.controlplane import free_port
@@ -47,6 +52,7 @@ async def sending(url: str, **headers: str) -> AsyncIterator[tuple[SpanExporter,
         finally:
             running.cancel()
             await asyncio.wait([running])
+            await exporter.flush()
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +177,39 @@ async def test_at_the_end_a_collector_that_does_not_answer_is_not_waited_for_lon
             exporter.put(span())
             await asyncio.sleep(0.05)
         assert counts == {"dropped": 1}
+
+
+async def test_a_collector_that_does_not_answer_does_not_delay_the_release_of_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    @asynccontextmanager
+    async def elector(*_: object) -> AsyncIterator[None]:
+        try:
+            yield None
+        finally:
+            order.append("released")
+
+    async def load(_: object) -> Configuration:
+        configuration = Configuration()
+        configuration.host = "http://127.0.0.1:9"
+        return configuration
+
+    async def flush(_: SpanExporter) -> None:
+        order.append("flushed")
+
+    def no_port(*_: object) -> None:
+        raise ConfigurationError("the port is taken")
+
+    monkeypatch.setattr(main, "_leader_elector", elector)
+    monkeypatch.setattr(main, "serve_pages", no_port)
+    monkeypatch.setattr(transport, "load", load)
+    monkeypatch.setattr(SpanExporter, "flush", flush)
+    chosen = Settings(tracing=Tracing(endpoint="http://127.0.0.1:9"))
+    with pytest.raises(ConfigurationError):
+        await main.run(chosen)
+    assert order == ["released", "flushed"]
 
 
 texts = st.text(st.characters(), max_size=40) | st.just("x" * (2 * MAX_TEXT)) | st.just("\ud800")

@@ -78,18 +78,14 @@ class SpanExporter:
         self._some.set()
 
     async def run(self) -> None:
-        """Sends until cancelled, and then what is left, for a few seconds."""
-        try:
-            while True:
-                await self._some.wait()
-                await asyncio.sleep(LINGER)
-                await self._send_all()
-        except asyncio.CancelledError:
-            # what still waits would be lost with the process
-            await self._flush()
-            raise
+        """Sends until cancelled."""
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(LINGER)
+            await self._send_all()
 
-    async def _flush(self) -> None:
+    async def flush(self) -> None:
+        """Send what would be lost with the process, for a few seconds."""
         try:
             async with asyncio.timeout(FLUSH):
                 while self._waiting:

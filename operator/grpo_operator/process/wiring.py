@@ -323,6 +323,11 @@ class Operator:
             parts["measured-runs"] = self._measured_runs.run
         return parts | {f"worker-{number}": worker for number in range(self.settings.workers)}
 
+    async def flush_spans(self) -> None:
+        """Send the spans that are left, for a few seconds."""
+        if self._exporter:
+            await self._exporter.flush()
+
     async def _once_leading(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self.working.wait()
         await part()
