@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_api.report.report import Outcome, Result
+from grpo_api.spec.checkpoint import ExportSpec
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.export import describe_export
 from grpo_trainer.checkpoints.hashing import damage
@@ -68,6 +69,21 @@ def test_an_attempt_that_is_superseded_while_it_hashes_its_model_replaces_no_exp
     with pytest.raises(Preempted, match="superseded by attempt 2"):
         export_model(old, SOURCE, write_model, attest=lambda _: claim(new))
     assert not (tmp_path / "export").exists()
+
+
+def test_an_attempt_that_is_superseded_does_not_succeed_either_where_it_exports_no_model(
+    tmp_path: Path,
+) -> None:
+    old, new = make_plan(tmp_path), make_plan(tmp_path, attempt=2)
+    old = old.model_copy(update={"export": ExportSpec(to="None")})
+    claim(old)
+    assert export_model(old, SOURCE, write_model) is None
+    claim(new)
+    with pytest.raises(Preempted, match="superseded by attempt 2"):
+        export_model(old, SOURCE, write_model)
+    # A disk that fails costs a run without a model nothing.
+    (tmp_path / "owner.json").unlink()
+    assert export_model(old, SOURCE, write_model) is None
 
 
 def test_an_attempt_that_claims_at_the_same_moment_and_writes_last_is_superseded(

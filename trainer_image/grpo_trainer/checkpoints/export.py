@@ -58,7 +58,19 @@ def export_model(
         Preempted: a newer attempt owns the folder.
     """
     root = _root(plan.checkpoint_directory, plan.export, plan.job.uid)
+
+    def require_owner() -> None:
+        if target:
+            target.require_owner()
+
+    def require_owner_if_readable() -> None:
+        # A disk that fails costs a run without a model nothing.
+        with suppress(OSError):
+            require_owner()
+
     if root is None or (plan.export and not plan.export.is_model_kept):
+        # What ends as a success is the run's, also of a superseded attempt.
+        rank0_task.run_on_rank0(require_owner_if_readable)
         return None
     folder = root / EXPORT_FOLDER
     temporary = _temporary_folder(root, plan.job.attempt)
@@ -68,10 +80,6 @@ def export_model(
         sums = sha256_sums(temporary, list_files(temporary), report_bytes)
         (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
         attest(temporary)
-
-    def require_owner() -> None:
-        if target:
-            target.require_owner()
 
     @disk_errors()
     def publish() -> None:
