@@ -30,6 +30,17 @@ class Action(StrEnum):
     DELETE = "Delete"
 
 
+LEAVES_NO_ATTEMPT = (
+    Action.REJECT,
+    Action.QUEUE,
+    Action.SUSPEND,
+    Action.RELEASE,
+    Action.SUCCEED,
+    Action.FAIL,
+)
+"""Actions after which no attempt is active."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The action and why, with the end that it answers and the plan that it commits."""

@@ -26,7 +26,7 @@ from grpo_api.status.status import (
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, not_future, timestamp
 
-from ..decide.decisions import Action, Decision
+from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
 from ..records.reasons import RELEASES, UNCHECKED, Reason
 from ..records.records import GRPOJobRecord
@@ -59,14 +59,6 @@ REPORTED = frozenset(
 )
 """Fields that pods report. Others follow from decisions, and are written without these."""
 
-_ENDS_ATTEMPT = (
-    Action.REJECT,
-    Action.QUEUE,
-    Action.SUSPEND,
-    Action.RELEASE,
-    Action.SUCCEED,
-    Action.FAIL,
-)
 _WAITING = (
     RELEASES
     | UNCHECKED
@@ -260,7 +252,7 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
             "active_seconds": active_seconds,
             "pods": [],
         }
-    if action in _ENDS_ATTEMPT:
+    if action in LEAVES_NO_ATTEMPT:
         fields: dict[str, Any] = {"active_seconds": active_seconds, "attempt_start_time": None}
         if action is Action.QUEUE:
             fields["passed_over"] = decision.passed_over or None

@@ -19,22 +19,14 @@ from grpo_api.status.usage import MAX_PODS, MAX_RECORDS, AttemptUsage, EngineUsa
 from grpo_api.text.timing import Account
 from grpo_kube.objects.times import Reported, not_future, seconds, timestamp
 
-from ..decide.decisions import Action, Decision
+from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
 from ..records.names import is_engines_job
 from ..records.records import ENDED_PHASES, PodRecord
 from ..records.terminations import PodTermination
 from .gpu_time import merge_oldest, pod_seconds, sum_states
 
-_ENDS_ATTEMPT = (
-    Action.COMMIT,
-    Action.REJECT,
-    Action.QUEUE,
-    Action.SUSPEND,
-    Action.RELEASE,
-    Action.SUCCEED,
-    Action.FAIL,
-)
+_ENDS_ATTEMPT = (*LEAVES_NO_ATTEMPT, Action.COMMIT)
 _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
 """After these the job is not to run."""
 
