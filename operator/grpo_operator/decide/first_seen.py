@@ -25,6 +25,8 @@ class FirstSeenTimes:
     """When each state of one job's current attempt was first seen."""
 
     attempt: int = 0
+    admitted: Observed | None = None
+    """When the attempt was admitted: the first sight, less its age then by the wall clock."""
     child_uid: str = ""
     """uid of the attempt's Job, also when it is gone again."""
     child: Observed | None = None
@@ -56,7 +58,11 @@ class FirstSeenTracker:
 
     def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
         """Record that the attempt's Job was created: if it is not there later, it was deleted."""
-        self._jobs[key] = FirstSeenTimes(attempt=attempt, child_uid=uid, child=at)
+        before = self._jobs.get(key, FirstSeenTimes())
+        admitted = before.admitted if before.attempt == attempt else None
+        self._jobs[key] = FirstSeenTimes(
+            attempt=attempt, admitted=admitted, child_uid=uid, child=at
+        )
 
     def update(
         self,
@@ -68,11 +74,13 @@ class FirstSeenTracker:
         *,
         expected: bool,
         engine_pods: Collection[PodRecord] = (),
+        age: float = 0.0,
     ) -> FirstSeenTimes:
         """A job's first-seen times after a look at its current attempt's Job and pods at this
         moment.
 
-        `expected`: the Job was started, so that it is gone if it isn't there.
+        `expected`: the Job was started, so that it is gone if it isn't there; `age`: seconds since
+        the attempt was admitted, by the wall clock.
         """
         before = self._jobs.get(key, FirstSeenTimes())
         if before.attempt != attempt:
@@ -97,6 +105,7 @@ class FirstSeenTracker:
             over_since = before.over or at
         first_seen = FirstSeenTimes(
             attempt=attempt,
+            admitted=before.admitted or Observed(at.at - age),
             child_uid=child_uid,
             child=child_seen_at,
             ended=ended_at,

@@ -296,9 +296,18 @@ class Observation:
     @property
     def elapsed_seconds(self) -> float:
         """Seconds that count for spec.activeDeadlineSeconds."""
-        before = float(self.job.status.active_seconds)
-        started_at = seconds(self.job.status.attempt_start_time)
-        return before if started_at is None else before + max(0.0, self.now - started_at)
+        return float(self.job.status.active_seconds) + self.admitted_seconds
+
+    @property
+    def admitted_seconds(self) -> float:
+        """Seconds since the attempt was admitted; 0 without one.
+
+        A step of the wall clock counts only if this process has not seen the attempt before it.
+        """
+        if self.job.status.attempt_start_time is None:
+            return 0.0
+        admitted_at = self.first_seen.admitted
+        return self.at - admitted_at if admitted_at else admitted_for(self.job, self.now)
 
     @property
     def running_seconds(self) -> float:
@@ -314,6 +323,13 @@ class Observation:
             return 0.0
         changed_at = seconds(condition.last_transition_time) or self.now
         return max(0.0, self.now - changed_at)
+
+
+def admitted_for(job: GRPOJobRecord, now: float) -> float:
+    """Return the seconds since the attempt was admitted, by the wall clock; 0 if that is unknown,
+    or in the future by a clock that was set back."""
+    begun = seconds(job.status.attempt_start_time)
+    return 0.0 if begun is None else max(0.0, now - begun)
 
 
 def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
@@ -378,6 +394,7 @@ def observe(
             at,
             expected=expected,
             engine_pods=of_roles.engines,
+            age=admitted_for(job, now),
         )
     else:
         first_seen = first_seen_tracker.forget(job.key)

@@ -22,10 +22,9 @@ from typing import NamedTuple
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.json_reader import JsonObject
-from grpo_kube.objects.times import seconds
 
 from ..records.reasons import Reason
-from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
+from ..records.records import ENDED_PHASES, PodRecord
 from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
 from .restarts import releases_in_a_row
@@ -151,7 +150,7 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueA
         timeout = max(timeout, float(PlacementSpec().provisioning_timeout_seconds))
     elif job.should_create_pods:
         timeout = float(job.spec.placement.provisioning_timeout_seconds)
-    seconds_left = timeout - admitted_for(job, observation.now)
+    seconds_left = timeout - observation.admitted_seconds
     if seconds_left > 0:
         return RequeueAfter(seconds_left)
     why = unschedulable(observation) or "no node took them in time"
@@ -190,7 +189,7 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
         return None
     if observation.has_gang_run or job.should_create_pods or observation.queue_name:
         return Decision(Action.START)
-    may_wait = admitted_for(job, observation.now) < limits.scheduling_timeout_seconds
+    may_wait = observation.admitted_seconds < limits.scheduling_timeout_seconds
     if observation.is_training_bound and may_wait:
         return Decision(Action.START)
     return None
@@ -208,7 +207,7 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
         return None
     scheduled = observation.job.condition(ConditionType.SCHEDULED)
     reason = scheduled.reason if scheduled else ""
-    may_wait = admitted_for(observation.job, observation.now) < limits.scheduling_timeout_seconds
+    may_wait = observation.admitted_seconds < limits.scheduling_timeout_seconds
     # one that waits for the API server's leave keeps nothing from others
     if may_wait or reason == Reason.FAILED_CREATE:
         return Decision(Action.START)
@@ -269,13 +268,6 @@ def _kubelets_words(observation: Observation) -> str:
 def init_container_of(pod: PodRecord) -> str:
     """`init container fetch of pod run-1-0-abcde`."""
     return f"init container {pod.init_container} of pod {pod.name}"
-
-
-def admitted_for(job: GRPOJobRecord, now: float) -> float:
-    """Return the seconds since the attempt was admitted; 0 if that is unknown, or in the future by
-    a clock that was set back."""
-    begun = seconds(job.status.attempt_start_time)
-    return 0.0 if begun is None else max(0.0, now - begun)
 
 
 MOST_ENDS = 3

@@ -50,7 +50,7 @@ from grpo_kube.quarantine import Quarantine
 from ..admission.checks import provisioners, storage_class
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
-from ..decide.start_checks import admitted_for
+from ..decide.observation import admitted_for
 from ..records.job_class import JobClasses, enforced_level, job_class_facts, named_classes
 from ..records.names import JOB_CLASSES, is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord

@@ -1,0 +1,121 @@
+"""The operator's wall clock is stepped back or forth by up to ten minutes in any phase of a job."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.status.status import GRPOJobStatus
+from grpo_kube.objects.times import Observed, seconds
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.observation import Observation, observe
+from grpo_operator.report.status import to_json
+from tests.generated import cases
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    NOW,
+    active_status,
+    after,
+    at,
+    condition,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    said,
+    terminated,
+)
+
+GPUS = {"placement": {"accelerator": "GPU", "nodes": 2}, "activeDeadlineSeconds": 3600}
+RELEASED = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-10)}
+UNBOUND: dict[str, Any] = {"node": "", "phase": "Pending", "state": {}}
+PHASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "new": ({}, []),
+    "unbound": (active_status(plan=GPU_PLAN, running=False), [make_pod(0), make_pod(1, **UNBOUND)]),
+    "running": (active_status(plan=GPU_PLAN), [make_pod(0, arrived=-50), make_pod(1, arrived=-49)]),
+    "crashed": (active_status(plan=GPU_PLAN), [make_pod(0, state=terminated(139)), make_pod(1)]),
+    "succeeding": (
+        active_status(plan=GPU_PLAN),
+        [make_pod(0, state=terminated(0, said("Succeeded"))), make_pod(1)],
+    ),
+    "released": (
+        {
+            "attempt": 1,
+            "conditions": [condition("Admitted", "False", "SchedulingTimeout", since=-10)],
+            "ends": [RELEASED],
+        },
+        [],
+    ),
+    "ended": (
+        {
+            "attempt": 1,
+            "completionTime": at(-10),
+            "conditions": [condition("Succeeded", since=-10)],
+        },
+        [make_pod(0)],
+    ),
+}
+
+
+def times_of(value: Any) -> list[float]:
+    """All timestamps in a status."""
+    if isinstance(value, dict):
+        return [time for part in value.values() for time in times_of(part)]
+    if isinstance(value, list):
+        return [time for part in value for time in times_of(part)]
+    is_time = isinstance(value, str) and value.startswith("2026-") and value.endswith("Z")
+    return [seconds(value) or 0.0] if is_time else []
+
+
+@settings(max_examples=cases(400))
+@given(
+    phase=st.sampled_from(sorted(PHASES)),
+    suspend=st.booleans(),
+    steps=st.lists(st.integers(-600, 600), min_size=1, max_size=4),
+)
+def test_no_step_of_the_clock_makes_a_negative_age_or_a_time_in_the_future(
+    phase: str, suspend: bool, steps: list[int]
+) -> None:
+    status, pods = PHASES[phase]
+    job = make_job({**GPUS, "suspend": suspend, "ttlSecondsAfterFinished": 100}, status)
+    for step in steps:
+        children = [make_child(job.status.attempt)] if pods else []
+        pull = make_pull(step=3, stage="Training") if phase == "running" else None
+        now = NOW + step
+        seen = make_seen(job, *children, *pods, now=now, pull=pull)
+        decision = judged(seen)
+        assert decision.look_again is None or decision.look_again >= 0
+        if decision.action is Action.DELETE:
+            return
+        if decision.action is Action.ADMIT:
+            decision = replace(decision, action=Action.COMMIT, plan=GPU_PLAN)
+        written = to_json(after(seen, decision))
+        GRPOJobStatus.model_validate(written)
+        history = {"ends": None, "usage": None, "progress": None}
+        assert max(times_of({**written, **history}), default=now) <= now
+        job = make_job({**GPUS, "suspend": suspend, "ttlSecondsAfterFinished": 100}, written)
+
+
+@settings(max_examples=cases(100))
+@given(step=st.integers(-600, 600), passed=st.integers(0, 299), unbound=st.booleans())
+def test_a_step_of_the_clock_fires_no_deadline_and_loses_no_active_second(
+    step: int, passed: int, unbound: bool
+) -> None:
+    tracker = FirstSeenTracker()
+    begin = active_status(running=not unbound, attemptStartTime=at(0), activeSeconds=7)
+    job = make_job({"activeDeadlineSeconds": 600}, begin)
+    pods = [make_pod(0), make_pod(1, **UNBOUND) if unbound else make_pod(1)]
+
+    def look(now: float, passed: float) -> Observation:
+        moment = Observed(passed)
+        return observe(job, [make_child()], pods, now=now, at=moment, first_seen_tracker=tracker)
+
+    look(NOW, 0)
+    stepped = look(NOW + passed + step, passed)
+    assert judged(stepped).action is Action.WAIT
+    ended = after(stepped, Decision(Action.SUSPEND, "Suspended"))
+    assert ended.active_seconds == 7 + passed
