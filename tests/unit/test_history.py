@@ -4,7 +4,7 @@ what stands is always the undisturbed run's."""
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -38,6 +38,14 @@ from grpo_trainer.history.run_history import (
 from tests.generated import cases
 
 EVERY = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient_steps() -> Iterator[None]:
+    """A busy machine's disk may take longer than a step waits; it is no volume that hangs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_history, "PATIENCE", 60.0)
+        yield
 
 
 def row(step: int, attempt: int) -> Row:
@@ -249,7 +257,7 @@ def test_a_volume_that_hangs_holds_one_step_and_costs_no_row(
             history.add_row(history._rows[-1])
     assert len(begun) == 1, "one thread waits for the volume, and no step does after that"
     assert [each["step"] for each in world.rows()] == [1, 2]
-    monkeypatch.setattr(run_history, "PATIENCE", 60.0)
+    monkeypatch.undo()
     answers.set()
     for step in range(9, 20):
         history._rows.append(row(step, 1))

@@ -21,8 +21,9 @@ from grpo_trainer.delivery import serving
 from grpo_trainer.history import run_history
 from grpo_trainer.history.run_history import RunHistory
 from tests.generated import cases
-from tests.unit.test_history import World, generation, row
+from tests.unit.test_history import World, generation, patient_steps, row
 
+__all__ = ["patient_steps"]
 pytestmark = pytest.mark.usefixtures("no_fsync")
 FULL = OSError(28, "No space left on device")
 DISKS = st.sampled_from(["takes", "takes", "takes", "full", "tears"])
