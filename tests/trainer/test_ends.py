@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from errno import ESTALE
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -260,6 +262,29 @@ def test_a_success_stays_one_when_sigterm_comes_while_its_trackers_are_waited_fo
     assert (code.value.code, results) == (0, [Result.SUCCEEDED] * 2)
     assert Outcome.model_validate_json((tmp_path / "end").read_text()) == success
     assert kept_outcomes(attempt) == [success]
+
+
+@pytest.mark.parametrize("result", list(Result))
+@pytest.mark.parametrize("failing", ["stat", "open"])
+def test_a_volume_that_fails_at_the_end_changes_neither_the_outcome_nor_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, result: Result
+) -> None:
+    attempt = tmp_path / "run" / "attempt-1"
+    attempt.mkdir(parents=True)
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    call = getattr(Path, failing)
+
+    def fail_on_volume(path: Path, *arguments: Any, **options: Any) -> Any:
+        if attempt in (path, path.parent):
+            raise OSError(ESTALE, "Stale file handle")
+        return call(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, failing, fail_on_volume)
+    results: list[Result] = []
+    end = ProcessEnd(runs.plan(Path("/models/demo"), folder=tmp_path / "run"), results.append)
+    outcome = Outcome(result=result, attempt=1)
+    assert (end.finish(outcome), results) == (EXIT_CODES[result], [result])
+    assert Outcome.model_validate_json((tmp_path / "end").read_bytes()) == outcome
 
 
 @pytest.fixture

@@ -111,9 +111,12 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
         if run:
             _keep_on_store(run, outcome)
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
-    if folder is None or not folder.is_dir():
+    if folder is None:
         return
     try:
+        # It asks the volume, too.
+        if not folder.is_dir():
+            return
         write_atomically(folder / _OUTCOME.format(outcome.rank), outcome.model_dump_json())
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
