@@ -85,10 +85,7 @@ class Script:
             (selection.resource.plural, selection.namespace), asyncio.Queue()
         )
         while True:
-            kind, item = await events.get()
-            if kind == "ERROR":
-                raise self.errors[selection.resource.plural, selection.namespace]
-            yield kind, item
+            yield await events.get()
 
     async def tell(self, plural: str, kind: str, item: Object) -> None:
         for (name, _), queue in self.events.items():
@@ -192,16 +189,6 @@ async def test_a_cluster_without_the_definition_of_classes_has_none(error: Clust
         found = watching.facts.take().job_classes
     assert found.by_name == {}
     assert found.problem == f"classes can't be seen: {error}"
-
-
-async def test_no_class_is_used_after_the_definition_of_classes_was_deleted() -> None:
-    script = Script()
-    async with Watching(script) as watching:
-        assert "h100" in watching.facts.take().job_classes.by_name
-        script.errors["grpojobclasses", None] = NotFound("404", 404)
-        await script.tell("grpojobclasses", "ERROR", {})
-        found = watching.facts.take().job_classes
-    assert (found.by_name, found.problem) == ({}, "classes can't be seen: 404")
 
 
 async def test_nodes_that_are_forbidden_are_a_sentence() -> None:

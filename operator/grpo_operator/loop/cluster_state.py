@@ -100,8 +100,8 @@ class Lister(Generic[F]):
         self._was_not_served = ""
 
     def __iter__(self) -> Iterator[F]:
-        """All facts that the operator may see, of a kind that the cluster has."""
-        if not self.is_forbidden and not self.informer.is_missing_kind:
+        """All facts that the operator may see."""
+        if not self.is_forbidden:
             yield from (state.value for state in self._cache)
 
     @property
