@@ -202,13 +202,19 @@ def test_a_model_beyond_this_machines_memory_is_refused(
     assert not folder.exists()
 
 
-def test_an_attempt_that_another_process_starts_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def runs_with_a_job(tmp_path: Path) -> tuple[local_runs.LocalRuns, Attempt]:
+    """Local runs with the job `tiny`, and its first attempt, which is not started."""
     runs, first = local_runs.LocalRuns(tmp_path), attempt({})
     document = document_of(Job({"name": "tiny", "namespace": "local", "uid": "1"}, first.spec))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "job.json").write_text(json.dumps(document))
+    return runs, first
+
+
+def test_an_attempt_that_another_process_starts_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, first = runs_with_a_job(tmp_path)
 
     def start_again() -> int:
         with pytest.raises(NotYet, match="tiny is being started by another process"):
@@ -226,10 +232,7 @@ def test_an_attempt_that_another_process_starts_is_not_started_again(
 def test_an_attempt_that_a_full_disk_cuts_off_before_its_plan_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, first = local_runs.LocalRuns(tmp_path), attempt({})
-    document = document_of(Job({"name": "tiny", "namespace": "local", "uid": "1"}, first.spec))
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "job.json").write_text(json.dumps(document))
+    runs, first = runs_with_a_job(tmp_path)
     process = SimpleNamespace(pid=1, poll=lambda: 1)
     monkeypatch.setattr(local_runs, "_free_port", lambda: 1)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: process)
