@@ -38,13 +38,13 @@ def is_one_of(path: str, *values: str) -> Condition:
     return Condition(f"self.{path} in {list(values)}", lambda model: read(model) in values)
 
 
-def equals(path: str, value: object) -> Condition:
+def equals(path: str, value: str | float) -> Condition:
     """The field has this value."""
     read = attrgetter(to_snake(path))
     return Condition(f"self.{path} == {value!r}", lambda model: read(model) == value)
 
 
-def differs(path: str, value: object) -> Condition:
+def differs(path: str, value: str | float) -> Condition:
     """The field has another value."""
     read = attrgetter(to_snake(path))
     return Condition(f"self.{path} != {value!r}", lambda model: read(model) != value)
