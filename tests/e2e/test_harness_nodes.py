@@ -350,14 +350,9 @@ def _output(command: str) -> str:
     return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        light_trainer_image,
-        pytest.param(engine_trainer_image, marks=pytest.mark.slow),
-        pytest.param(slim_trainer_image, marks=pytest.mark.slow),
-    ],
-)
+# In `make test` the end-to-end tests train in the light one.
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [light_trainer_image, engine_trainer_image, slim_trainer_image])
 def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(
     build: Callable[[], Image],
 ) -> None:

@@ -16,7 +16,6 @@ import yaml
 from allpairspy import AllPairs
 
 from grpo_api.text.contract import GROUP, PLURAL
-from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_codegen import chart_page
 from harness.definitions import is_discovered
 from harness.fixtures import AnyCluster
@@ -24,7 +23,7 @@ from harness.programs.build import module_folder
 from harness.programs.processes import until
 from harness.stack import create_namespace
 from tests.generated import gated
-from tests.integration.test_chart import CHART, REGISTRY, helm
+from tests.integration.test_chart import CHART, REGISTRY, helm, parsed
 
 RELEASE, NAMESPACE, OTHER = "values", "grpo-chart-values", "grpo-chart-elsewhere"
 TEAMS = ["grpo-chart-team-a", "grpo-chart-team-b"]
@@ -201,7 +200,7 @@ def test_every_pair_of_choices_is_linted_and_taken(
         "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(chosen)
     )
     assert rendered.returncode == 0, rendered.stderr
-    documents = load_documents(rendered.stdout)
+    documents = parsed(rendered.stdout)
     (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
     template = deployment["spec"]["template"]
     assert (
@@ -262,4 +261,4 @@ def test_a_value_that_is_taken_away_is_missed_by_its_name_or_not_at_all(path: st
     if done.returncode:
         assert f"missing property '{path.rpartition('.')[2]}'" in done.stderr
     else:
-        assert load_documents(done.stdout)
+        assert parsed(done.stdout)

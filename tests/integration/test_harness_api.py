@@ -20,6 +20,7 @@ from harness.programs.build import component
 from harness.programs.cache import locked
 from harness.programs.processes import ClusterError, Processes, until
 from harness.settings import ClusterSettings, GpuSettings
+from tests.generated import gated
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = {
@@ -36,11 +37,11 @@ JOB = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of this test's own, so that it can be harmed."""
+    """A cluster of this file's own, so that it can be harmed; each test leaves it whole."""
     with Cluster.create(
-        f"harness-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))
+        f"harness-own-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))
     ) as own:
         yield own
 
@@ -86,6 +87,7 @@ def test_kwok_nodes_offer_gpus_and_end_pods_as_annotated(cluster: Cluster) -> No
     assert cluster.kubectl("get", "pods", "-l", "job-name=ends", "-o", state) == "7"
 
 
+@pytest.mark.slow
 def test_envtest_assets_run_instead_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_lent_cluster_is_used_and_not_harmed(
     assert cluster.kubectl("get", "--raw", "/readyz") == "ok"
 
 
+@pytest.mark.slow
 def test_the_audit_log_has_every_request() -> None:
     settings = ClusterSettings(control_plane=ControlPlaneSettings(audit=True))
     with Cluster.create(f"audit-{os.getpid()}", settings) as own:
@@ -147,7 +150,7 @@ def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
     cluster.down()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", gated([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
 def test_a_cluster_dies_with_the_process_that_made_it(number: signal.Signals) -> None:
     name = f"harness-{os.getpid()}-{number.name}"
     # a test run that was started in the background has SIGINT ignored, and its children inherit
