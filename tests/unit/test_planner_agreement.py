@@ -18,7 +18,7 @@ from grpo_planner.time.step_range import headline_message
 from tests.generated import cases
 from tests.unit.test_planner_properties import GROUPS, cost, is_consent, jobs
 
-FEW = settings(max_examples=cases(100, gate=12))
+FEW = settings(max_examples=cases(100, gate=8))
 ADVICE = r"would take ([0-9]+) s; set spec\.placement\.gpus\.min to ([0-9]+)$"
 ROUNDING = 0.01
 """Estimates are published in hundredths of a second."""

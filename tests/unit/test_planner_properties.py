@@ -72,7 +72,7 @@ CHANGES = st.fixed_dictionaries(
     },
 )
 ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
-FEW = settings(max_examples=cases(40, gate=10))
+FEW = settings(max_examples=cases(40, gate=6))
 
 
 @st.composite
