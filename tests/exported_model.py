@@ -68,7 +68,7 @@ def provenance() -> Provenance:
                     "dtype": "float32",
                     "zeroStage": 0,
                 },
-                told={},
+                pod_plan={},
             ),
             resolved_dependencies=[rows],
         ),

@@ -58,7 +58,7 @@ class EventRecorder:
         """Events of each job, oldest first; of a job with one on its way, those after that."""
         self._ready: asyncio.Queue[ObjectKey] = asyncio.Queue()
         """Jobs with events of which none is on its way."""
-        self._left = BACKLOG
+        self._free_places = BACKLOG
         """Events that may still come before one is dropped."""
 
     def record(self, key: ObjectKey, body: Object) -> None:
@@ -67,11 +67,11 @@ class EventRecorder:
         if waiting and (both := self._fold(waiting[-1].body, body)):
             waiting[-1] = _Waiting(both, waiting[-1].since)
             self._count("folded")
-        elif not self._left:
+        elif not self._free_places:
             self._count("dropped")
             log.warning("%s: event %s dropped, %d are waiting", key, body["reason"], BACKLOG)
         else:
-            self._left -= 1
+            self._free_places -= 1
             if key not in self._waiting:
                 self._waiting[key] = deque()
                 self._ready.put_nowait(key)
@@ -91,7 +91,7 @@ class EventRecorder:
             # takes its next one.
             await self._let_work_go_first(waiting[0].since)
             await self._send_event(waiting.popleft().body)
-            self._left += 1
+            self._free_places += 1
             if waiting:
                 self._ready.put_nowait(key)
             else:

@@ -47,7 +47,7 @@ class Informer(Generic[R]):
                 are not served.
             resync: time between two LISTs, in seconds.
             optional: True if a cluster may lack the kind. It is then asked for at the pace of the
-                LISTs, and when `want_list` is called.
+                LISTs, and when `request_list` is called.
         """
         self.optional = optional
         self._cluster = cluster
@@ -57,7 +57,7 @@ class Informer(Generic[R]):
         self._resync = resync
         self._backoff = backoff or Backoff()
         self._listing = asyncio.Lock()
-        self._wanted = asyncio.Event()
+        self._list_requested = asyncio.Event()
         self.settled = asyncio.Event()
         """Set once the first LIST is in the cache, or the API server has refused it."""
         self.heard_at: float | None = None
@@ -95,21 +95,21 @@ class Informer(Generic[R]):
         return version
 
     async def relist_forever(self) -> None:
-        """LIST alone, every so often and when wanted, for a kind whose events come otherwise."""
+        """LIST alone, periodically and on request, for a kind whose events come otherwise."""
         while True:
-            self._wanted.clear()
+            self._list_requested.clear()
             await self.list_until_served()
             self._backoff.reset()
-            await self._until_wanted()
+            await self._until_requested()
 
-    async def _until_wanted(self) -> None:
+    async def _until_requested(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._resync * random.uniform(0.9, 1.1)):
-                await self._wanted.wait()
+                await self._list_requested.wait()
 
-    def want_list(self) -> None:
+    def request_list(self) -> None:
         """Ask for a LIST now: events may have been missed, or a kind is needed."""
-        self._wanted.set()
+        self._list_requested.set()
 
     async def follow(self) -> None:
         """LIST, watch until the next LIST is due, and so on."""
@@ -196,7 +196,7 @@ class Informer(Generic[R]):
                 error,
             )
         if self.is_missing_kind:
-            self._wanted.clear()
-            await self._until_wanted()
+            self._list_requested.clear()
+            await self._until_requested()
         else:
             await self._backoff.wait()

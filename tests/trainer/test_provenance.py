@@ -208,7 +208,7 @@ def test_the_spec_is_whole_but_for_what_the_pods_are_not_told(tmp_path: Path) ->
     asked, told = build.external_parameters, build.internal_parameters
     assert (
         TrainingPlan.model_validate(
-            {**asked.spec, **told.told, "job": told.job, "execution": told.execution}
+            {**asked.spec, **told.pod_plan, "job": told.job, "execution": told.execution}
         )
         == plan
     )

@@ -152,7 +152,7 @@ class Wanting(Script):
             yield page
         if self.lists == 1:
             self.listed = [pod("a", 5), pod("b", 11)]
-            self.mirror.want_list()
+            self.mirror.request_list()
 
 
 async def test_a_list_that_is_asked_for_during_another_follows_it_at_once() -> None:

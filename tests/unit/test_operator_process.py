@@ -308,7 +308,7 @@ async def test_a_kind_that_a_cluster_may_not_know_is_asked_for_again_when_it_is_
     await mirror.settled.wait()
     assert mirror.not_served
     await asyncio.sleep(0)
-    mirror.want_list()
+    mirror.request_list()
     await asyncio.wait_for(heard.wait(), 20)
     task.cancel()
 

@@ -46,14 +46,14 @@ class Replay:
 
     def __init__(self, completions: list[Tokens] | None = None) -> None:
         self.completions: list[Tokens] = [] if completions is None else list(completions)
-        self._given = completions is not None
+        self._replays = completions is not None
 
     def install(self, trainer: ReferenceGRPOTrainer) -> None:
         """Take the generation's place."""
         generate = trainer._generate_single_turn
 
         def turn(prompts: Tokens, *arguments: Any, **named: Any) -> tuple[Tokens, None]:
-            if self._given:
+            if self._replays:
                 return self.completions.pop(0), None
             completions = generate(prompts, *arguments, **named)[0]
             self.completions.append([list(map(int, completion)) for completion in completions])

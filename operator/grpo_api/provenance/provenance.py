@@ -96,8 +96,8 @@ class InternalParameters(Record):
     """Namespace, name and uid of the GRPOJob, and the attempt that exported."""
     execution: dict[str, Any]
     """The plan of that attempt, as in status.plan."""
-    told: dict[str, Any]
-    """The rest of the plan that its pods received: where to begin, which commits to fetch, what
+    pod_plan: dict[str, Any]
+    """The other sections of the plan that its pods received: where to begin, which commits to fetch, what
     data to leave out."""
 
 

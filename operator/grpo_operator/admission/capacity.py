@@ -63,7 +63,7 @@ class Capacity:
         """
         self._snapshot = snapshot
         self._suitability = suitability or Suitability(snapshot.nodes)
-        self._taken: dict[str, Amounts] = {node.name: {} for node in snapshot.nodes}
+        self._allocated_by_node: dict[str, Amounts] = {node.name: {} for node in snapshot.nodes}
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._inventories: dict[Suitable, Inventory] = {}
         self._holders: dict[tuple[Suitable, str, str], dict[str, int]] = {}
@@ -84,7 +84,7 @@ class Capacity:
 
     def _allocate(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         # A pod may be bound to a node that the snapshot does not have (yet, or any more).
-        allocated_resources = self._taken.get(node)
+        allocated_resources = self._allocated_by_node.get(node)
         if allocated_resources is not None:
             for name, value in use.items():
                 before = allocated_resources.get(name, 0.0)
@@ -184,7 +184,7 @@ class Capacity:
         for node, node_cards in suitable.nodes:
             planner_nodes = self._planner_nodes(node, node_cards)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
-            allocated_resources = self._taken[node.name]
+            allocated_resources = self._allocated_by_node[node.name]
             if suitable.extra and is_short_of(node, allocated_resources, suitable.extra):
                 planner_nodes = tuple(replace(node, gpus_free=0) for node in planner_nodes)
             yield from planner_nodes
@@ -192,7 +192,7 @@ class Capacity:
     def _planner_nodes(self, node: NodeFacts, node_cards: tuple[Cards, ...]) -> tuple[Node, ...]:
         planner_nodes = self._nodes.get(node.name)
         if planner_nodes is None:
-            allocated_resources = self._taken[node.name]
+            allocated_resources = self._allocated_by_node[node.name]
             planner_nodes = tuple(
                 planner_node(node, kind, allocated_resources) for kind in node_cards
             )

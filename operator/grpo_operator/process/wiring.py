@@ -281,7 +281,7 @@ class Operator:
         served = namespace if self.settings.namespaces else "*"
         informer = self.informers[f"{WORKLOADS.plural}/{served}"]
         if informer.not_served:
-            informer.want_list()
+            informer.request_list()
         return unseen_message(informer.not_served, forbidden=informer.forbidden)
 
     async def run(self, on_filled: Callable[[], None]) -> None:
@@ -357,7 +357,7 @@ class Operator:
         for namespace in self.settings.namespaces or (None,):
             path = GRPOJOBS.path(namespace)
             informer = self.informers[f"{GRPOJOBS.plural}/{namespace or '*'}"]
-            callbacks[path] = informer.want_list
+            callbacks[path] = informer.request_list
         return callbacks
 
     async def grpojobs_served(self, doubted: bool) -> None:

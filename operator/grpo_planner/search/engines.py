@@ -131,7 +131,7 @@ class Engines:
         """`others`: pools with spec.generation.servers.gpuProduct; empty if servers have the
         trainer's product."""
         self._demand, self._others = demand, others
-        self._known: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
+        self._engines_by_key: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
         self._bytes: dict[tuple[int, Precision], int] = {}
 
     @cached_property
@@ -170,9 +170,9 @@ class Engines:
         pool = place.pool if self._depend_on_pool else None
         nodes = place.nodes if pool else 0
         key = (place.per_node, precision, pool, nodes, may_offload_base)
-        if key not in self._known:
-            self._known[key] = tuple(self._candidates(place, precision, may_offload_base))
-        return self._known[key]
+        if key not in self._engines_by_key:
+            self._engines_by_key[key] = tuple(self._candidates(place, precision, may_offload_base))
+        return self._engines_by_key[key]
 
     @cached_property
     def _depend_on_pool(self) -> bool:

@@ -200,7 +200,7 @@ class MeasuredRuns:
     """Whose jobs' rows are believed whole; None: all."""
     parameters: int = 0
     """Of the model that they are asked about."""
-    _known: dict[Setting, StepCorrection | None] = field(
+    _corrections: dict[Setting, StepCorrection | None] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -251,9 +251,9 @@ class MeasuredRuns:
         """What the nearest and newest rows say of a run; None without a row on its product."""
         if not self.rows:
             return None
-        if setting not in self._known:
-            self._known[setting] = self._nearest_correction(setting)
-        return self._known[setting]
+        if setting not in self._corrections:
+            self._corrections[setting] = self._nearest_correction(setting)
+        return self._corrections[setting]
 
     def _nearest_correction(self, setting: Setting) -> StepCorrection | None:
         rows = [row for row in self.rows if row.gpu == setting.product]

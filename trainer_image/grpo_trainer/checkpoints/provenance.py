@@ -163,7 +163,7 @@ def _internal_parameters(plan: TrainingPlan) -> InternalParameters:
     return InternalParameters(
         job=plan.job.model_dump(),
         execution=plan.execution.model_dump(mode="json", exclude_none=True),
-        told=plan.model_dump(mode="json", exclude_none=True, exclude=apart.union(SECTIONS)),
+        pod_plan=plan.model_dump(mode="json", exclude_none=True, exclude=apart.union(SECTIONS)),
     )
 
 

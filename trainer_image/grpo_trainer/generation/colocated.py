@@ -69,7 +69,7 @@ class ColocatedGeneration(EngineGeneration):
         # Learning overwrites the live weights, which are dummies until the first sync.
         self._sources = ranks.run_on_all(self._learn_layout)
         self._seed = 0
-        self._wanted: dict[str, list[int]] = {}
+        self._expected_prints: dict[str, list[int]] = {}
         self._asleep = False
         self.release_memory()
 
@@ -79,15 +79,15 @@ class ColocatedGeneration(EngineGeneration):
         began, proof = time.perf_counter(), 0.0
         # Each rank asks its own worker alone, so ranks need not agree on the seed.
         self._seed = new_seed()
-        self._wanted = wanted = {}
+        self._expected_prints = expected = {}
         for name, tensor in self.weights():
             self.load_weight(name, tensor)
             loaded = time.perf_counter()
-            wanted[name] = expected_prints(tensor, self._sources[name], self._seed)
+            expected[name] = expected_prints(tensor, self._sources[name], self._seed)
             proof += time.perf_counter() - loaded
             self.setup.record_event()
         sent = time.perf_counter()
-        wrong = differing_names(wanted, self.call_worker("weights_prints", self._seed))
+        wrong = differing_names(expected, self.call_worker("weights_prints", self._seed))
         # Keys and values of earlier weights would be taken for a prompt that comes again.
         if not self._llm.reset_prefix_cache():
             raise TrainingError(
@@ -99,7 +99,9 @@ class ColocatedGeneration(EngineGeneration):
 
     def changed_weights(self) -> Sequence[str]:
         """Names of the weights whose hashes differ from those of the last sync."""
-        return differing_names(self._wanted, self.call_worker("weights_prints", self._seed))
+        return differing_names(
+            self._expected_prints, self.call_worker("weights_prints", self._seed)
+        )
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         """Load one weight, contiguous and in the engine's dtype, into the live model."""

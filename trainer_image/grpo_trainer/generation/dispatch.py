@@ -29,25 +29,25 @@ class PromptAssignment:
         """`capacity` is the number of prompts that an engine holds at a time, at least 1."""
         self._waiting = deque(prompts)
         self._capacity = max(1, capacity)
-        self._held: dict[int, set[int]] = {}
+        self._prompts_by_engine: dict[int, set[int]] = {}
         """Prompts by engine."""
-        self._unsettled: dict[int, set[int]] = {}
+        self._unproven_by_engine: dict[int, set[int]] = {}
         """Answered prompts by engine, as long as it was not proven again."""
 
     @property
     def is_done(self) -> bool:
         """True if every prompt has been answered."""
-        return not self._waiting and not any(self._held.values())
+        return not self._waiting and not any(self._prompts_by_engine.values())
 
     @property
     def prompts_by_engine(self) -> Mapping[int, set[int]]:
         """The prompts that each engine holds."""
-        return self._held
+        return self._prompts_by_engine
 
     @property
     def unproven_engines(self) -> list[int]:
         """The engines that have answered prompts and were not proven since."""
-        return [engine for engine, prompts in self._unsettled.items() if prompts]
+        return [engine for engine, prompts in self._unproven_by_engine.items() if prompts]
 
     def assign(self, engines: Iterable[int]) -> list[tuple[int, int]]:
         """Engines with their next prompts: always the engine that holds the fewest, of several the
@@ -56,9 +56,10 @@ class PromptAssignment:
         assignments = []
         while self._waiting and live:
             engine = min(
-                live, key=lambda candidate: (len(self._held.get(candidate, ())), candidate)
+                live,
+                key=lambda candidate: (len(self._prompts_by_engine.get(candidate, ())), candidate),
             )
-            prompts = self._held.setdefault(engine, set())
+            prompts = self._prompts_by_engine.setdefault(engine, set())
             # The engine with the fewest prompts is full, so all are.
             if len(prompts) >= self._capacity:
                 break
@@ -69,16 +70,18 @@ class PromptAssignment:
 
     def record_answer(self, engine: int, prompt: int) -> None:
         """An engine has completed a prompt."""
-        self._held[engine].remove(prompt)
-        self._unsettled.setdefault(engine, set()).add(prompt)
+        self._prompts_by_engine[engine].remove(prompt)
+        self._unproven_by_engine.setdefault(engine, set()).add(prompt)
 
     def record_proof(self, engine: int) -> None:
         """Record that an engine's weights were verified again: its answers are valid."""
-        self._unsettled.pop(engine, None)
+        self._unproven_by_engine.pop(engine, None)
 
     def take_back(self, engine: int) -> list[int]:
         """An engine is lost: its prompts wait again, before all others; returns them."""
-        prompts = sorted(self._held.pop(engine, set()) | self._unsettled.pop(engine, set()))
+        prompts = sorted(
+            self._prompts_by_engine.pop(engine, set()) | self._unproven_by_engine.pop(engine, set())
+        )
         self._waiting.extendleft(reversed(prompts))
         return prompts
 
@@ -272,8 +275,8 @@ class CompletionDispatch:
 
     def _lose_stalled(self, version: int) -> None:
         now = asyncio.get_running_loop().time()
-        held = self._assignment.prompts_by_engine
-        for index in [index for index, prompts in held.items() if prompts]:
+        prompts_by_engine = self._assignment.prompts_by_engine
+        for index in [index for index, prompts in prompts_by_engine.items() if prompts]:
             engine = self._engines[index]
             # Another process has come since the prompts were handed out.
             if not engine.is_serving(version):

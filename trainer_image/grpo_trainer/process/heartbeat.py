@@ -40,7 +40,7 @@ class Heartbeat:
         self._recorder = recorder
         self._store: Counters | None = store
         self._moved = moved_bytes()
-        self._told = self._others = 0
+        self._shared_events = self._peer_events = 0
 
     def start(self) -> None:
         """Start to look and share every PERIOD_SECONDS."""
@@ -66,16 +66,16 @@ class Heartbeat:
     def _share_events(self, store: Counters) -> None:
         own_events = self._recorder.own_events
         try:
-            others = store.add(COUNTER, own_events - self._told) - own_events
+            peer_events = store.add(COUNTER, own_events - self._shared_events) - own_events
         # torch's DistError: rank 0 is gone or can't be reached, which others find out.
         except RuntimeError as error:
             log.warning(f"the progress of other ranks can't be received any more: {error}")
             self._store = None
             return
-        self._told = own_events
-        if others > self._others:
-            self._recorder.record_peer_events(others - self._others)
-        self._others = others
+        self._shared_events = own_events
+        if peer_events > self._peer_events:
+            self._recorder.record_peer_events(peer_events - self._peer_events)
+        self._peer_events = peer_events
 
 
 def moved_bytes() -> int:

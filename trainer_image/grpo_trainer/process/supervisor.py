@@ -91,11 +91,11 @@ class Countdown:
         """`last_words`: seconds from the question to the kill."""
         self._last_words = last_words
         self._deadline = math.inf
-        self._asked = False
+        self._last_words_requested = False
 
     def record_failure(self, now: float, outcome: Outcome | None) -> None:
         """A process ended badly, with this outcome if it left one. It never puts a deadline off."""
-        if not self._asked:
+        if not self._last_words_requested:
             self._deadline = min(self._deadline, now + patience_after(outcome))
 
     def seconds_left(self, now: float) -> float | None:
@@ -107,8 +107,8 @@ class Countdown:
         it."""
         if now < self._deadline:
             return None
-        action = kill_workers if self._asked else ask_for_last_words
-        self._asked, self._deadline = True, now + self._last_words
+        action = kill_workers if self._last_words_requested else ask_for_last_words
+        self._last_words_requested, self._deadline = True, now + self._last_words
         return action
 
 
