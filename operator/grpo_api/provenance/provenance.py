@@ -97,8 +97,8 @@ class InternalParameters(Record):
     execution: dict[str, Any]
     """The plan of that attempt, as in status.plan."""
     pod_plan: dict[str, Any]
-    """The other sections of the plan that its pods received: where to begin, which commits to fetch, what
-    data to leave out."""
+    """The other sections of the plan that its pods received: where to begin, which commits to
+    fetch, what data to leave out."""
 
 
 class BuildDefinition(Record):
