@@ -139,10 +139,10 @@ def test_a_gang_whose_job_gets_a_queue_later_keeps_the_operators_deadline() -> N
     assert (judged(seen).action, judged(seen).reason) == (Action.RELEASE, "SchedulingTimeout")
 
 
-def test_an_eviction_in_mid_restart_is_answered_before_the_failure() -> None:
+def test_an_eviction_in_mid_restart_takes_the_place_of_the_pause_and_the_end_counts() -> None:
     failed = (make_child(), make_pod(0, state=terminated(1)), make_pod(1))
     seen = make_queued(make_workload(evicted()), *failed, status=active_status())
-    assert (judged(seen).action, judged(seen).counted) == (Action.RELEASE, False)
+    assert (judged(seen).action, judged(seen).counted) == (Action.RELEASE, True)
     waits = make_queued(make_workload(evicted()), *failed, status={"attempt": 1, "conditions": []})
     assert clean_up(waits, LIMITS).delete_jobs == ("run-1",), "also what ended by itself"
     assert written(waits, QUEUES) is None

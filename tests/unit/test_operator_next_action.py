@@ -163,6 +163,22 @@ def test_a_gang_whose_spec_became_unreadable_before_it_was_bound_has_a_deadline(
         assert decision.look_again == pytest.approx(900 - age)
 
 
+@pytest.mark.parametrize("workload", ["", "of-kueue"])
+@pytest.mark.parametrize(("age", "action"), [(1799, Action.WAIT), (1801, Action.RELEASE)])
+def test_a_gang_whose_spec_became_unreadable_before_it_ran_has_the_default_deadline(
+    workload: str, age: int, action: Action
+) -> None:
+    """It is released and does not fail: how often it may start again stands in the spec."""
+    conditions = [condition("Admitted"), condition("Scheduled", since=-age)]
+    status = active_status(conditions=conditions, attemptStartTime=at(-9000))
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    pods = [make_pod(0), make_pod(1, phase="Pending", state=waiting)]
+    job = make_job({"later": {"engine": "Newer"}}, status)
+    decision = judged(make_seen(job, make_child(workload=workload), *pods))
+    assert (decision.action, "ImagePullBackOff" in decision.message) == (action, True)
+    assert (decision.look_again is not None) == (action is Action.WAIT)
+
+
 def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
     status = active_status(running=False, attemptStartTime=at(-301))
     unbound = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]

@@ -1,5 +1,5 @@
-"""An attempt that has ended before its job is suspended teaches and counts as one that is followed
-by the next attempt."""
+"""An attempt that has ended before its job is suspended or evicted teaches and counts as one that
+is followed by the next attempt."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from grpo_api.report.report import Result
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
+from grpo_operator.kueue.pod_sets import planned_for
 from grpo_operator.report.status import build_status
 from tests.generated import cases
+from tests.unit.kueue_world import admitted, evicted, make_workload
 from tests.unit.operator_world import (
     PLAN,
     active_status,
@@ -23,6 +25,7 @@ from tests.unit.operator_world import (
     make_pod,
     make_seen,
     said,
+    stored,
     terminated,
 )
 from tests.unit.test_operator_replanning import SPEC, first_plan
@@ -30,6 +33,7 @@ from tests.unit.test_operator_replanning import SPEC, first_plan
 LEFT = {"attempt": 1, "reason": "Error", "runningSeconds": 5, "node": "node-0", "endTime": at(-90)}
 """A short attempt before, so that the end is followed by a pause."""
 SUSPENDED = {"suspend": True}
+QUEUED = {"placement": {**SPEC["placement"], "queueName": "team"}}
 ENDS: dict[str, dict[str, Any]] = {
     result: terminated(1, said(result)) for result in Result if result != Result.SUCCEEDED
 }
@@ -72,6 +76,31 @@ def test_the_end_of_an_attempt_is_recorded_alike_with_and_without_a_suspension(
     later = ended(ENDS[state], {}, 1000.0, restarts=restarts)
     suspended = ended(ENDS[state], SUSPENDED, ago, restarts=restarts)
     assert lesson(suspended, judged(suspended)) == lesson(later, judged(later))
+
+
+@settings(max_examples=cases(40))
+@given(state=st.sampled_from(sorted(ENDS)), ago=st.sampled_from([0.0, 5.0, 1000.0]))
+def test_the_end_of_an_attempt_is_recorded_alike_with_and_without_an_eviction(
+    state: str, ago: float
+) -> None:
+    later = replace(ended(ENDS[state], QUEUED, 1000.0), workload=make_workload(admitted()))
+    taken_back = ended(ENDS[state], QUEUED, ago)
+    taken_back = replace(taken_back, workload=make_workload(evicted()))
+    decision = judged(taken_back)
+    if decision.action is not Action.WAIT:
+        assert decision.action in (Action.RELEASE, Action.FAIL)
+        assert lesson(taken_back, decision) == lesson(later, judged(later))
+
+
+def test_an_eviction_in_the_restart_pause_repeats_no_plan_that_ran_out_of_memory() -> None:
+    taken_back = replace(
+        ended(ENDS["killed"], QUEUED, 5.0), workload=make_workload(evicted(), plan=first_plan())
+    )
+    decision = judged(taken_back)
+    assert (decision.action, decision.reason) == (Action.RELEASE, "Evicted")
+    released = stored(taken_back.job, build_status(taken_back, decision))
+    assert not released.is_active
+    assert planned_for(released, taken_back.workload) is None
 
 
 @pytest.mark.parametrize("gone", [(), (make_child(2, ended="Failed"),)], ids=["job", "pods"])

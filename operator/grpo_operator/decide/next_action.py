@@ -38,8 +38,11 @@ UNKNOWN_PAUSE = 15.0
 """Seconds until it is looked again whether Kueue's objects can be seen."""
 
 
-def release_evicted(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Release an attempt that is no longer admitted by Kueue; if unknown, start and end none."""
+def release_evicted(observation: Observation, limits: Limits) -> Decision | None:
+    """Release an attempt that is no longer admitted by Kueue; if unknown, start and end none.
+
+    An attempt that has ended before is recorded as if the next one followed.
+    """
     job = observation.job
     workload = observation.workload
     if not job.is_active or not observation.queue_name:
@@ -50,15 +53,14 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
         # One whose Job is gone has ended; what is left of it waits for nobody.
         return None if observation.child or observation.is_job_gone else wait
     if workload is None:
-        return _taken_back("its Workload is gone")
-    if workload.may_continue:
+        why = "its Workload is gone"
+    elif workload.may_continue:
         return None
-    why = workload.lost_message or "its Admitted condition is not True any more"
-    return _taken_back(f"Workload {workload.name}: {why}")
-
-
-def _taken_back(why: str) -> Decision:
-    return Decision(Action.RELEASE, Reason.EVICTED, f"Kueue has taken its admission back: {why}")
+    else:
+        lost = workload.lost_message or "its Admitted condition is not True any more"
+        why = f"Workload {workload.name}: {lost}"
+    message = f"Kueue has taken its admission back: {why}"
+    return _with_end(observation, limits, Decision(Action.RELEASE, Reason.EVICTED, message))
 
 
 def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -123,8 +125,8 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
     """Start nothing for a spec that the types reject, and leave a running attempt alone.
 
     Its end is left alone as well: the rules for it are in the spec, and during an upgrade an
-    operator that can parse them is about to lead. A gang that waits for nodes is released in time;
-    of one that Kueue admitted, Kueue decides on that.
+    operator that can parse them is about to lead. A gang that waits for nodes or doesn't start is
+    released in time; how long one that Kueue admitted waits for nodes, Kueue decides.
     """
     if observation.job.spec is not None:
         return None
@@ -133,6 +135,7 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     number = observation.job.status.attempt
     binding = None if observation.child.workload else never_bound(observation, limits)
+    binding = binding or never_started(observation, limits)
     look_again = binding.seconds if isinstance(binding, RequeueAfter) else None
     if observation.cause or observation.child.ended:
         message = (
@@ -160,17 +163,22 @@ def suspend_job(observation: Observation, limits: Limits) -> Decision | None:
         return None
     message = "spec.suspend is true; set it to false to go on"
     suspension = Decision(Action.SUSPEND, Reason.SUSPENDED, message)
-    if not observation.job.is_active:
-        return suspension
-    # The suspension takes the place of the pause.
+    return _with_end(observation, limits, suspension) if observation.job.is_active else suspension
+
+
+def _with_end(observation: Observation, limits: Limits, decision: Decision) -> Decision:
+    """The decision that stops the attempt, with how the attempt has ended before; the answer to
+    that end where its cause is not known yet, or the job fails of it."""
+    # The decision takes the place of the pause.
     without_pause = replace(limits, restart_pause_seconds=0.0)
     for check in (attempt_ended, job_gone, job_ended):
         end = check(observation, without_pause)
         if end and end.action is Action.ADMIT:
-            return replace(end, action=Action.SUSPEND, reason=Reason.SUSPENDED, message=message)
+            action, reason, message = decision.action, decision.reason, decision.message
+            return replace(end, action=action, reason=reason, message=message)
         if end:
             return end
-    return suspension
+    return decision
 
 
 def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:  # noqa: ARG001

@@ -245,7 +245,7 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Requeu
     if why:
         message += f": {why}"
     before = releases_in_a_row(job.status.ends, frozenset({Reason.START_TIMEOUT}))
-    if before >= job.restart_limit:
+    if job.spec and before >= job.restart_limit:
         message += f"; for the {before + 1}. time in a row"
         return Decision(Action.FAIL, Reason.START_TIMEOUT, message)
     return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)

@@ -143,7 +143,7 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
         fields["learned"] = decision.learned
     if outcome:
         fields["outcome"] = _published_outcome(outcome, observation)
-    if outcome and action in (Action.COMMIT, Action.QUEUE, Action.SUSPEND):
+    if outcome and action in (Action.COMMIT, Action.QUEUE, Action.SUSPEND, Action.RELEASE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
         if decision.rollback:
