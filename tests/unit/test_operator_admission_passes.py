@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,18 @@ from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
+from grpo_operator.records.names import LABEL_QUEUE
 from grpo_operator.records.records import GRPOJobRecord
-from tests.unit.operator_world import LIMITS, NOW, PODS, at, condition, make_job, make_seen
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    PODS,
+    active_status,
+    at,
+    condition,
+    make_job,
+    make_seen,
+)
 from tests.unit.queue_world import ASKED, Jobs, cluster, gang, gpu_pod, job, own_pod
 
 
@@ -288,5 +299,21 @@ async def test_a_gang_that_can_not_be_looked_at_any_more_holds_its_place_until_i
     bench.jobs.remove(holder)
     bench.queue.record_job(holder.key, None)
     assert bench.queue._is_due.is_set(), "its GPUs are free"
+    await bench.news()
+    assert await bench.action(waits) == Action.COMMIT
+
+
+async def test_the_release_of_a_gang_that_got_a_queue_name_wakes_those_who_wait() -> None:
+    placement = {"placement": {"accelerator": "GPU"}}
+    named = {"labels": {LABEL_QUEUE: "team"}}
+    holder = make_job(placement, active_status(plan=gang(1, 8)), **named)
+    waits = job("waits", gang(1, 8))
+    bench = Bench([replace(holder, keeps_place=True), waits], cluster(8))
+    bench.queue.record_job(holder.key, holder)
+    await bench.news()
+    released = make_job(placement, {"attempt": 1}, **named)
+    bench.jobs[0] = released
+    bench.queue.record_job(holder.key, released)
+    assert bench.queue._is_due.is_set()
     await bench.news()
     assert await bench.action(waits) == Action.COMMIT

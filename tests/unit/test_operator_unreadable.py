@@ -12,6 +12,7 @@ from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.cluster_state import ReservedGangs
 from grpo_operator.loop.quarantine_reporter import QuarantineReporter
+from grpo_operator.records.names import LABEL_QUEUE
 from tests.unit.dirty_objects import GRPOJOB
 from tests.unit.operator_world import (
     KEY,
@@ -21,8 +22,11 @@ from tests.unit.operator_world import (
     UID,
     active_status,
     condition,
+    job_object,
     make_child,
 )
+from tests.unit.queue_world import cluster, gang, judged
+from tests.unit.queue_world import job as queued_job
 
 
 class Recorded:
@@ -245,11 +249,33 @@ def test_what_was_known_of_it_is_forgotten_with_it(gone: str) -> None:
     assert not caches.grpojobs.quarantined_records
 
 
-def test_a_clock_that_is_set_back_holds_no_place_for_longer() -> None:
-    caches, monotonic = Caches(), [0.0]
+@pytest.mark.parametrize("step", [0, -86400, 600])
+@pytest.mark.parametrize(("first", "left"), [(NOW, 240.0), (NOW - 86400, 300.0)])
+def test_a_clock_that_is_set_holds_no_place_for_longer_or_shorter(
+    first: float, left: float, step: float
+) -> None:
+    """The attempt was committed a minute ago; a time in the future counts from the first sight."""
+    caches, wall, monotonic = Caches(), [first], [0.0]
     caches.grpojobs.put(stored("Draining", 6, jobUid=""))
-    clock = ProcessClock(lambda: NOW - 86400, lambda: Observed(monotonic[0]))
+    clock = ProcessClock(lambda: wall[0], lambda: Observed(monotonic[0]))
     reserved = ReservedGangs(caches, clock, LIMITS.scheduling_timeout_seconds)
-    assert (len(list(reserved)), reserved.look_again) == (1, LIMITS.scheduling_timeout_seconds)
-    monotonic[0] = LIMITS.scheduling_timeout_seconds
+    assert (len(list(reserved)), reserved.look_again) == (1, left)
+    wall[0], monotonic[0] = first + left - 1 + step, left - 1
+    assert (len(list(reserved)), reserved.look_again) == (1, 1.0)
+    monotonic[0] = left
     assert (list(reserved), reserved.look_again) == ([], None)
+
+
+@pytest.mark.parametrize(("workload", "is_free"), [("", False), ("of-kueue", True)])
+def test_a_gang_that_gets_a_queue_name_keeps_the_place_that_the_operator_gave_it(
+    workload: str, is_free: bool
+) -> None:
+    """Where Kueue admitted the unbound gang, Kueue's quota counts it."""
+    caches = Caches()
+    spec = {"placement": {"accelerator": "GPU"}}
+    named = {LABEL_QUEUE: "team"}
+    caches.grpojobs.put(job_object(spec, active_status(plan=gang(1, 8)), labels=named))
+    caches.jobs._store(make_child(workload=workload))
+    waiting = queued_job("next", gang(1, 8))
+    verdicts = judged([*gangs(caches), waiting], cluster(8))
+    assert verdicts[waiting.uid].admitted is is_free

@@ -141,7 +141,8 @@ class AdmissionQueue:
 
     def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
         """Record a job after a reconcile (None: gone or unreadable); a change wakes a cycle."""
-        job = job or self._jobs.get(key)
+        # The source knows whose place a job has.
+        job = self._jobs.get(key) or job
         mark: _Mark | None = None
         if job and not job.is_finished and job.is_competing:
             mark = self._mark(job)

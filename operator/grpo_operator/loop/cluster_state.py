@@ -19,7 +19,7 @@ gang still runs or may still start.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -330,18 +330,19 @@ class ReservedGangs:
         self._caches = caches
         self._clock = clock
         self._scheduling = scheduling
-        self._first_seen: dict[tuple[str, int], Observed] = {}
-        """By uid and attempt of unreadable jobs without a Job."""
+        self._admitted: dict[tuple[str, int], Observed] = {}
+        """By uid and attempt of unreadable jobs without a Job: the first sight, less the attempt's
+        age then by the wall clock."""
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
-        yield from self._caches.grpojobs
+        yield from map(self._with_place, self._caches.grpojobs)
         yield from filter(self._may_run, self._caches.grpojobs.quarantined_records.values())
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         """Return the GRPOJob of this namespace and name, if it counts."""
         if job := self._caches.grpojobs.get(key):
-            return job
+            return self._with_place(job)
         aside = self._caches.grpojobs.quarantined_records.get(key)
         return aside if aside and self._may_run(aside) else None
 
@@ -354,6 +355,13 @@ class ReservedGangs:
             if not self._jobs_of_attempt(job)
         )
         return min((seconds for seconds in waiting if seconds > 0), default=None)
+
+    def _with_place(self, job: GRPOJobRecord) -> GRPOJobRecord:
+        """The job, with its place if it got a queue name after the operator had admitted it."""
+        if not job.is_active or not job.queue_name:
+            return job
+        is_own = any(not child.workload for child in self._jobs_of_attempt(job))
+        return replace(job, keeps_place=True) if is_own else job
 
     def _may_run(self, job: GRPOJobRecord) -> bool:
         """True if the Job of the attempt is there and has not ended, or may still be created."""
@@ -379,8 +387,9 @@ class ReservedGangs:
         if not job.is_active or job.status.job_uid:
             return 0.0
         now = self._clock.monotonic()
-        # A clock that was set back has left the commit in the future, and nobody can correct the
-        # status of a job that can't be read.
-        first_seen = self._first_seen.setdefault((job.uid, job.status.attempt), now)
-        waited = max(now - first_seen, admitted_for(job, self._clock.wall()))
-        return self._scheduling - waited
+        # The wall clock may be set meanwhile, and nobody can correct the status of a job that can't
+        # be read.
+        age = admitted_for(job, self._clock.wall())
+        admitted_at = Observed(now.at - age)
+        admitted_at = self._admitted.setdefault((job.uid, job.status.attempt), admitted_at)
+        return self._scheduling - (now - admitted_at)

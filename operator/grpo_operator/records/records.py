@@ -60,6 +60,8 @@ class GRPOJobRecord:
     """None for a job that has ended."""
     packed: bytes
     """Spec and status as the API server has them."""
+    keeps_place: bool = False
+    """True if the operator itself admitted the attempt, before the job had a queue name."""
 
     @property
     def content(self) -> JobContent:
@@ -129,7 +131,7 @@ class GRPOJobRecord:
         return (
             self.spec is not None
             and self.spec.placement.accelerator == "GPU"
-            and not self.queue_name
+            and (self.keeps_place or not self.queue_name)
         )
 
     @property
