@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.times import Observed, seconds
+from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
@@ -15,6 +16,7 @@ from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
+    LIMITS,
     NOW,
     active_status,
     after,
@@ -119,3 +121,46 @@ def test_a_step_of_the_clock_fires_no_deadline_and_loses_no_active_second(
     assert judged(stepped).action is Action.WAIT
     ended = after(stepped, Decision(Action.SUSPEND, "Suspended"))
     assert ended.active_seconds == 7 + passed
+
+
+PULLING = make_pod(1, phase="Pending", state={"waiting": {"reason": "ContainerCreating"}})
+SCHEDULED = [condition("Admitted"), condition("Scheduled", since=0)]
+
+
+def looked_twice(
+    status: dict[str, Any], pods: list[Any], first: float, passed: float, step: float
+) -> Observation:
+    """The second look, that many seconds after a first one at `first`; the clock was set between
+    them."""
+    job, tracker = make_job(status=status), FirstSeenTracker()
+    for now, at_second in ((first, 0.0), (first + passed + step, passed)):
+        seen = observe(
+            job, [make_child()], pods, now=now, at=Observed(at_second), first_seen_tracker=tracker
+        )
+    return seen
+
+
+@settings(max_examples=cases(100))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 3600), begun=st.integers(-600, 600))
+def test_a_step_of_the_clock_changes_no_time_since_a_condition(
+    step: int, passed: int, begun: int
+) -> None:
+    """The operator saw it first `begun` seconds later: a time in the future counts from there."""
+    age = max(0, begun) + passed
+    status = active_status(conditions=[condition("Admitted"), condition("Running", since=0)])
+    running = looked_twice(status, [make_pod(0), make_pod(1)], NOW + begun, passed, step)
+    assert running.running_seconds == age
+    status = active_status(conditions=SCHEDULED)
+    starting = looked_twice(status, [make_pod(0), PULLING], NOW + begun, passed, step)
+    is_late = age >= starting.job.start_timeout
+    assert judged(starting).action is (Action.RELEASE if is_late else Action.WAIT)
+
+
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 60))
+def test_a_step_of_the_clock_changes_no_grace_of_survivors(step: int, passed: int) -> None:
+    status, pods = PHASES["ended"]
+    seen = looked_twice({**status, "jobUid": "job-1"}, pods, NOW, passed, step)
+    left = LIMITS.survivor_grace_seconds - 10 - passed
+    assert clean_up(seen, LIMITS).stop_attempts == (() if left > 0 else (1,))
+    assert judged(seen).look_again == (left if left > 0 else None)

@@ -14,6 +14,9 @@ from grpo_kube.objects.times import Observed
 
 from ..records.records import JobRecord, PodRecord
 
+StoredTime = tuple[str, str]
+"""Names a moment that a status tells of: type and status of a condition."""
+
 
 def init_key(pod: PodRecord) -> str:
     """Key of `FirstSeenTimes.initializing` for the init container that runs in a pod."""
@@ -37,6 +40,9 @@ class FirstSeenTimes:
     """First sight of the deletion of each pod that is being deleted, by its uid."""
     initializing: Mapping[str, Observed] = field(default_factory=dict)
     """First sight of each init container that runs, by uid of its pod and its name."""
+    stored: Mapping[StoredTime, Observed] = field(default_factory=dict)
+    """When what the status tells of came about: the first sight, less its age then by the wall
+    clock."""
     over: Observed | None = None
     """First sight of a sign of the attempt's end: one of these, or its Job ended or is gone."""
 
@@ -59,9 +65,14 @@ class FirstSeenTracker:
     def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
         """Record that the attempt's Job was created: if it is not there later, it was deleted."""
         before = self._jobs.get(key, FirstSeenTimes())
-        admitted = before.admitted if before.attempt == attempt else None
+        if before.attempt != attempt:
+            before = FirstSeenTimes()
         self._jobs[key] = FirstSeenTimes(
-            attempt=attempt, admitted=admitted, child_uid=uid, child=at
+            attempt=attempt,
+            admitted=before.admitted,
+            stored=before.stored,
+            child_uid=uid,
+            child=at,
         )
 
     def update(
@@ -75,12 +86,13 @@ class FirstSeenTracker:
         expected: bool,
         engine_pods: Collection[PodRecord] = (),
         age: float = 0.0,
+        ages: Mapping[StoredTime, float],
     ) -> FirstSeenTimes:
         """A job's first-seen times after a look at its current attempt's Job and pods at this
         moment.
 
         `expected`: the Job was started, so that it is gone if it isn't there; `age`: seconds since
-        the attempt was admitted, by the wall clock.
+        the attempt was admitted, by the wall clock; `ages`: those of what the status tells of.
         """
         before = self._jobs.get(key, FirstSeenTimes())
         if before.attempt != attempt:
@@ -111,12 +123,36 @@ class FirstSeenTracker:
             ended=ended_at,
             deleted=deleted_at,
             initializing=initializing,
+            stored=_dated(before, ages, at),
             over=over_since,
         )
         self._jobs[key] = first_seen
         return first_seen
 
+    def update_inactive(
+        self,
+        key: ObjectKey,
+        pods: Collection[PodRecord],
+        at: Observed,
+        *,
+        ages: Mapping[StoredTime, float],
+    ) -> FirstSeenTimes:
+        """The times of a job without an attempt, which are kept while it has pods; `ages`: see
+        `update`."""
+        before = self.forget(key)
+        if not pods:
+            return FirstSeenTimes()
+        first_seen = FirstSeenTimes(stored=_dated(before, ages, at))
+        self._jobs[key] = first_seen
+        return first_seen
+
     def forget(self, key: ObjectKey) -> FirstSeenTimes:
-        """Drop the first-seen times of a job that is gone or has no attempt; return empty ones."""
-        self._jobs.pop(key, None)
-        return FirstSeenTimes()
+        """Drop the first-seen times of a job that is gone; return them."""
+        return self._jobs.pop(key, FirstSeenTimes())
+
+
+def _dated(
+    before: FirstSeenTimes, ages: Mapping[StoredTime, float], at: Observed
+) -> dict[StoredTime, Observed]:
+    """When each of these came about, by the clock of this process."""
+    return {name: before.stored.get(name, Observed(at.at - age)) for name, age in ages.items()}

@@ -52,7 +52,9 @@ class Preflights:
             owned = self._caches.pods.owned_by(key)
             pods = [pod for pod in owned if pod.controller_uid == child.uid]
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
-        first_seen = self._first_seen_tracker.update(key, 0, child, pods, at, expected=False)
+        first_seen = self._first_seen_tracker.update(
+            key, 0, child, pods, at, expected=False, ages={}
+        )
         oldest_first = sorted(pods, key=lambda pod: pod.version)
         child_since = first_seen.child or at
         over_since = first_seen.over or at
