@@ -4,7 +4,6 @@ Each field, default, limit and description is written once, in these models. The
 from them, objects are parsed with them, and the trainer reads the same sections inside the plan.
 """
 
-import re
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +31,6 @@ from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromS
 from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
-from .text.conditions import any_of, differs, equals, exceeds, is_one_of, unset
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import HUB_ID_OR_PATH, Image, Name, PullPolicy
 from .text.problems import problem_message
@@ -47,100 +45,41 @@ _ON_VOLUME = "has(self.checkpoint.volume) || has(self.checkpoint.volumeClaimTemp
 """CEL for CheckpointSpec.on_volume."""
 
 
-def _all_nodes_mount_the_claim(spec: "GRPOJobSpec") -> bool:
-    nodes = spec.placement.nodes or 1
-    return nodes == 1 or not spec.checkpoint.is_on_one_node
-
-
-def _resume_path_is_on_a_volume(spec: "GRPOJobSpec") -> bool:
-    resumes_from_path = spec.resume_from is not None and spec.resume_from.path is not None
-    return not resumes_from_path or spec.checkpoint.is_on_volume
-
-
-def _model_is_kept_or_given_up(spec: "GRPOJobSpec") -> bool:
-    return spec.export is not None or spec.checkpoint.is_lasting
-
-
-def _volume_export_has_a_volume(spec: "GRPOJobSpec") -> bool:
-    exports_to_volume = spec.export is not None and spec.export.to == "Volume"
-    return not exports_to_volume or spec.checkpoint.is_on_volume
-
-
-def _store_export_has_a_store(spec: "GRPOJobSpec") -> bool:
-    exports_to_store = spec.export is not None and spec.export.to == "ObjectStore"
-    return not exports_to_store or spec.checkpoint.store is not None
-
-
-def _export_spares_the_trained_model(spec: "GRPOJobSpec") -> bool:
-    if spec.export is None or spec.export.hub is None:
-        return True
-    return spec.export.hub.repository != spec.model.name
-
-
-def _event_files_have_a_folder(spec: "GRPOJobSpec") -> bool:
-    tensorboard = spec.tracking.tensorboard if spec.tracking else None
-    if tensorboard is None or tensorboard.directory is not None:
-        return True
-    return spec.checkpoint.is_on_volume
-
-
-def _mounts_have_volumes(spec: "GRPOJobSpec") -> bool:
-    return all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts)
-
-
-def _names_are_of_the_hub_or_paths(spec: "GRPOJobSpec") -> bool:
-    return all(
-        name is None or re.match(HUB_ID_OR_PATH, name)
-        for name in (spec.model.name, spec.dataset.name)
-    )
-
-
-def _rewards_have_different_names(spec: "GRPOJobSpec") -> bool:
-    names = [reward.name for reward in spec.rewards if reward.name]
-    return len(names) == len(set(names))
-
-
 class GRPOJobSpec(Model):
     """What to train; the operator works out how."""
 
     RULES = (
-        any_of(
+        Rule(
+            "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
             "training.beta is 0, which uses no reference: set reference.strategy to None or "
             "Auto, or raise beta",
-            exceeds("training.beta", 0.0),
-            is_one_of("reference.strategy", "Auto", "None"),
         ),
-        any_of(
+        Rule(
+            "self.training.beta == 0.0 || self.reference.strategy != 'None'",
             "reference.strategy None needs training.beta 0; a KL term needs a reference",
-            equals("training.beta", 0.0),
-            differs("reference.strategy", "None"),
         ),
-        any_of(
+        Rule(
+            "self.training.beta > 0.0 || !has(self.reference.sync)",
             "reference.sync needs training.beta above 0",
-            exceeds("training.beta", 0.0),
-            unset("reference.sync"),
         ),
-        any_of(
+        Rule(
+            "self.training.beta > 0.0 || !has(self.guard.maxKL)",
             "guard.maxKL needs training.beta above 0: without a reference there is no KL",
-            exceeds("training.beta", 0.0),
-            unset("guard.maxKL"),
         ),
-        any_of(
+        Rule(
+            "self.adapter.use != 'Never' || self.reference.strategy != 'Adapter'",
             "reference.strategy Adapter needs adapter.use IfNeeded or Always",
-            differs("adapter.use", "Never"),
-            differs("reference.strategy", "Adapter"),
         ),
-        any_of(
+        Rule(
+            "self.adapter.use != 'Always' || self.reference.strategy in "
+            "['Auto', 'Adapter', 'None']",
             "the reference of an adapter is its own frozen base: with adapter.use Always set "
             "reference.strategy to Auto, Adapter or None",
-            differs("adapter.use", "Always"),
-            is_one_of("reference.strategy", "Auto", "Adapter", "None"),
         ),
-        any_of(
+        Rule(
+            "self.adapter.use != 'Always' || !has(self.reference.sync)",
             "reference.sync can't move the reference of an adapter: it is the frozen base; "
             "remove sync or set adapter.use to Never",
-            differs("adapter.use", "Always"),
-            unset("reference.sync"),
         ),
         Rule(
             "!has(self.placement.nodes) || self.placement.nodes == 1 || "
@@ -148,19 +87,16 @@ class GRPOJobSpec(Model):
             "self.checkpoint.volumeClaimTemplate.accessMode != 'ReadWriteOnce'",
             "placement.nodes above 1 needs a claim that several nodes can mount: set "
             "checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany, or placement.nodes to 1",
-            _all_nodes_mount_the_claim,
         ),
         Rule(
             f"!has(self.resumeFrom) || !has(self.resumeFrom.path) || {_ON_VOLUME}",
             "resumeFrom.path is a folder on the job's own checkpoint volume: set checkpoint.volume",
-            _resume_path_is_on_a_volume,
         ),
         Rule(
             f"has(self.export) || {_ON_VOLUME} || has(self.checkpoint.store)",
             "the trained model would be lost with its pods: set checkpoint.volume, "
             "volumeClaimTemplate or store, where "
             "it is kept beside the checkpoints; if it isn't wanted, say so by export.to None",
-            _model_is_kept_or_given_up,
             at_creation=True,
         ),
         Rule(
@@ -169,12 +105,10 @@ class GRPOJobSpec(Model):
                 "export.to Volume is a folder on the checkpoint volume: set checkpoint.volume or "
                 "volumeClaimTemplate"
             ),
-            _volume_export_has_a_volume,
         ),
         Rule(
             "!has(self.export) || self.export.to != 'ObjectStore' || has(self.checkpoint.store)",
             "export.to ObjectStore is a folder beside the checkpoints: set checkpoint.store",
-            _store_export_has_a_store,
         ),
         Rule(
             (
@@ -185,14 +119,12 @@ class GRPOJobSpec(Model):
                 "export.hub.repository is the model that is trained, whose weights would be "
                 "replaced: name another one"
             ),
-            _export_spares_the_trained_model,
         ),
         Rule(
             "!has(self.tracking) || !has(self.tracking.tensorboard) || "
             f"has(self.tracking.tensorboard.directory) || {_ON_VOLUME}",
             "tracking.tensorboard writes beside the checkpoints: set checkpoint.volume or "
             "volumeClaimTemplate, or tracking.tensorboard.directory",
-            _event_files_have_a_folder,
         ),
         Rule(
             (
@@ -200,7 +132,6 @@ class GRPOJobSpec(Model):
                 "volume.name == mount.name))"
             ),
             "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
-            _mounts_have_volumes,
         ),
         Rule(
             (
@@ -208,14 +139,12 @@ class GRPOJobSpec(Model):
                 "== a.name).size() == 1)"
             ),
             "rewards must have different names",
-            _rewards_have_different_names,
         ),
         Rule(
             f"self.model.name.matches('{HUB_ID_OR_PATH}') && "
             f"(!has(self.dataset.name) || self.dataset.name.matches('{HUB_ID_OR_PATH}'))",
             "model.name and dataset.name: write a hub id such as openai/gsm8k, without https:// "
             "and revision, or an absolute path in the pods",
-            _names_are_of_the_hub_or_paths,
             at_creation=True,
         ),
     )

@@ -18,7 +18,7 @@ class GRPOJob(Model):
 
     model_config = {"extra": "ignore"}
 
-    RULES = (
+    SERVER_RULES = (
         Rule(
             f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
             f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
@@ -45,7 +45,6 @@ class GRPOJob(Model):
         Rule(
             "self.spec.retry >= oldSelf.spec.retry",
             "can't be lowered: each raise is one retry",
-            None,
             ".spec.retry",
         ),
         Rule(

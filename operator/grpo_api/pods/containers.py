@@ -16,19 +16,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
-from ..text.conditions import any_of, equals, unset
 from ..text.contract import CONTAINER, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
+    UPWARDS,
     DNSLabel,
     Image,
     Path,
     PullPolicy,
     SubPath,
-    is_inside,
 )
-from ..text.quantity import Quantity, parse_quantity
-from ..text.units import MIB
+from ..text.quantity import Quantity
 from .environment import Environment, EnvironmentSources
 
 _SLASH = r"/(\.?/)*"
@@ -62,9 +60,8 @@ class VolumeMount(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         SUB_PATH_RULE,
         Rule(
-            r"!self.mountPath.matches(r'(^|/)\.\.(/|$)')",
+            f"!self.mountPath.matches(r'{UPWARDS}')",
             "mountPath must not contain `..`: write the folder that is meant",
-            lambda mount: is_inside(mount.mount_path),
         ),
     )
 
@@ -87,7 +84,6 @@ class TrainerMount(VolumeMount):
             f"!self.mountPath.matches(r'{SHADOWING}')",
             f"mountPath must lie outside of {', '.join(RESERVED_MOUNTS)}, and not above them: "
             "the operator and the kernel mount there themselves",
-            lambda mount: not re.search(SHADOWING, mount.mount_path),
         ),
     )
 
@@ -113,46 +109,12 @@ _CEL_REQUEST, _CEL_LIMIT = (
 )
 _CEL_AT_LEAST_MIB = "compareTo(quantity('1Mi')) >= 0"
 _CEL_INDIVISIBLE = "(name.contains('/') || name.startsWith('hugepages-'))"
+"""The scheduler hands the resource out by the piece and never more often than it is there."""
 
 ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=_NAME)]
 ResourceList = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
 """Amounts by resource: cpu, memory, ephemeral-storage, hugepages-<size>, or an extended resource
 such as rdma/hca."""
-
-
-def _is_indivisible(name: str) -> bool:
-    """Whether the scheduler hands the resource out by the piece and never more often than it is
-    there."""
-    return "/" in name or name.startswith("hugepages-")
-
-
-def _names_no_gpu(resources: "ResourceRequirements") -> bool:
-    return not any(re.match(_GPU, name) for name in (*resources.requests, *resources.limits))
-
-
-def _requests_are_within_limits(resources: "ResourceRequirements") -> bool:
-    limited = [name for name in resources.requests if name in resources.limits]
-    return all(resources.compare_request(name) <= 0 for name in limited)
-
-
-def _indivisible_requests_equal_limits(resources: "ResourceRequirements") -> bool:
-    for name in resources.requests:
-        if not _is_indivisible(name):
-            continue
-        if name not in resources.limits or resources.compare_request(name) != 0:
-            return False
-    return True
-
-
-def _memory_has_a_unit(resources: "ResourceRequirements") -> bool:
-    amounts = (
-        kind["memory"] for kind in (resources.requests, resources.limits) if "memory" in kind
-    )
-    return all(parse_quantity(amount) >= MIB for amount in amounts)
-
-
-def _extended_resources_are_whole(resources: "ResourceRequirements") -> bool:
-    return all(amount.isdecimal() for name, amount in resources.limits.items() if "/" in name)
 
 
 class ResourceRequirements(Model):
@@ -162,7 +124,6 @@ class ResourceRequirements(Model):
         Rule(
             f"!self.requests.exists(name, {_CEL_GPU}) && !self.limits.exists(name, {_CEL_GPU})",
             "GPUs are requested by the plan, within placement.gpus: remove them here",
-            _names_no_gpu,
         ),
         Rule(
             (
@@ -170,7 +131,6 @@ class ResourceRequirements(Model):
                 f"{_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)"
             ),
             "a request must not exceed its limit: raise the limit or lower the request",
-            _requests_are_within_limits,
         ),
         Rule(
             f"self.requests.all(name, !{_CEL_INDIVISIBLE} || "
@@ -179,7 +139,6 @@ class ResourceRequirements(Model):
                 "extended resources and hugepages are not shared: their request must equal their "
                 "limit, or be left out"
             ),
-            _indivisible_requests_equal_limits,
         ),
         Rule(
             (
@@ -187,13 +146,11 @@ class ResourceRequirements(Model):
                 "string(self.limits[name]).matches('^[0-9]+$'))"
             ),
             "extended resources are counted in whole pieces, such as 1",
-            _extended_resources_are_whole,
         ),
         Rule(
             f"self.requests.all(name, name != 'memory' || {_CEL_REQUEST}.{_CEL_AT_LEAST_MIB}) && "
             f"self.limits.all(name, name != 'memory' || {_CEL_LIMIT}.{_CEL_AT_LEAST_MIB})",
             "memory below 1Mi lacks its unit: a plain number counts bytes, so write 2Gi for 2",
-            _memory_has_a_unit,
         ),
     )
 
@@ -218,11 +175,6 @@ class ResourceRequirements(Model):
         requests, limits = self.requests | other.requests, self.limits | other.limits
         return ResourceRequirements(requests=requests, limits=limits)
 
-    def compare_request(self, name: str) -> int:
-        """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
-        request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])
-        return (request > limit) - (request < limit)
-
     def manifest(self, defaults: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """The container's resources in a pod; `defaults` are requests that are not named here."""
         requests = {**defaults, **self.completed_requests}
@@ -241,14 +193,6 @@ Capabilities = Annotated[
 ]
 
 
-def _adds_allowed_capabilities(capabilities: "CapabilitySet") -> bool:
-    return all(name == "NET_BIND_SERVICE" for name in capabilities.add)
-
-
-def _drops_all_capabilities(capabilities: "CapabilitySet") -> bool:
-    return not capabilities.drop or "ALL" in capabilities.drop
-
-
 class CapabilitySet(Model):
     """Linux capabilities."""
 
@@ -256,12 +200,10 @@ class CapabilitySet(Model):
         Rule(
             "self.add.all(name, name == 'NET_BIND_SERVICE')",
             f"{_STANDARD} lets a container add NET_BIND_SERVICE only: remove the others",
-            _adds_allowed_capabilities,
         ),
         Rule(
             "size(self.drop) == 0 || 'ALL' in self.drop",
             f"{_STANDARD} drops ALL capabilities: set drop to [ALL], or leave it out",
-            _drops_all_capabilities,
         ),
     )
 
@@ -271,14 +213,6 @@ class CapabilitySet(Model):
     """Must name ALL. Unset: [ALL]."""
 
 
-def _is_confined(profile: "ConfinedProfile") -> bool:
-    return profile.type in ("RuntimeDefault", "Localhost")
-
-
-def _names_a_file_for_localhost(profile: "SeccompProfile") -> bool:
-    return (profile.type == "Localhost") == (profile.localhost_profile is not None)
-
-
 class SeccompProfile(Model):
     """Filter of system calls."""
 
@@ -286,7 +220,6 @@ class SeccompProfile(Model):
         Rule(
             "(self.type == 'Localhost') == has(self.localhostProfile)",
             "type Localhost needs localhostProfile, and no other type takes it",
-            _names_a_file_for_localhost,
         ),
     )
 
@@ -303,21 +236,12 @@ class ConfinedProfile(SeccompProfile):
         Rule(
             "self.type in ['RuntimeDefault', 'Localhost']",
             f"{_STANDARD} allows RuntimeDefault and Localhost",
-            _is_confined,
         ),
         *SeccompProfile.RULES,
     )
 
     type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
     """RuntimeDefault, or Localhost for a file of the node."""
-
-
-def _is_unprivileged(context: "SecurityContext") -> bool:
-    return not (context.privileged or context.allow_privilege_escalation)
-
-
-def _is_not_root(context: "SecurityContext") -> bool:
-    return context.run_as_non_root is not False and context.run_as_user != 0
 
 
 class SecurityContext(Model):
@@ -331,7 +255,6 @@ class SecurityContext(Model):
                 f"{_STANDARD} allows neither privileged nor allowPrivilegeEscalation: set them to "
                 "false"
             ),
-            _is_unprivileged,
         ),
         Rule(
             (
@@ -339,12 +262,10 @@ class SecurityContext(Model):
                 "self.runAsUser > 0)"
             ),
             f"{_STANDARD} allows no root user: remove runAsNonRoot, and set runAsUser above 0",
-            _is_not_root,
         ),
-        any_of(
+        Rule(
+            "!has(self.procMount) || self.procMount == 'Default'",
             f"{_STANDARD} allows procMount Default only: remove it",
-            unset("procMount"),
-            equals("procMount", "Default"),
         ),
     )
 
@@ -379,7 +300,6 @@ class InitContainer(Model):
         Rule(
             f"self.name != '{CONTAINER}'",
             f"{CONTAINER} is the training container: use another name",
-            lambda container: container.name != CONTAINER,
         ),
     )
 

@@ -9,14 +9,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
-from ..text.conditions import any_of, unset
 from ..text.contract import (
     ALLOCATOR_ENV,
     ENV_PREFIX,
     EXPANDABLE_SEGMENTS,
     EXPANDABLE_SEGMENTS_PATTERN,
     RANK_ENV,
-    has_hidden_segments,
 )
 from ..text.names import (
     ConfigMapKeySelector,
@@ -46,19 +44,14 @@ class EnvVarSource(Model):
     """A request or limit of the container. Unset: another source."""
 
 
-def _is_free_to_set(variable: "EnvVar") -> bool:
-    return not (variable.name.startswith(ENV_PREFIX) or variable.name in RANK_ENV)
-
-
 class EnvVar(Model):
     """An environment variable of a container."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        any_of("set at most one of value and valueFrom", unset("value"), unset("valueFrom")),
+        Rule("!has(self.value) || !has(self.valueFrom)", "set at most one of value and valueFrom"),
         Rule(
             f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
             f"{_RESERVED}: remove it",
-            _is_free_to_set,
         ),
     )
 
@@ -69,11 +62,6 @@ class EnvVar(Model):
     empty."""
     value_from: EnvVarSource | None = None
     """Take the value from elsewhere. Unset: `value`."""
-
-
-def _shows_segments_to_vllm(variable: EnvVar) -> bool:
-    is_allocators = variable.name in ALLOCATOR_ENV
-    return not (is_allocators and has_hidden_segments(variable.name, variable.value or ""))
 
 
 class TrainerEnvVar(EnvVar):
@@ -89,14 +77,9 @@ class TrainerEnvVar(EnvVar):
             f"{EXPANDABLE_SEGMENTS}, and an engine that sleeps fails with those that it does not "
             f"see: write them so, or remove {ALLOCATOR_ENV[1]}, since the operator sets them on "
             "GPUs",
-            _shows_segments_to_vllm,
             at_creation=True,
         ),
     )
-
-
-def _has_a_free_prefix(source: "EnvFromSource") -> bool:
-    return source.prefix is None or not source.prefix.startswith(ENV_PREFIX)
 
 
 class EnvFromSource(Model):
@@ -108,7 +91,6 @@ class EnvFromSource(Model):
         Rule(
             f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
             f"{_RESERVED}: use another prefix",
-            _has_a_free_prefix,
         ),
     )
 

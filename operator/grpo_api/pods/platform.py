@@ -38,11 +38,6 @@ class PodSecurityLevel(IntEnum):
         return self.name.lower()
 
 
-def _has_no_cpu_or_memory(platform: "PlatformSpec") -> bool:
-    named = (*platform.resources.requests, *platform.resources.limits)
-    return all("/" in name or name.startswith("hugepages-") for name in named)
-
-
 class PlatformCapabilities(Model):
     """Linux capabilities."""
 
@@ -56,10 +51,6 @@ class PlatformCapabilities(Model):
 _ID = Annotated[int, Field(ge=0, le=2147483647)]
 
 
-def _root_has_the_capabilities(context: "PlatformSecurityContext") -> bool:
-    return not context.capabilities.add or context.run_as_user == 0
-
-
 class PlatformSecurityContext(Model):
     """User, groups and rights of the pods."""
 
@@ -69,7 +60,6 @@ class PlatformSecurityContext(Model):
             "size(self.capabilities.add) == 0 || (has(self.runAsUser) && self.runAsUser == 0)",
             "only root gets an added capability: set runAsUser to 0, or remove it; for IPC_LOCK "
             "let the nodes' container runtime set LimitMEMLOCK=infinity",
-            _root_has_the_capabilities,
         ),
     )
 
@@ -123,7 +113,6 @@ class PlatformSpec(Model):
             "amounts.all(name, name.contains('/') || name.startsWith('hugepages-')))",
             "resources are extended ones, such as rdma/hca, and hugepages: cores and memory are "
             "the plan's",
-            _has_no_cpu_or_memory,
         ),
     )
 

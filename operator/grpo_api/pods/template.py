@@ -17,11 +17,8 @@ from .containers import InitContainer
 from .volumes import Volume
 
 _VALUES_RULE = Rule(
-    "self.operator in ['Exists', 'DoesNotExist'] ? size(self.values) == 0 : size(self.values) > 0",
+    "(self.operator in ['Exists', 'DoesNotExist']) == (size(self.values) == 0)",
     "operators Exists and DoesNotExist take no values; every other operator needs them",
-    lambda requirement: (
-        (requirement.operator in ("Exists", "DoesNotExist")) == (not requirement.values)
-    ),
 )
 Value = Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")]
 """A label's value, or the name of a node."""
@@ -95,12 +92,6 @@ class PodAffinity(Model):
     """What had better be so. Unset: none."""
 
 
-def _compares_with_one_number(requirement: "NodeSelectorRequirement") -> bool:
-    if requirement.operator not in ("Gt", "Lt"):
-        return True
-    return len(requirement.values) == 1 and is_whole(requirement.values[0])
-
-
 class NodeSelectorRequirement(Model):
     """What one label or field of a node must be."""
 
@@ -112,7 +103,6 @@ class NodeSelectorRequirement(Model):
                 "self.values[0].matches('^-?[0-9]+$')"
             ),
             "operators Gt and Lt compare with exactly one whole number",
-            _compares_with_one_number,
         ),
     )
 
@@ -189,16 +179,6 @@ def _cel_key_matches(reserved: str) -> str:
     return f"key.startsWith('{reserved}')" if reserved.endswith("/") else f"key == '{reserved}'"
 
 
-def _key_matches(key: str, reserved: str) -> bool:
-    """The same in Python."""
-    return key.startswith(reserved) if reserved.endswith("/") else key == reserved
-
-
-def is_reserved(key: str) -> bool:
-    """Whether a label or annotation is the operator's or the Job controller's."""
-    return any(_key_matches(key, reserved) for reserved in RESERVED_LABELS)
-
-
 PullSecrets = Annotated[
     list[LocalObjectReference],
     Field(max_length=16, json_schema_extra=map_list("name")),
@@ -217,7 +197,6 @@ class PodMetadata(Model):
                 f"{', '.join(RESERVED_LABELS)} belong to the operator and the Job controller: use "
                 "another name"
             ),
-            lambda metadata: not any(map(is_reserved, (*metadata.labels, *metadata.annotations))),
         ),
     )
 
@@ -253,23 +232,6 @@ class DNSConfig(Model):
     """Options. Unset: the cluster's only."""
 
 
-def _stays_off_the_host(pod: "PodSpec") -> bool:
-    return not (pod.host_network or pod.host_pid or pod.host_ipc)
-
-
-def _init_containers_mount_known_volumes(pod: "PodSpec") -> bool:
-    for container in pod.init_containers:
-        if any(mount.name not in pod.volume_names for mount in container.volume_mounts):
-            return False
-    return True
-
-
-def _has_a_name_server(pod: "PodSpec") -> bool:
-    if pod.dns_policy != "None":
-        return True
-    return bool(pod.dns_config and pod.dns_config.nameservers)
-
-
 class PodSpec(Model):
     """Settings of the pods; tolerations, node selector and priority are in spec.placement."""
 
@@ -281,7 +243,6 @@ class PodSpec(Model):
                 "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security "
                 "standard: remove them"
             ),
-            _stays_off_the_host,
         ),
         Rule(
             "self.initContainers.all(one, "
@@ -290,13 +251,11 @@ class PodSpec(Model):
                 "initContainers can mount only what podTemplate.spec.volumes names: add the volume "
                 "there"
             ),
-            _init_containers_mount_known_volumes,
         ),
         Rule(
             "!has(self.dnsPolicy) || self.dnsPolicy != 'None' "
             "|| (has(self.dnsConfig) && size(self.dnsConfig.nameservers) > 0)",
             "dnsPolicy None needs dnsConfig.nameservers",
-            _has_a_name_server,
         ),
     )
 

@@ -265,14 +265,6 @@ Rejected = Annotated[
 """A kind that has a field only so that its rejection gives the reason."""
 
 
-def _is_allowed_by_the_standard(volume: "Volume") -> bool:
-    return volume.host_path is None and volume.nfs is None
-
-
-def _has_a_name_of_its_own(volume: "Volume") -> bool:
-    return not (volume.name in RESERVED_VOLUMES or volume.name.startswith(REWARD_VOLUME_PREFIX))
-
-
 class Volume(Model):
     """A volume of the pods."""
 
@@ -285,7 +277,6 @@ class Volume(Model):
                 "hostPath and nfs go beyond the `restricted` pod security standard: use a "
                 "persistentVolumeClaim or csi"
             ),
-            _is_allowed_by_the_standard,
         ),
         Rule(
             (
@@ -294,7 +285,6 @@ class Volume(Model):
             ),
             f"{', '.join(RESERVED_VOLUMES)} and {REWARD_VOLUME_PREFIX}* are the operator's own "
             "volumes: use another name",
-            _has_a_name_of_its_own,
         ),
     )
 

@@ -31,17 +31,6 @@ StoreURL = Annotated[
 """A bucket and a folder in it. No part begins with a dot, so none leads upwards."""
 
 
-def _s3_settings_have_an_s3_url(store: "ObjectStoreSpec") -> bool:
-    if store.url.startswith("s3://"):
-        return True
-    return not (store.endpoint or store.region)
-
-
-def _azure_url_names_a_container(store: "ObjectStoreSpec") -> bool:
-    # az://account/container has three slashes.
-    return not store.url.startswith("az://") or store.url.count("/") >= 3
-
-
 class ObjectStoreSpec(Model):
     """A folder on an object store. Every run has a folder of its own in it, `<job>-<uid>`."""
 
@@ -49,12 +38,10 @@ class ObjectStoreSpec(Model):
         Rule(
             "self.url.startsWith('s3://') || (!has(self.endpoint) && !has(self.region))",
             "endpoint and region belong to s3:// stores; remove them",
-            _s3_settings_have_an_s3_url,
         ),
         Rule(
             "!self.url.startsWith('az://') || self.url.matches('^az://[^/]+/[^/]+')",
             "an az:// URL names account and container: az://account/container/folder",
-            _azure_url_names_a_container,
         ),
     )
 
@@ -87,11 +74,6 @@ class VolumeClaimTemplate(Model):
     """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
 
 
-def _has_one_place_at_most(spec: "CheckpointSpec") -> bool:
-    places = (spec.volume, spec.volume_claim_template, spec.store)
-    return sum(bool(place) for place in places) <= 1
-
-
 class CheckpointSpec(Model):
     """Where and how often the run saves its state."""
 
@@ -102,7 +84,6 @@ class CheckpointSpec(Model):
                 "given).size() <= 1"
             ),
             "set at most one of volume, volumeClaimTemplate, store",
-            _has_one_place_at_most,
         ),
     )
 
@@ -161,11 +142,6 @@ HubRepository = Annotated[
 """A repository of the hub that can be written: with its namespace."""
 
 
-def _hub_takes_the_name(hub: "HubExportSpec") -> bool:
-    name = hub.repository
-    return "--" not in name and ".." not in name and not name.endswith((".git", ".ipynb"))
-
-
 class HubExportSpec(Model):
     """A model repository of the hub."""
 
@@ -177,7 +153,6 @@ class HubExportSpec(Model):
                 "the hub takes no repository with `--` or `..` in its name, or with .git or .ipynb "
                 "at its end"
             ),
-            _hub_takes_the_name,
         ),
     )
 
@@ -201,7 +176,6 @@ class ExportSpec(Model):
                 "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set both "
                 "or none"
             ),
-            lambda export: (export.to == "Hub") == (export.hub is not None),
         ),
     )
 

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
-from ..text.conditions import any_of, is_set, unset
 from ..text.names import (
     ConfigMapFiles,
     Repository,
@@ -13,14 +12,9 @@ from ..text.names import (
     SecretKeySelector,
     SubPath,
     VolumeClaim,
-    is_inside,
 )
 
 Column = Annotated[str, Field(min_length=1, max_length=128)]
-
-
-def _paths_stay_inside(files: "DatasetFiles") -> bool:
-    return all(is_inside(path) for path in files.paths)
 
 
 class DatasetFiles(Model):
@@ -31,7 +25,6 @@ class DatasetFiles(Model):
         Rule(
             "self.paths.all(path, !path.split('/').exists(part, part == '..'))",
             "paths must stay inside the volume: remove `..`",
-            _paths_stay_inside,
         ),
     )
 
@@ -55,10 +48,10 @@ class DatasetSpec(Model):
 
     RULES = (
         exactly_one("name", "files", message="set exactly one of name (a hub dataset) and files"),
-        any_of(
+        Rule(
+            "has(self.name) || !has(self.config) && !has(self.revision) && "
+            "!has(self.tokenSecretRef)",
             "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",
-            is_set("name"),
-            unset("config", "revision", "tokenSecretRef"),
         ),
     )
 

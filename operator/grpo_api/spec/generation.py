@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
 from ..text.base import ATOMIC_LIST, Model, Rule
-from ..text.conditions import any_of, differs, is_one_of, unset
 from ..text.json_map import JSONMap
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
@@ -85,38 +84,30 @@ class EngineServersSpec(Model):
     predicts."""
 
 
-def _kwargs_have_one_engine(spec: "GenerationSpec") -> bool:
-    if spec.kwargs is None or spec.engine == "Transformers":
-        return True
-    return spec.engine != "Auto" and spec.fallback == "Never"
-
-
 class GenerationSpec(Model):
     """What samples the completions."""
 
     RULES = (
-        any_of(
+        Rule(
+            "self.engine in ['Auto', 'Servers'] || !has(self.servers)",
             "servers belongs to engine Servers or Auto; remove it or change engine",
-            is_one_of("engine", "Auto", "Servers"),
-            unset("servers"),
         ),
-        any_of(
+        Rule(
+            "self.engine in ['Auto', 'Colocated'] || !has(self.memoryShare) && "
+            "!has(self.sleep) && !has(self.tensorParallel)",
             "memoryShare, sleep and tensorParallel belong to engine Colocated or Auto; Servers "
             "have servers.gpusPerReplica; remove them or change engine",
-            is_one_of("engine", "Auto", "Colocated"),
-            unset("memoryShare", "sleep", "tensorParallel"),
         ),
-        any_of(
+        Rule(
+            "self.engine != 'Transformers' || !has(self.maxModelLength) && "
+            "!has(self.engineArguments)",
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
-            differs("engine", "Transformers"),
-            unset("maxModelLength", "engineArguments"),
         ),
         Rule(
             "!has(self.kwargs) || self.engine == 'Transformers' || "
             "(self.engine != 'Auto' && self.fallback == 'Never')",
             "kwargs are arguments of one engine: set engine, and with Colocated or Servers "
             "fallback to Never, since Transformers has others",
-            _kwargs_have_one_engine,
         ),
     )
 

@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_snake
 
-from ..text.base import Model
-from ..text.conditions import any_of, unset
+from ..text.base import Model, Rule
 from ..text.messages import value_text
 from ..text.problems import requirement
 from .trl_places import PLACES
@@ -88,7 +87,9 @@ def _suggestion(name: str) -> str:
 class ScheduleArguments(KeywordArguments):
     """Arguments of transformers' learning-rate schedules."""
 
-    RULES = (any_of("set min_lr or min_lr_rate, not both", unset("min_lr"), unset("min_lr_rate")),)
+    RULES = (
+        Rule("!has(self.min_lr) || !has(self.min_lr_rate)", "set min_lr or min_lr_rate, not both"),
+    )
 
     num_cycles: Annotated[float, Field(gt=0, le=10000)] | None = None
     """Waves. Unset: 0.5, with restarts 1."""

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
-from ..text.conditions import any_of, equals, is_at_most, unset
 from ..text.contract import MAX_JOB_NAME
 from ..text.names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from ..text.quantity import ByteQuantity
@@ -63,7 +62,7 @@ the GPU, and without a limit it may use what is idle."""
 class GPURange(Model):
     """How many GPUs the plan may take."""
 
-    RULES = (any_of("max must be at least min", unset("max"), is_at_most("min", "max")),)
+    RULES = (Rule("!has(self.max) || self.min <= self.max", "max must be at least min"),)
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Fewest GPUs. Unset: 1."""
@@ -71,29 +70,18 @@ class GPURange(Model):
     """Most GPUs. Unset: as many as `objective` asks for."""
 
 
-def _operator_has_its_operand(toleration: "Toleration") -> bool:
-    if toleration.operator == "Exists":
-        return toleration.value is None
-    return bool(toleration.key)
-
-
-def _seconds_have_no_execute(toleration: "Toleration") -> bool:
-    return toleration.toleration_seconds is None or toleration.effect == "NoExecute"
-
-
 class Toleration(Model):
     """A Kubernetes toleration."""
 
     RULES = (
         Rule(
-            "self.operator == 'Exists' ? !has(self.value) : has(self.key)",
+            "self.operator == 'Exists' && !has(self.value) || "
+            "self.operator != 'Exists' && has(self.key)",
             "operator Exists takes no value; operator Equal needs key",
-            _operator_has_its_operand,
         ),
         Rule(
             "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
             "tolerationSeconds needs effect NoExecute",
-            _seconds_have_no_execute,
         ),
     )
 
@@ -109,23 +97,6 @@ class Toleration(Model):
     """For NoExecute, seconds to stay. Unset: forever."""
 
 
-def _every_node_gets_a_gpu(placement: "PlacementSpec") -> bool:
-    if not (placement.nodes and placement.gpus and placement.gpus.max):
-        return True
-    return placement.gpus.max >= placement.nodes
-
-
-def _created_nodes_are_declared(placement: "PlacementSpec") -> bool:
-    if placement.provisioning == "WhenFree":
-        return True
-    return bool(
-        placement.gpu_product
-        and placement.gpus_per_node
-        and placement.nodes
-        and placement.node_selector
-    )
-
-
 Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
 """What a plan is chosen by."""
 
@@ -134,15 +105,14 @@ class PlacementSpec(Model):
     """Where the job may run. The plan chooses within these limits."""
 
     RULES = (
-        any_of(
+        Rule(
+            "self.accelerator == 'GPU' || !has(self.gpus) && !has(self.gpuProduct) && "
+            "!has(self.gpuMemory)",
             "gpus, gpuProduct and gpuMemory belong to accelerator GPU; remove them for CPU",
-            equals("accelerator", "GPU"),
-            unset("gpus", "gpuProduct", "gpuMemory"),
         ),
-        any_of(
+        Rule(
+            "self.accelerator == 'CPU' || !has(self.processesPerNode)",
             "processesPerNode belongs to accelerator CPU; every GPU gets one process",
-            equals("accelerator", "CPU"),
-            unset("processesPerNode"),
         ),
         Rule(
             (
@@ -150,26 +120,22 @@ class PlacementSpec(Model):
                 "self.nodes"
             ),
             "gpus.max must be at least nodes: every node of the gang needs a GPU",
-            _every_node_gets_a_gpu,
         ),
         Rule(
             "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) "
             "&& has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
             "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, "
             "gpusPerNode and nodes, and a nodeSelector that the autoscaler knows",
-            _created_nodes_are_declared,
         ),
-        any_of(
+        Rule(
+            "self.provisioning == 'WhenFree' || !has(self.gpus) && !has(self.queueName)",
             "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: "
             "remove gpus and queueName",
-            equals("provisioning", "WhenFree"),
-            unset("gpus", "queueName"),
         ),
-        any_of(
+        Rule(
+            "self.provisioning == 'CreatePods' || !has(self.gpusPerNode)",
             "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within "
             "gpus and nodes",
-            equals("provisioning", "CreatePods"),
-            unset("gpusPerNode"),
         ),
     )
 

@@ -10,13 +10,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule
-from ..text.conditions import any_of, differs, equals, is_at_most, is_one_of, unset
 from .keyword_arguments import (
     ARGUMENTS_BELONG,
     ARGUMENTS_SUFFICE,
-    NEEDED_ARGUMENTS,
     POLYNOMIAL_END,
-    SCHEDULE_ARGUMENTS,
     Overrides,
     ScheduleArguments,
     ScheduleType,
@@ -32,44 +29,10 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Values of lossType that clip the probability ratio on both sides."""
 
 
-def _completions_of_a_step(training: "TrainingSpec") -> int:
-    return training.prompts_per_step * training.num_generations
-
-
-def _device_batch_divides_a_step(training: "TrainingSpec") -> bool:
-    device_batch = training.per_device_train_batch_size or 1
-    return _completions_of_a_step(training) % device_batch == 0
-
-
-def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
-    generation_batch = training.generation_batch_size or 0
-    return generation_batch % _completions_of_a_step(training) == 0
-
-
-def _schedule_takes_its_arguments(training: "TrainingSpec") -> bool:
-    schedule_arguments = SCHEDULE_ARGUMENTS[training.lr_scheduler_type]
-    return training.lr_scheduler_kwargs.arguments.keys() <= set(schedule_arguments)
-
-
-def _schedule_has_what_it_needs(training: "TrainingSpec") -> bool:
-    needed = NEEDED_ARGUMENTS.get(training.lr_scheduler_type)
-    return needed is None or not training.lr_scheduler_kwargs.arguments.keys().isdisjoint(needed)
-
-
-def _polynomial_falls(training: "TrainingSpec") -> bool:
-    return training.has_polynomial_end_below(training.learning_rate)
-
-
 class ImportanceSamplingClip(Model):
     """Bounds of the ratio of the trainer's to the engine's probability."""
 
-    RULES = (
-        Rule(
-            "!has(self.min) || self.min < self.max",
-            "min must be below max",
-            lambda clip: clip.min is None or clip.min < clip.max,
-        ),
-    )
+    RULES = (Rule("!has(self.min) || self.min < self.max", "min must be below max"),)
 
     min: Annotated[float, Field(gt=0, le=1)] | None = None
     """Lower bound (TRL's vllm_importance_sampling_clip_min). Unset: none."""
@@ -104,7 +67,6 @@ class TrainingSpec(Model):
                 "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the "
                 "completions of one step)"
             ),
-            _device_batch_divides_a_step,
         ),
         Rule(
             "!has(self.generationBatchSize) || "
@@ -113,51 +75,44 @@ class TrainingSpec(Model):
                 "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole "
                 "steps, whole groups)"
             ),
-            _generation_batch_has_whole_steps,
         ),
-        any_of(
+        Rule(
+            "!has(self.expectedCompletionLength) || self.expectedCompletionLength <= "
+            "self.maxCompletionLength",
             "expectedCompletionLength must be at most maxCompletionLength",
-            unset("expectedCompletionLength"),
-            is_at_most("expectedCompletionLength", "maxCompletionLength"),
         ),
-        any_of(
+        Rule(
+            "!has(self.epsilonHigh) || self.epsilon <= self.epsilonHigh",
             "epsilonHigh must be at least epsilon",
-            unset("epsilonHigh"),
-            is_at_most("epsilon", "epsilonHigh"),
         ),
-        any_of(
+        Rule(
+            f"!has(self.delta) || self.lossType in {list(CLIPPED_LOSSES)}",
             f"delta belongs to lossType {', '.join(CLIPPED_LOSSES)}; remove it or change lossType",
-            unset("delta"),
-            is_one_of("lossType", *CLIPPED_LOSSES),
         ),
-        any_of(
+        Rule(
+            "self.lossType != 'vespo' || self.importanceSampling.mode == 'none' || "
+            "self.importanceSampling.level == 'token'",
             "lossType vespo weighs tokens by an engine's ratio: set importanceSampling.level to "
             "token, or importanceSampling.mode to none",
-            differs("lossType", "vespo"),
-            equals("importanceSampling.mode", "none"),
-            equals("importanceSampling.level", "token"),
         ),
-        any_of(
+        Rule(
+            "self.entropyCoefMin <= self.entropyCoefMax",
             "entropyCoefMin must be at most entropyCoefMax",
-            is_at_most("entropyCoefMin", "entropyCoefMax"),
         ),
         Rule(
             ARGUMENTS_BELONG,
             "lrSchedulerType does not take one of lrSchedulerKwargs: see docs/reference/api.md",
-            _schedule_takes_its_arguments,
         ),
         Rule(
             ARGUMENTS_SUFFICE,
             "lrSchedulerType needs min_lr, min_lr_rate or num_decay_steps in lrSchedulerKwargs",
-            _schedule_has_what_it_needs,
         ),
         Rule(
-            "self.lrSchedulerType != 'polynomial' || self.learningRate > "
-            "(has(self.lrSchedulerKwargs.lr_end) ? self.lrSchedulerKwargs.lr_end : "
-            f"{POLYNOMIAL_END:.7f})",
+            "self.lrSchedulerType != 'polynomial' || [self.lrSchedulerKwargs].all(k, "
+            "has(k.lr_end) && self.learningRate > k.lr_end || "
+            f"!has(k.lr_end) && self.learningRate > {POLYNOMIAL_END:.7f})",
             "lrSchedulerType polynomial needs a learningRate above lrSchedulerKwargs.lr_end, "
             "which is 1e-7 unless set",
-            _polynomial_falls,
         ),
     )
 
@@ -336,16 +291,11 @@ class ReferenceOffload(Model):
             "self.target != 'NVMe'",
             "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension "
             "alone, which the trainer's image doesn't have; set target to CPU",
-            lambda offload: offload.target != "NVMe",
         ),
     )
 
     target: Literal["CPU", "NVMe"] = "CPU"
     """Host memory; NVMe is refused. Unset: CPU."""
-
-
-def _moved_reference_has_weights(reference: "ReferenceSpec") -> bool:
-    return reference.sync is None or reference.strategy not in ("Adapter", "None")
 
 
 class ReferenceSpec(Model):
@@ -355,12 +305,10 @@ class ReferenceSpec(Model):
         Rule(
             "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
             "sync needs a reference of its own; strategy Adapter and None have none",
-            _moved_reference_has_weights,
         ),
-        any_of(
+        Rule(
+            "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
             "offload belongs to strategy Offload, Sharded or Auto; remove it or change strategy",
-            unset("offload"),
-            is_one_of("strategy", "Auto", "Offload", "Sharded"),
         ),
     )
 
@@ -385,10 +333,9 @@ class AdapterSpec(Model):
     """LoRA: the user's consent, and its shape."""
 
     RULES = (
-        any_of(
+        Rule(
+            "self.use != 'Never' || !has(self.learningRate)",
             "learningRate belongs to use IfNeeded or Always; remove it or change use",
-            differs("use", "Never"),
-            unset("learningRate"),
         ),
     )
 

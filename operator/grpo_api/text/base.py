@@ -1,5 +1,4 @@
-"""Defines the base classes of all types of the contract: strict camelCase models, and rules for
-both CEL and Python.
+"""Defines the base classes of all types of the contract: strict camelCase models with rules.
 
 The CRD, the plan and the report all use these models. The API server and Python evaluate the same
 rules, so both accept the same objects.
@@ -20,21 +19,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, mode
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from .cel import predicate
+
 CREATING = "creating"
 """As the context of a validation: the object is new, and rules `at_creation` are judged, too."""
 
 
 class Rule(NamedTuple):
-    """A rule over several fields: once in CEL for the API server, once in Python for a laptop and
-    for the operator."""
+    """A rule over several fields, for the API server and, by grpo_api.text.cel, for Python."""
 
     cel: str
     """The rule as the API server evaluates it; `self` is the model."""
     message: str
     """What a user reads who breaks it: what is allowed and how to fix it."""
-    is_satisfied: Callable[[Any], bool] | None = None
-    """The same in Python. None for rules over metadata and over the old object, which only the API
-    server sees."""
     field_path: str = ""
     """The field that the API server blames, such as `.spec.model`. Empty: the model."""
     message_cel: str = ""
@@ -59,8 +56,8 @@ class Rule(NamedTuple):
 def _add_rules(schema: dict[str, Any], model: type["Model"]) -> None:
     """Put a model's sentences and rules into its JSON schema, where they become the CRD's."""
     describe(schema, model)
-    if model.RULES:
-        schema["x-kubernetes-validations"] = [rule.schema for rule in model.RULES]
+    if rules := (*model.RULES, *model.SERVER_RULES):
+        schema["x-kubernetes-validations"] = [rule.schema for rule in rules]
 
 
 class Model(BaseModel):
@@ -69,6 +66,8 @@ class Model(BaseModel):
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     """Rules over several fields; checked after the fields' own types and limits."""
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = ()
+    """Rules over metadata and over the old object, which only the API server sees."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -131,7 +130,7 @@ class Model(BaseModel):
         for rule in self.RULES:
             if rule.at_creation and info.context is not CREATING:
                 continue
-            if rule.is_satisfied and not rule.is_satisfied(self):
+            if not predicate(rule.cel)(self):
                 broken.append(rule.message)
         if broken:
             raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
@@ -158,14 +157,9 @@ def _set_values(value: Any) -> Any:
 def exactly_one(*fields: str, message: str = "") -> Rule:
     """The rule that one of these optional fields, named as users write them, is set and no other of
     them."""
-
-    def has_exactly_one(model: Model) -> bool:
-        names = [name for name, field in type(model).model_fields.items() if field.alias in fields]
-        return sum(getattr(model, name) is not None for name in names) == 1
-
     cel = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size() == 1"
     listed = f"{', '.join(fields[:-1])} and {fields[-1]}"
-    return Rule(cel, message or f"set exactly one of {listed}", has_exactly_one)
+    return Rule(cel, message or f"set exactly one of {listed}")
 
 
 def map_list(*keys: str) -> dict[str, Any]:

@@ -9,14 +9,11 @@ References point to claims, to keys of Secrets and ConfigMaps, and to fields of 
 the shapes of core/v1, so that what users know from pods is right here, too.
 """
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.alias_generators import to_snake
 
 from .base import Model, Rule
-from .conditions import any_of, unset
 from .quantity import Quantity
 
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -68,29 +65,19 @@ Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00-\x
 SubPath = Annotated[
     str, Field(min_length=1, max_length=512, pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$")
 ]
-"""A path relative to a volume; `is_inside` keeps it there."""
+"""A path relative to a volume; `inside_rule` keeps it there."""
 
 
-_UPWARDS = r"(^|/)\.\.(/|$)"
+UPWARDS = r"(^|/)\.\.(/|$)"
 """A part `..` anywhere in a path."""
-
-
-def is_inside(path: str | None) -> bool:
-    """Whether a path has no part that leads upwards, so that a relative one stays below its
-    volume."""
-    return path is None or not re.search(_UPWARDS, path)
 
 
 def inside_rule(field: str, optional: bool = False) -> Rule:
     """That the path in a field, by its name in the CRD, stays inside its volume."""
-    cel = f"!self.{field}.matches(r'{_UPWARDS}')"
+    cel = f"!self.{field}.matches(r'{UPWARDS}')"
     if optional:
         cel = f"!has(self.{field}) || {cel}"
-    return Rule(
-        cel,
-        f"{field} must stay inside the volume: remove `..`",
-        lambda owner: is_inside(getattr(owner, to_snake(field))),
-    )
+    return Rule(cel, f"{field} must stay inside the volume: remove `..`")
 
 
 SUB_PATH_RULE = inside_rule("subPath", optional=True)
@@ -139,10 +126,9 @@ class ImageVolume(Model):
     latest or none, else IfNotPresent."""
 
 
-ONE_VOLUME = any_of(
+ONE_VOLUME = Rule(
+    "!has(self.volume) || !has(self.image)",
     "set at most one of volume, image: both would be mounted on the same folder",
-    unset("volume"),
-    unset("image"),
 )
 """For every model that has its files from a claim or from an image."""
 
