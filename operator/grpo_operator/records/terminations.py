@@ -69,11 +69,12 @@ class PodTermination:
 
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received
         SIGTERM reports Preempted. A process that died without a report was not stopped by a peer's
-        end.
+        end. One that ended with 0 may be done and have lost its report: rank 0 tells.
         """
         if self.tier <= CausePriority.DISRUPTION:
             return True
-        return not self.reported and self.tier is not CausePriority.TERMINATED
+        has_failed = self.tier is not CausePriority.TERMINATED and self.exit_code != 0
+        return not self.reported and has_failed
 
     @property
     def is_own_failure(self) -> bool:
