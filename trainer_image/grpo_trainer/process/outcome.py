@@ -101,11 +101,13 @@ def write_termination_message(text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
+def keep_outcome(
+    plan: TrainingPlan, outcome: Outcome, stacks: str = "", *, replaces: bool = True
+) -> None:
     """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all
     its threads, of which the outcome has room for a few frames. A disk that fails costs these files
     only. An object store gets the success alone, for a run that is started again although it has
-    ended."""
+    ended. `replaces`: what the rank itself has written gives way to it."""
     if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
         run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
         if run:
@@ -117,7 +119,8 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
         # It asks the volume, too.
         if not folder.is_dir():
             return
-        write_atomically(folder / _OUTCOME.format(outcome.rank), outcome.model_dump_json())
+        if replaces or not kept_outcomes(folder, outcome.rank):
+            write_atomically(folder / _OUTCOME.format(outcome.rank), outcome.model_dump_json())
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
     except OSError as error:
@@ -183,7 +186,8 @@ def kept_outcomes(attempt: Path, rank: int | str = "*") -> list[Outcome]:
     outcomes = []
     for path in sorted(attempt.glob(_OUTCOME.format(rank))):
         with suppress(OSError, ValueError):
-            outcomes.append(Outcome.model_validate_json(path.read_bytes()))
+            # A newer image may say more.
+            outcomes.append(Outcome.model_validate_json(path.read_bytes(), extra="ignore"))
     return outcomes
 
 

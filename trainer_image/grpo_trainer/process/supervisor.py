@@ -132,7 +132,8 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
         """Write the durable outcomes of those who could not."""
         for end in ends:
             if not end.is_stored:
-                keep_outcome(plan, end.outcome, end.stacks)
+                # It may have written one where its message could not be.
+                keep_outcome(plan, end.outcome, end.stacks, replaces=False)
 
     write_in_time(keep_missing)
     return code
