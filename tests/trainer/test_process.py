@@ -231,7 +231,8 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
         ([Result.SUCCEEDED, Result.SUCCEEDED], Result.SUCCEEDED),
         ([Result.ERROR, Result.OUT_OF_MEMORY], Result.OUT_OF_MEMORY),
         ([Result.PREEMPTED, Result.ERROR], Result.ERROR),
-        ([Result.SUCCEEDED, Result.PREEMPTED], Result.PREEMPTED),
+        ([Result.PREEMPTED, Result.SUCCEEDED], Result.PREEMPTED),
+        ([Result.SUCCEEDED, Result.PREEMPTED], Result.SUCCEEDED),
         ([Result.HANG, Result.REWARD_ERROR], Result.REWARD_ERROR),
     ],
 )

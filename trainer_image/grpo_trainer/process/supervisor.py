@@ -273,11 +273,13 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    Success stands only where all succeeded, and is the first rank's, which knows most; of equals
+    Success stands where all succeeded, and is the first rank's, which knows most. That of rank 0
+    stands alone, too: it says so once all ranks have trained and the model is exported. Of equals
     the first to end is blamed, of hangs the one that the others waited for.
     """
+    first = min(outcomes, key=lambda outcome: outcome.rank)
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
-    if not failed:
-        return min(outcomes, key=lambda outcome: outcome.rank)
+    if not failed or (first.rank == 0 and first.result is Result.SUCCEEDED):
+        return first
     cause = min(failed, key=lambda outcome: cause_priority(outcome.result))
     return attribute_hang(cause, outcomes) if cause.result is Result.HANG else cause
