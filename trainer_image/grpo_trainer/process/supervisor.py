@@ -21,8 +21,9 @@ from types import FrameType
 from pydantic import ValidationError
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import MemoryShortage, Outcome, Progress, Result
-from grpo_api.report.root_cause import CausePriority, attribute_hang, cause_priority
+from grpo_api.report.root_cause import PERMANENT, CausePriority, attribute_hang, cause_priority
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
@@ -41,6 +42,12 @@ LAST_WORDS_SECONDS = 1.0
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 """cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended
 (cgroup-v2.rst)."""
+# An exit code alone is no reason to start nothing again: user code may end with any.
+_RESULTS = {
+    code: result
+    for result, code in EXIT_CODES.items()
+    if result is not Result.SUCCEEDED and result not in PERMANENT
+}
 
 
 @dataclass(slots=True)
@@ -54,6 +61,8 @@ class Worker:
     descriptor: int = field(init=False)
     """A pidfd: readable once the process has ended, so that one selector waits for all of them, and
     with a time-out."""
+    was_killed: bool = field(default=False, init=False)
+    """Whether the supervisor has killed it, after another had failed."""
 
     def __post_init__(self) -> None:
         self.descriptor = os.pidfd_open(self.process.pid)
@@ -67,6 +76,14 @@ class Worker:
             return Outcome.model_validate_json(self.outcome_file.read_bytes())
         except ValidationError:
             return None
+
+    def exit_result(self) -> Result:
+        """What its exit status says, where it left no Outcome."""
+        code = self.process.wait()
+        # Before it listens, SIGTERM ends a process without a word.
+        if self.was_killed or code == -signal.SIGTERM:
+            return Result.PREEMPTED
+        return _RESULTS.get(code, Result.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +197,21 @@ def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
             for key, _ in selector.select(countdown.seconds_left(SYSTEM_CLOCK.now())):
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
-                if key.data.process.wait():
-                    countdown.record_failure(SYSTEM_CLOCK.now(), key.data.outcome())
+                _record_end(key.data, countdown)
             if action := countdown.due_action(SYSTEM_CLOCK.now()):
                 action([worker for worker in workers if worker.process.poll() is None])
     return ended
+
+
+def _record_end(worker: Worker, countdown: Countdown) -> None:
+    """Record the end of a process, if it is one that the others must not outlive for long."""
+    now, outcome, code = SYSTEM_CLOCK.now(), worker.outcome(), worker.process.wait()
+    # A full disk may have cost it its outcome; and user code may end a process with 0.
+    is_no_fault = code == 0 or worker.exit_result() is Result.PREEMPTED
+    if outcome is None and is_no_fault:
+        countdown.record_failure(now, Outcome(result=Result.PREEMPTED))
+    elif code:
+        countdown.record_failure(now, outcome)
 
 
 def patience_after(outcome: Outcome | None) -> float:
@@ -218,6 +245,7 @@ def ask_for_last_words(workers: list[Worker]) -> None:
 def kill_workers(workers: list[Worker]) -> None:
     """End them with SIGKILL."""
     for worker in workers:
+        worker.was_killed = True
         worker.process.kill()
 
 
@@ -245,7 +273,7 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     code, unknown = worker.process.wait(), Progress(attempt=attempt)
     # the counter is the container's: only together with this process's SIGKILL does it mean this
     # process
-    if code == -signal.SIGKILL and oom_killed:
+    if code == -signal.SIGKILL and oom_killed and not worker.was_killed:
         text = (
             f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit "
             "is too low for it"
@@ -255,10 +283,10 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     end = f"ended with exit code {code}"
     if code < 0:
         end = f"was ended by {signal.Signals(-code).name}"
+    if worker.was_killed:
+        end = "did not end after another process of the pod and was killed"
     text = f"rank {worker.rank} {end} without an outcome"
-    # Before it listens, SIGTERM ends a process without a word.
-    result = Result.PREEMPTED if code == -signal.SIGTERM else Result.ERROR
-    return make_outcome(worker.rank, result, text, unknown)
+    return make_outcome(worker.rank, worker.exit_result(), text, unknown)
 
 
 def oom_kills() -> int:
