@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.open_target import open_target
+from grpo_trainer.checkpoints.checkpoint_target import open_target
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
 from grpo_trainer.process.recorder import Recorder

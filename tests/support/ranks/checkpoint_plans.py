@@ -9,10 +9,14 @@ from grpo_api.report.data_order import Generations
 from grpo_api.report.report import Outcome
 from grpo_api.text.clock import Clock
 from grpo_trainer.checkpoints import export, resume, volume_checkpoints
-from grpo_trainer.checkpoints.checkpoint_target import CheckpointSource, CheckpointTarget
+from grpo_trainer.checkpoints.checkpoint_target import (
+    CheckpointSource,
+    CheckpointTarget,
+    open_source,
+    open_target,
+)
 from grpo_trainer.checkpoints.export import Describe
 from grpo_trainer.checkpoints.manifest import Manifest, Owner
-from grpo_trainer.checkpoints.open_target import open_source, open_target
 from grpo_trainer.checkpoints.resume import Beginning, Outdated
 from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.process.preemption import Preemption

@@ -43,7 +43,6 @@ from ..stores.run_store import (
     checkpoint_key,
 )
 from ..stores.store_base import PART_BYTES
-from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import (
     Part,
     difference_message,
@@ -72,7 +71,7 @@ _OF_ONE_RANK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSource(CheckpointSource):
+class StoreSource:
     """A run's checkpoints on an object store, as one rank reads them."""
 
     run: StoredRun
@@ -99,8 +98,13 @@ class StoreSource(CheckpointSource):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
     def list_checkpoints(self) -> list[Path]:
-        """Download the manifests of all complete checkpoints to the disk of every node, and return
-        their folders."""
+        """Download the manifests of all complete checkpoints to the disk of every node; return
+        their folders, newest first. A collective.
+
+        Raises:
+            BadInput: there are some, but all manifests are missing or changed.
+            StoreFailed: the store gave nothing for too long.
+        """
         manifests = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for checkpoint, manifest in manifests:
@@ -137,7 +141,13 @@ class StoreSource(CheckpointSource):
         return complete
 
     def bring(self, checkpoint: Path) -> list[str]:
-        """Download this rank's share of what its node needs."""
+        """Download this rank's share of what its node needs of a checkpoint; what is wrong with it,
+        as sentences.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long.
+            DiskFailed: there is no room.
+        """
         # A pod's disk is small, and each rank reads only its own partition of the optimizer.
         recorded, own_ranks = read_manifest(checkpoint).files, self.node_ranks
         files = {name: recorded[name] for name in recorded if is_read_by_ranks(name, own_ranks)}
@@ -158,7 +168,12 @@ class StoreSource(CheckpointSource):
         return [problem for problem in _run_on_parts(disk_errors()(bring), own_parts) if problem]
 
     def bring_export(self) -> None:
-        """Put the finished model where it would be on a volume, on every node."""
+        """Put the finished model, if there is one, where it would be on a volume, on every node. A
+        collective.
+
+        Raises:
+            StoreFailed, DiskFailed: as bring.
+        """
         key, folder = rank0_task.run_on_rank0(self.run.export_folder), self.folder / EXPORT_FOLDER
         if key:
             bring = disk_errors()(lambda: self.run.store.bring(key, folder))
@@ -169,23 +184,35 @@ class StoreSource(CheckpointSource):
 
     @property
     def run_address(self) -> str:
-        """URL of the run's folder."""
+        """URL of the run's folder, for messages."""
         return self.run.store.url
 
     def address(self, checkpoint: Path) -> str:
-        """URL of a checkpoint."""
+        """URL of a checkpoint, for messages."""
         return f"{self.run.store.url}/{self._key(checkpoint)}"
 
 
 @dataclass(frozen=True, slots=True)
-class StoreTarget(StoreSource, CheckpointTarget):
-    """The run's checkpoints on an object store, for the attempt that makes them."""
+class StoreTarget(StoreSource):
+    """The run's checkpoints on an object store, for the attempt that makes them. Only the newest
+    attempt may commit, withdraw or delete."""
 
     run: RunStore
     owner: Owner
+    """The run and the attempt."""
+
+    @property
+    def attempt_folder(self) -> Path:
+        """Folder of this attempt on this node."""
+        return self.folder / attempt_folder_name(self.owner.attempt)
 
     def claim(self) -> None:
-        """Take the folder on the disk of every node, and the run on the store."""
+        """Take the folder on the disk of every node, and the run on the store. A collective.
+
+        Raises:
+            BadInput, Preempted, StoreFailed: as RunStore.claim; the first two also of the folder.
+            DiskFailed: the disk fails.
+        """
 
         @disk_errors()
         def claim_disk_of_node() -> None:
@@ -203,13 +230,18 @@ class StoreTarget(StoreSource, CheckpointTarget):
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:
-        """The outcome in the run's head; the same for all ranks, since no older attempt can change
-        it any more."""
+        """The durable success of an earlier attempt, by the run's head; the same for all ranks,
+        since no older attempt can change it any more."""
         head = self.run.head()
         return head.outcome if head else None
 
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Upload what all nodes wrote of a checkpoint."""
+        """Upload and hash what all nodes wrote of a checkpoint; the records of all its files. A
+        collective.
+
+        Raises:
+            DiskFailed: the disk of any rank, or the store, fails.
+        """
 
         @disk_errors()
         def list_disk() -> dict[str, int]:
@@ -228,7 +260,12 @@ class StoreTarget(StoreSource, CheckpointTarget):
         return records(sizes, ordered, PART_BYTES)
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:  # noqa: ARG002  # the manifest names it
-        """Move the run's head; then remove this node's copies."""
+        """Make a checkpoint complete whose files are stored; then remove this node's copies. A
+        collective.
+
+        Raises:
+            Preempted, StoreFailed: as RunStore.commit.
+        """
         # A checkpoint that fails is tried again after a few steps, so the store is not waited for
         # as long as elsewhere.
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
@@ -239,12 +276,12 @@ class StoreTarget(StoreSource, CheckpointTarget):
         self.remove_copies()
 
     def discard(self, checkpoint: Path) -> None:  # noqa: ARG002
-        """Remove this node's copies; what was uploaded counts for nothing, and the next commit
-        deletes it."""
+        """Remove this node's copies of a checkpoint that failed; what was uploaded counts for
+        nothing, and the next commit deletes it."""
         self.remove_copies()
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
-        """Take them out of the run's head."""
+        """Make complete checkpoints count no more; see RunStore.withdraw. A collective."""
         named = {
             (number_in_name(checkpoint.parent), number_in_name(checkpoint))
             for checkpoint in checkpoints
@@ -258,12 +295,14 @@ class StoreTarget(StoreSource, CheckpointTarget):
         rank0_task.run_on_rank0(move_head)
 
     def fetch_history(self) -> None:
-        """Download the rows of the newest attempt that has any."""
+        """Download the rows of the newest attempt that has any, as far as they can be had. Rank 0
+        alone calls it."""
         with _without_history("rows of earlier attempts can't be had"):
             self._run_of_history().fetch_rows(self.folder)
 
     def send_history(self) -> None:
-        """Upload both files as they are now."""
+        """Upload both history files of this attempt as they are now, as far as they can be. Rank 0
+        alone calls it."""
         with _without_history("the history is not sent"):
             self._run_of_history().send_history(self.attempt_folder)
 
@@ -272,7 +311,11 @@ class StoreTarget(StoreSource, CheckpointTarget):
         return replace(self.run, store=self.run.store.within(HISTORY_WAIT))
 
     def send_export(self, folder: Path) -> str:
-        """Upload the model, and name it in the run's head."""
+        """Upload the model, name it in the run's head, and return its URL. A collective.
+
+        Raises:
+            Preempted, StoreFailed: as RunStore.commit.
+        """
         return rank0_task.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
 
 

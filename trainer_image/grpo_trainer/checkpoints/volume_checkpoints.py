@@ -47,7 +47,6 @@ from ..runtime.paths import (
     glob_run,
     number_in_name,
 )
-from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import UNREADABLE, damage, digests, list_files, records, share, split_into_parts
 from .manifest import OWNER, FileRecord, Manifest, Owner
 
@@ -241,23 +240,24 @@ def _incomplete(folder: Path, newest: int) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeSource(CheckpointSource):
+class VolumeSource:
     """A run's checkpoints on a volume that all nodes share."""
 
     folder: Path
+    """The run's folder."""
 
     @property
     def run_address(self) -> str:
-        """The run's folder."""
+        """Address of the run's folder, for messages."""
         return str(self.folder)
 
     def address(self, checkpoint: Path) -> str:
-        """The checkpoint's folder."""
+        """Address of a checkpoint, for messages."""
         return str(checkpoint)
 
     def list_checkpoints(self) -> list[Path]:
-        """Rank 0's list for all: a volume may show its folders to one node later than to
-        another.
+        """The complete checkpoints, newest first. A collective: rank 0 lists them for all, since a
+        volume may show its folders to one node later than to another.
 
         Raises:
             DiskFailed: a folder can't be listed.
@@ -265,7 +265,8 @@ class VolumeSource(CheckpointSource):
         return rank0_task.run_on_rank0(disk_errors()(lambda: checkpoints_of(self.folder)))
 
     def bring(self, checkpoint: Path) -> list[str]:
-        """Check this rank's share of the files, which are there already."""
+        """Check this rank's share of a checkpoint's files, which are there already; what is wrong,
+        as sentences."""
         try:
             files = read_manifest(checkpoint).files
             return damage(checkpoint, files, ranks.rank(), ranks.world_size())
@@ -280,17 +281,30 @@ class VolumeSource(CheckpointSource):
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeTarget(VolumeSource, CheckpointTarget):
-    """The run's checkpoints on a volume, for the attempt that makes them."""
+class VolumeTarget(VolumeSource):
+    """The run's checkpoints on a volume, for the attempt that makes them. Only the newest attempt
+    may commit, withdraw or delete."""
 
     owner: Owner
+    """The run and the attempt."""
     keep: int
     """Checkpoints that are kept."""
     clock: Clock = SYSTEM_CLOCK
     """The clock that the claim's retries wait by."""
 
+    @property
+    def attempt_folder(self) -> Path:
+        """Folder of this attempt."""
+        return self.folder / attempt_folder_name(self.owner.attempt)
+
     def claim(self) -> None:
-        """Take the folder, and check that every rank sees the same one."""
+        """Take the folder for this attempt, and check that every rank sees the same one. Older
+        attempts can't commit from now on. A collective.
+
+        Raises:
+            BadInput, Preempted: as claim; or a rank does not see the folder.
+            DiskFailed: the disk took nothing for minutes.
+        """
         claim_folder = disk_errors()(lambda: claim(self.folder, self.owner))
         retry_disk_errors(lambda: rank0_task.run_on_rank0(claim_folder), self.clock)
         # Every rank saves its own partition. On a folder of its own node alone no attempt could
@@ -302,8 +316,8 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:
-        """The outcome that an attempt left in its folder; None if the export that it names is
-        gone."""
+        """The durable success of an earlier attempt, whose process may have died after writing it;
+        None if the export that it names is gone. A collective."""
         # Rank 0's answer for all, as of the list of checkpoints.
         return rank0_task.run_on_rank0(disk_errors()(self._find_success))
 
@@ -317,7 +331,12 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         return success
 
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Hash the files, a share on each rank; they are stored already."""
+        """Hash what all ranks wrote of a checkpoint, a share on each rank; the records of all its
+        files. A collective.
+
+        Raises:
+            DiskFailed: the disk of any rank fails.
+        """
 
         @disk_errors()
         def list_volume() -> dict[str, int]:
@@ -333,7 +352,12 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:
         """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no
-        old one."""
+        old one. A collective.
+
+        Raises:
+            DiskFailed: the disk fails before the manifest stands.
+            Preempted: a newer attempt owns the folder.
+        """
         write = disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))
         rank0_task.run_on_rank0(write)
         rank0_task.run_on_rank0(self._rotate)
@@ -345,13 +369,14 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
             log.warning(f"old checkpoints stay until the next one is saved: {error}")
 
     def discard(self, checkpoint: Path) -> None:
-        """Remove the folder on rank 0. The next rotation deletes what can't be deleted now."""
+        """Delete what was written of a checkpoint that failed, on rank 0. The next rotation deletes
+        what can't be deleted now."""
         if ranks.rank() == 0:
             with suppress(OSError):
                 remove(checkpoint)
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
-        """Remove their manifests; the next rotation deletes the other files."""
+        """Make complete checkpoints count no more; see withdraw. A collective."""
         rank0_task.run_on_rank0(lambda: withdraw(self.folder, self.owner, checkpoints))
 
     def fetch_history(self) -> None:

@@ -41,9 +41,14 @@ from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
 
-from ..checkpoints.checkpoint_target import CheckpointSource, CheckpointTarget, address_of
+from ..checkpoints.checkpoint_target import (
+    CheckpointSource,
+    CheckpointTarget,
+    address_of,
+    open_source,
+    open_target,
+)
 from ..checkpoints.manifest import Manifest, identity
-from ..checkpoints.open_target import open_source, open_target
 from ..checkpoints.resume import Beginning, begin
 from ..checkpoints.seal import SealCheckpoints
 from ..checkpoints.volume_checkpoints import read_manifest

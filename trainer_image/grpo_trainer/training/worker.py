@@ -13,7 +13,7 @@ from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import Outcome
 from grpo_api.report.training_metrics import ALLREDUCE
 
-from ..checkpoints.open_target import open_target
+from ..checkpoints.checkpoint_target import open_target
 from ..gang import rendezvous
 from ..gang.placement import Placement
 from ..process.heartbeat import Heartbeat
