@@ -6,7 +6,6 @@ finds nothing shows little, so that weights of a live engine are also damaged an
 found.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +13,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from grpo_api.plan.mismatch_limit import MISMATCH_LIMITS, ComputeDtype
 from grpo_api.report.report import STEP_PHASES
-from grpo_api.report.training_metrics import ENGINE_MISMATCH, PHASE_SECONDS
+from grpo_api.report.training_metrics import PHASE_SECONDS
 from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.merged_weights import weight_shapes
@@ -110,31 +108,11 @@ ENGINE_CELLS = {
 virtual machine, so most cells do without."""
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Keeps each step's time and the engine's mismatch."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.mismatches: list[float] = []
-        self._begin = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """A step begins with its generation."""
-        self._begin = time.perf_counter()
-
-    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """It ends with its log."""
-        if logs and "loss" in logs:
-            self.seconds.append(time.perf_counter() - self._begin)
-            if ENGINE_MISMATCH.trl in logs:
-                self.mismatches.append(logs[ENGINE_MISMATCH.trl])
-
-
 def train_engine(context: Context, number: int) -> list[Finding]:
     """One of the cells, and the time of a step without an engine."""
     if find_spec("vllm") is None:
         return [skipped_finding("engine", "vLLM is not installed")]
-    plain, _ = _run_cell(context, EngineCell(), None)
+    plain = _run_cell(context, EngineCell(), None)
     name, cell = list(ENGINE_CELLS.items())[number]
     return [_train_cell(context, name, cell, ENGINE, plain.seconds[-1])]
 
@@ -143,7 +121,7 @@ def train_shared_engine(context: Context) -> list[Finding]:
     """One engine that all ranks share (tensor parallelism), and one for each rank."""
     if find_spec("vllm") is None:
         return [skipped_finding("engine on several GPUs", "vLLM is not installed")]
-    plain, _ = _run_cell(context, EngineCell(), None)
+    plain = _run_cell(context, EngineCell(), None)
     engines = {
         f"one for each of {context.world} ranks": ENGINE,
         f"one over {context.world} ranks": ENGINE | {"tensorParallel": context.world},
@@ -156,8 +134,7 @@ def train_shared_engine(context: Context) -> list[Finding]:
 
 def _run_cell(
     context: Context, cell: EngineCell, engine: dict[str, Any] | None
-) -> tuple[Watch, trial_runs.FinishedRun]:
-    watch = Watch()
+) -> trial_runs.FinishedRun:
     plan = make_plan(
         context,
         cell.strategy,
@@ -167,28 +144,26 @@ def _run_cell(
         generation={"engineArguments": {"enforceEager": True}} if cell.is_eager else {},
         execution={"dtype": cell.dtype, "engine": engine},
     )
-    return watch, trial_runs.run_trial(context, plan, lambda trainer: trainer.add_callback(watch))
+    return trial_runs.run_trial(context, plan)
 
 
 def _train_cell(
     context: Context, name: str, cell: EngineCell, engine: dict[str, Any], plain_seconds: float
 ) -> Finding:
     try:
-        watch, run = _run_cell(context, cell, engine | cell.memory)
-        problems, numbers = _judge_run(run, watch, cell)
+        run = _run_cell(context, cell, engine | cell.memory)
+        problems, numbers = _judge_run(run, cell)
     # whatever it is, it is what the row has to say, and the next cell is another trainer
     except Exception as error:
         result, message = classify_error(error)
         return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
-    numbers |= {"step": watch.seconds[-1], "step_without": plain_seconds}
+    numbers |= {"step": run.seconds[-1], "step_without": plain_seconds}
     share = numbers["proof"] / max(numbers["sync"], 1e-9)
     measured = f"{len(run.steps)} steps; proof is {share:.1%} of the sync"
     return make_finding(f"engine, {name}", problems, measured, dict(numbers))
 
 
-def _judge_run(
-    run: trial_runs.FinishedRun, watch: Watch, cell: EngineCell
-) -> tuple[list[str], dict[str, float]]:
+def _judge_run(run: trial_runs.FinishedRun, cell: EngineCell) -> tuple[list[str], dict[str, float]]:
     """What is wrong with a run, and what was measured in it; seconds, bytes and nats."""
     engine = run.trainer.engine
     assert isinstance(engine, ColocatedGeneration)
@@ -196,7 +171,7 @@ def _judge_run(
     if engine.failures:
         problems.append(f"{engine.failures} proofs failed")
     # With a canary not every step has one, but the first has.
-    mismatch = max(watch.mismatches, default=float("inf"))
+    mismatch = max(run.mismatches, default=float("inf"))
     if not mismatch <= MISMATCH_LIMITS[cell.dtype]:
         problems.append(f"engine and trainer are {mismatch:.3g} nats apart")
     numbers = {"mismatch": mismatch, "sync": engine.sync_seconds, "proof": engine.proof_seconds}

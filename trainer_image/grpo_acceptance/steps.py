@@ -9,8 +9,6 @@ it uses Triton kernels, which no CPU test has ever run. Here it is compared with
 which has the logits.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +35,8 @@ KL_ZERO = (
     ("Adapter", "bfloat16"),
 )
 """Strategies and dtypes whose KL before the first step is looked at."""
+CPU_STEPS = "cpu-steps.pt"
+"""File with the completions that the CPU has drawn and, by dtype, its steps and weight change."""
 Tokens = list[list[int]]
 
 
@@ -66,18 +66,18 @@ def record_cpu_step(context: Context) -> list[Finding]:
     """On the CPU, draw completions and take the steps, for `compare_with_cpu` to read."""
     replay = Replay()
     trial_runs.run_trial(context, _plan(context, "float32"), replay.install)
-    _write(context, "completions", replay.completions)
+    recorded: dict[str, Any] = {"completions": replay.completions}
     for dtype in LIMITS:
-        steps, weight_change = _run_steps(context, dtype, replay.completions)
-        _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
-        torch.save(weight_change, _file(context, f"{dtype}.pt"))
+        recorded[dtype] = _run_steps(context, dtype, replay.completions)
+    torch.save(recorded, context.path / CPU_STEPS)
     taken = f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with"
     return [make_finding("step on the CPU", [], taken)]
 
 
 def compare_with_cpu(context: Context) -> list[Finding]:
     """The same steps on the device."""
-    return [_compare_steps(context, dtype) for dtype in LIMITS]
+    recorded = torch.load(context.path / CPU_STEPS)
+    return [_compare_steps(context, dtype, recorded) for dtype in LIMITS]
 
 
 def check_first_kl(context: Context) -> list[Finding]:
@@ -121,14 +121,13 @@ def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
     return [value for value in values if torch.is_tensor(value)]
 
 
-def _compare_steps(context: Context, dtype: str) -> Finding:
-    expected = {int(step): numbers for step, numbers in _read(context, dtype).items()}
-    steps, weight_change = _run_steps(context, dtype, _read(context, "completions"))
+def _compare_steps(context: Context, dtype: str, recorded: dict[str, Any]) -> Finding:
+    expected, expected_change = recorded[dtype]
+    steps, weight_change = _run_steps(context, dtype, recorded["completions"])
     numbers: dict[str, float | str] = {}
     for name in expected[1]:
         pairs = [(steps[step][name], expected[step][name]) for step in expected]
         numbers[name] = max(_relative_difference(value, wanted) for value, wanted in pairs)
-    expected_change = torch.load(_file(context, f"{dtype}.pt"))
     numbers["weights"] = _relative_distance(weight_change, expected_change)
     of_numbers, of_weights = LIMITS[dtype]
     problems = [
@@ -169,18 +168,6 @@ def _relative_distance(weight_change: torch.Tensor, expected: torch.Tensor) -> f
 def _relative_difference(value: float, expected: float) -> float:
     """Relative difference; of numbers below a ten-thousandth the absolute one in these."""
     return abs(value - expected) / max(abs(expected), 1e-4)
-
-
-def _file(context: Context, name: str) -> Path:
-    return context.path / f"step-{name}"
-
-
-def _write(context: Context, name: str, value: Any) -> None:
-    _file(context, name).write_text(json.dumps(value), encoding="utf-8")
-
-
-def _read(context: Context, name: str) -> Any:
-    return json.loads(_file(context, name).read_text(encoding="utf-8"))
 
 
 TOKENS, WIDTH, VOCABULARY, TILE = 700, 256, 33000, 32768

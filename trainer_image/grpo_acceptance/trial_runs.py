@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_trainer.checkpoints.checkpoint_target import open_target
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
@@ -43,24 +44,38 @@ class FinishedRun:
     trainer: ReferenceGRPOTrainer
     steps: dict[int, Step]
     """NUMBERS by step."""
+    seconds: list[float]
+    """What each step took."""
+    mismatches: list[float]
+    """Differences of an engine's log-probabilities, of the steps that compare them."""
     metrics: dict[str, float]
     """What the run published last, by key."""
 
 
 class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Keeps what TRL logs, by step."""
+    """Keeps what TRL logs of each step, and the step's time."""
 
     def __init__(self) -> None:
         self.steps: dict[int, Step] = {}
+        self.seconds: list[float] = []
+        self.mismatches: list[float] = []
+        self._begin = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins with its generation."""
+        self._begin = time.perf_counter()
 
     def on_log(
         self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any
     ) -> None:
-        """Keep the numbers of a step."""
+        """Keep the numbers of a step, which ends with its log."""
         logged_values = logs or {}
         numbers = {name: float(logged_values[name]) for name in NUMBERS if name in logged_values}
         if "loss" in numbers:
             self.steps[state.global_step] = numbers
+            self.seconds.append(time.perf_counter() - self._begin)
+            if ENGINE_MISMATCH.trl in logged_values:
+                self.mismatches.append(logged_values[ENGINE_MISMATCH.trl])
 
 
 def run_trial(
@@ -97,7 +112,8 @@ def run_trial(
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         built.rewards.close()
-    return FinishedRun(built.trainer, logs.steps, dict(recorder.progress.metrics))
+    metrics = dict(recorder.progress.metrics)
+    return FinishedRun(built.trainer, logs.steps, logs.seconds, logs.mismatches, metrics)
 
 
 def reset_parallelism() -> None:

@@ -4,10 +4,11 @@ there.
 `python -m grpo_acceptance` starts a process for each; the tests see that with two of them only.
 """
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from grpo_acceptance import engine_checks, memory, steps, training_checks
 from grpo_acceptance.findings import Context, Finding
@@ -44,7 +45,7 @@ def measure(folder: Path) -> dict[str, Any]:
         "strategies": training_checks.train_strategies(context, 0),
         "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
     }
-    disturb(folder / "step-float32")
+    disturb(folder / steps.CPU_STEPS)
     findings["other"] = steps.compare_with_cpu(context)
     cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
     return {
@@ -59,6 +60,6 @@ MEMORY = (("bfloat16", 0), ("mixed", 0), ("bfloat16", 4))
 
 def disturb(path: Path) -> None:
     """Let the CPU's loss of step 2 be another than it was."""
-    expected = json.loads(path.read_text())
-    expected["2"]["loss"] += 1.0
-    path.write_text(json.dumps(expected))
+    recorded = torch.load(path)
+    recorded["float32"][0][2]["loss"] += 1.0
+    torch.save(recorded, path)
