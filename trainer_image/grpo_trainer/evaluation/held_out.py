@@ -124,17 +124,6 @@ def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def load_exported_model(
-    folder: Path, dtype: str, device: torch.device, *, remote_code: bool
-) -> PreTrainedModel:
-    """The model of a folder as transformers loads it: of an adapter its base with the adapter on
-    top."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), trust_remote_code=remote_code
-    )
-    return model.to(device).eval()
-
-
 def sample_completions(
     model: PreTrainedModel,
     encoder: PromptEncoder,
@@ -250,13 +239,32 @@ def evaluate_held_out(
         BadInput: the model, the dataset or a reward can't be used.
         RewardError: a reward failed.
     """
-    hub = Hub(plan.revisions)
-    rewards = build_rewards(plan.rewards, device=device(plan.execution), hub=hub)
-    each = completions or plan.training.num_generations
-    if seed is None:
-        seed = plan.training.seed
+    execution, model_spec, training = plan.execution, plan.model, plan.training
+    remote_code, hub, on = model_spec.trust_remote_code, Hub(plan.revisions), device(execution)
+    rewards = build_rewards(plan.rewards, device=on, hub=hub)
+    each = completions or training.num_generations
+    batch = execution.generation_sub_batch or execution.micro_batch
     try:
-        scores = _scores(plan, folder, rewards, hub, each=each, seed=seed, on_batch=on_batch)
+        # The export has the template that it was trained with; this job's own goes before it.
+        source = Source(str(folder), folder, "", execution.dtype)
+        tokenizer = load_tokenizer(source, remote_code, model_spec.chat_template)
+        encoder = PromptEncoder(tokenizer, model_spec.chat_template_kwargs)
+        prompts, columns = _rows(plan.dataset, training, encoder, rewards, hub, each=each)
+        # Of an adapter transformers loads the base, with the adapter on top.
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, execution.dtype), trust_remote_code=remote_code
+        )
+        sampled = sample_completions(
+            model.to(on).eval(), encoder, prompts, training,
+            generation=plan.generation, batch=batch, on_batch=on_batch,
+            seed=training.seed if seed is None else seed,
+        )  # fmt: skip
+        scores = score_completions(
+            rewards, prompts, sampled, columns,
+            size=training.prompts_per_step * training.num_generations,
+            max_steps=training.max_steps,
+            template_kwargs=model_spec.chat_template_kwargs,
+        )  # fmt: skip
     finally:
         rewards.close()
     sums = weighted_sums(rewards, scores)
@@ -267,38 +275,6 @@ def evaluate_held_out(
         raise BadInput(
             f"evaluation: {error}: the rewards had nothing to say about any of them"
         ) from error
-
-
-def _scores(
-    plan: TrainingPlan,
-    folder: Path,
-    rewards: RewardSet,
-    hub: Hub,
-    *,
-    each: int,
-    seed: int,
-    on_batch: Callable[[], None],
-) -> dict[str, Scores]:
-    """What each reward says of each completion; those of one row follow each other."""
-    execution, model_spec = plan.execution, plan.model
-    remote_code = model_spec.trust_remote_code
-    # The export has the template that it was trained with; this job's own goes before it.
-    source = Source(str(folder), folder, "", execution.dtype)
-    tokenizer = load_tokenizer(source, remote_code, model_spec.chat_template)
-    encoder = PromptEncoder(tokenizer, model_spec.chat_template_kwargs)
-    prompts, columns = _rows(plan.dataset, plan.training, encoder, rewards, hub, each=each)
-    on = device(execution)
-    model = load_exported_model(folder, execution.dtype, on, remote_code=remote_code)
-    batch = execution.generation_sub_batch or execution.micro_batch
-    completions = sample_completions(
-        model, encoder, prompts, plan.training,
-        generation=plan.generation, batch=batch, seed=seed, on_batch=on_batch,
-    )  # fmt: skip
-    size = plan.training.prompts_per_step * plan.training.num_generations
-    return score_completions(
-        rewards, prompts, completions, columns, size=size, max_steps=plan.training.max_steps,
-        template_kwargs=model_spec.chat_template_kwargs,
-    )  # fmt: skip
 
 
 def _rows(

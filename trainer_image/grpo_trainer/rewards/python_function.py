@@ -11,7 +11,6 @@ child.py.
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,6 @@ class FunctionProcess:
             return None
 
 
-Hook = Callable[..., None]
 _PLAIN = int | float | str | bool | None
 
 
@@ -160,9 +158,7 @@ class PythonFunction:
             RewardError: the function raised, its process ended, or it did not return one number or
                 None for each.
         """
-        hooks = arguments.get("log_metric"), arguments.get("log_extra")
-        answer = self._answer(arguments)
-        return self._scores(arguments, answer, *hooks)
+        return self._scores(arguments, self._answer(arguments))
 
     def _answer(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """What the function's process answers; None after a time-out."""
@@ -181,21 +177,15 @@ class PythonFunction:
                 self.__name__, current_step(arguments), problem, failure.sample
             ) from failure
 
-    def _scores(
-        self,
-        arguments: dict[str, Any],
-        answer: dict[str, Any] | None,
-        log_metric: Hook | None,
-        log_extra: Hook | None,
-    ) -> Scores:
+    def _scores(self, arguments: dict[str, Any], answer: dict[str, Any] | None) -> Scores:
         expected = len(arguments["completions"])
         if answer is None:
             return [None] * expected
-        if log_metric:
+        if log_metric := arguments.get("log_metric"):
             for name, values in answer.get("metrics", {}).items():
                 for value in values:
                     log_metric(name, value)
-        if log_extra:
+        if log_extra := arguments.get("log_extra"):
             for column, values in answer.get("extra", {}).items():
                 log_extra(column, values)
         return checked_scores(
@@ -208,9 +198,7 @@ class AsyncPythonFunction(PythonFunction):
 
     async def __call__(self, **arguments: Any) -> Scores:  # type: ignore[override]  # TRL asks which of the two it is
         """As PythonFunction; the wait for the process is off the event loop."""
-        hooks = arguments.get("log_metric"), arguments.get("log_extra")
-        answer = await asyncio.to_thread(self._answer, arguments)
-        return self._scores(arguments, answer, *hooks)
+        return self._scores(arguments, await asyncio.to_thread(self._answer, arguments))
 
 
 def python_function(

@@ -86,31 +86,26 @@ def run(
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     observer = StepObserver(recorder.counters if recorder.place.is_main else None)
+    hub = plan.export.hub if plan.export else None
     try:
-        return _run(plan, recorder, watchdog, observer, clock, tracking=tracking)
+        if hub:
+            on_wait = partial(recorder.record_wait, "Hub")
+            rank0_task.run_on_rank0(
+                lambda: require_target(hub, lambda _: recorder.record_event(), clock, on_wait)
+            )
+        built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
+        _announce_start(plan.job.attempt, recorder, built)
+        _train(plan.execution.accelerator, recorder, built)
+        return _finish(plan, built, recorder, clock)
     except Exception as error:
         recorder.shortage = shortage_of(error, observer.clock)
         raise
 
 
-def _run(
-    plan: TrainingPlan,
-    recorder: Recorder,
-    watchdog: Watchdog,
-    observer: StepObserver,
-    clock: Clock,
-    *,
-    tracking: Tracking,
-) -> str:
-    """Build, train and export."""
-    hub = plan.export.hub if plan.export else None
-    if hub:
-        report, on_wait = (lambda _: recorder.record_event()), partial(recorder.record_wait, "Hub")
-        rank0_task.run_on_rank0(lambda: require_target(hub, report, clock, on_wait))
-    built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
-    _announce_start(plan.job.attempt, recorder, built)
+def _train(accelerator: str, recorder: Recorder, built: Run) -> None:
+    """Take all steps, and leave rewards and history as they are to be kept."""
     checkpoint = built.beginning.checkpoint
-    if plan.execution.accelerator == "CPU":
+    if accelerator == "CPU":
         keep_freed_memory(os.environ)
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -125,7 +120,6 @@ def _run(
         built.history.finish()
         if built.target and recorder.place.is_main:
             built.target.send_history()
-    return _finish(plan, built, recorder, clock)
 
 
 def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
@@ -201,15 +195,18 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
             # Prompts are the user's data: they don't leave for a hub.
             run.history.save_samples(folder)
 
-    attest = partial(write_provenance, _provenance_facts(plan, run, recorder))
+    facts = ProvenanceFacts(
+        plan=plan, source=run.trainer.source, proofs=run.trainer.proofs,
+        progress=recorder.progress, started=recorder.started_at,
+    )  # fmt: skip
+    attest = partial(write_provenance, facts)
     folder = export_model(
         plan, run.target, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, report_bytes=lambda _: recorder.record_event(),
     )  # fmt: skip
     where = "spec.export keeps no model"
     if folder:
-        hub, base = plan.export.hub if plan.export else None, plan.model.name
-        where = _deliver_export(base, hub, run.target, folder, recorder, clock=clock)
+        where = _deliver_export(plan, run.target, folder, recorder, clock)
     rendezvous.leave_gang()
     return f"trained {step} steps; {where}{run.prompts.dropped_message}"
 
@@ -230,16 +227,14 @@ def _trained_model(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedM
 
 
 def _deliver_export(
-    base: str,
-    hub: HubExportSpec | None,
+    plan: TrainingPlan,
     target: CheckpointTarget | None,
     folder: Path,
     recorder: Recorder,
-    *,
     clock: Clock,
 ) -> str:
-    """Send an exported model, made of `base`, on to where the plan wants it; says where it is. A
-    collective."""
+    """Send an exported model on to where the plan wants it; says where it is. A collective."""
+    hub, base = plan.export.hub if plan.export else None, plan.model.name
     url = target.send_export(folder) if target else None
     local_copy = str(folder) if target else ""
     durable_copy = url or local_copy
@@ -274,12 +269,3 @@ def _push_to_hub(
         elsewhere = f"; the model is in {durable_copy}" if durable_copy else ""
         raise type(error)(f"{error}{elsewhere}") from error
     return f"hf://{hub.repository}@{commit}"
-
-
-def _provenance_facts(plan: TrainingPlan, run: Run, recorder: Recorder) -> ProvenanceFacts:
-    """What the run's provenance is made of."""
-    trainer = run.trainer
-    return ProvenanceFacts(
-        plan=plan, source=trainer.source, proofs=trainer.proofs, progress=recorder.progress,
-        started=recorder.started_at,
-    )  # fmt: skip
