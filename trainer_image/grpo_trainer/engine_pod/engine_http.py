@@ -42,7 +42,6 @@ from .messages import (
     GeneratedCompletions,
     Learn,
     Prove,
-    Refusal,
     Sync,
 )
 from .served_version import RequestRefused, ServedWeights
@@ -89,8 +88,7 @@ class EngineServer:
         try:
             return await handler(request)
         except RequestRefused as refused:
-            answer = Refusal(message=str(refused), state=self.state())
-            return web.json_response(text=answer.model_dump_json(), status=409)
+            raise web.HTTPConflict(text=str(refused)[:MAX_MESSAGE]) from refused
         except ValidationError as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         except web.HTTPException:

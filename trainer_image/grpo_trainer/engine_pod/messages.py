@@ -136,15 +136,6 @@ class GeneratedCompletions(Model):
     """One for each seed."""
 
 
-class Refusal(Model):
-    """409: the engine is not what the request is for."""
-
-    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
-    """Why, in a sentence."""
-    state: EngineState
-    """What it has instead."""
-
-
 def attempt_of(job: JobIdentity) -> str:
     """The attempt as the header names it."""
     return f"{job.uid}/{job.attempt}"

@@ -18,7 +18,6 @@ from ..engine_pod.messages import (
     GeneratedCompletions,
     Learn,
     Prove,
-    Refusal,
     Sync,
 )
 
@@ -150,24 +149,15 @@ class EngineClient:
             raise EngineUnreachable(
                 f"can't be reached for {path}: {error or type(error).__name__}"
             ) from error
+        reason = text[:500].decode(errors="replace")
         # The request itself is at fault, so no other engine would take it.
         if answer.status in (400, 413):
-            raise RequestRejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
+            raise RequestRejected(f"does not take {path}: {reason}")
         if answer.status == 409:
-            raise WeightsLost(f"refused {path}: {_refusal_message(text)}")
+            raise WeightsLost(f"refused {path}: {reason}")
         if answer.status != 200:
-            raise EngineFailed(
-                f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}"
-            )
+            raise EngineFailed(f"answered {path} with {answer.status}: {reason}")
         return text
-
-
-def _refusal_message(text: bytes) -> str:
-    """The reason in a 409; the start of the answer where it is no Refusal."""
-    try:
-        return Refusal.model_validate_json(text).message
-    except ValidationError:
-        return text[:500].decode(errors="replace")
 
 
 async def _read_body(content: aiohttp.StreamReader) -> bytes:
