@@ -88,9 +88,11 @@ def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
     """
     hashes, durable = [], set()
     for part in parts:
-        # A file has many parts, but one fsync makes all of them durable.
+        # A manifest that outlives a power cut must not vouch for bytes that were in the page cache
+        # only. A file has many parts, but one fsync makes all of them durable.
         if part.name not in durable:
-            _make_durable(folder / part.name)
+            with (folder / part.name).open("rb") as file:
+                os.fsync(file.fileno())
             durable.add(part.name)
         hashes.append(_digest(folder, part))
     return hashes
@@ -108,13 +110,6 @@ def read_part(folder: Path, part: Part) -> bytes:
     if len(content) < part.end - part.begin:
         raise OSError(errno.EIO, f"ends before byte {part.end}", str(folder / part.name))
     return content
-
-
-def _make_durable(path: Path) -> None:
-    """A manifest that outlives a power cut must not vouch for bytes that were in the page cache
-    only."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _digest(folder: Path, part: Part) -> str:

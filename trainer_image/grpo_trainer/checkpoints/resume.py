@@ -9,6 +9,7 @@ new run.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from grpo_api.text.contract import EXPORT_FOLDER
@@ -188,7 +189,9 @@ def _newest_undamaged(
     this node, and `remedy` says what a user can do where all are damaged."""
     damaged = []
     for checkpoint in checkpoints:
-        problems = _damage_anywhere(checkpoint, source)
+        # Each rank brings its share; a problem that several find is named once.
+        own_problems = ranks.run_on_all(partial(source.bring, checkpoint), DiskFailed)
+        problems = dict.fromkeys(each for part in ranks.gather(own_problems) for each in part)
         if not problems:
             require(checkpoint)
             return checkpoint
@@ -200,9 +203,3 @@ def _newest_undamaged(
     if UNREADABLE in problems_of_all:
         raise _NoneReadableError(f"no checkpoint can be read ({problems_of_all})")
     raise _NoneUndamagedError(f"every checkpoint is damaged ({problems_of_all}); {remedy}")
-
-
-def _damage_anywhere(checkpoint: Path, source: CheckpointSource) -> list[str]:
-    """Problems of a checkpoint's files, each rank bringing its share, each problem once."""
-    own_problems = ranks.run_on_all(lambda: source.bring(checkpoint), DiskFailed)
-    return list(dict.fromkeys(problem for part in ranks.gather(own_problems) for problem in part))

@@ -168,7 +168,10 @@ def read_rows(
     if dataset.name:
         rows, place = _read_hub(dataset, hub or Hub(), most_rows)
     else:
-        rows, place = _read_mounted(dataset, root, most_rows)
+        assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
+        file_rows = read_files(dataset.files, root, most_rows)
+        rows = datasets.Dataset(datasets.table.InMemoryTable(file_rows.table))
+        place = file_rows.place
     is_whole = most_rows is None or len(rows) < most_rows
     return Rows(_rename(without_decoding(rows), dataset.columns), place, is_whole)
 
@@ -222,14 +225,6 @@ def prompt_lengths(counts: Sequence[int], dropped: int) -> PromptLengths:
     rank = math.ceil(0.95 * len(counts))
     mean = sum(counts) / len(counts)
     return PromptLengths(rows=len(counts), mean=mean, p95=sorted(counts)[rank - 1], dropped=dropped)
-
-
-def _read_mounted(
-    dataset: DatasetSpec, root: Path, most_rows: int | None
-) -> tuple[datasets.Dataset, Place]:
-    assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
-    file_rows = read_files(dataset.files, root, most_rows)
-    return datasets.Dataset(datasets.table.InMemoryTable(file_rows.table)), file_rows.place
 
 
 def _read_hub(

@@ -1,7 +1,7 @@
 """From a cell of the prompt column to a prompt, and how many tokens it has: all rules for chat
 messages."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime.errors import BadInput
@@ -106,7 +106,9 @@ class PromptEncoder:
                 "dataset.systemPrompt"
             )
         counts: dict[int, int] = {}
-        for keys in _batches(list(prompts)):
+        all_keys = list(prompts)
+        for start in range(0, len(all_keys), _BATCH):
+            keys = all_keys[start : start + _BATCH]
             encoded = self._ids({key: prompts[key] for key in keys}, place)
             counts |= {key: len(tokens) for key, tokens in zip(keys, encoded, strict=True)}
         return counts
@@ -133,8 +135,3 @@ class PromptEncoder:
         return self.tokenizer.apply_chat_template(
             prompts, add_generation_prompt=True, **options, **self.template_kwargs
         )
-
-
-def _batches(keys: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(keys), _BATCH):
-        yield keys[start : start + _BATCH]

@@ -109,7 +109,6 @@ class EngineServer:
         load = self._sampler.load
         return self._served.state().model_copy(
             update={
-                "running": load.running,
                 "waiting": load.waiting,
                 "cache_used": load.cache_used,
                 "tokens": load.tokens,

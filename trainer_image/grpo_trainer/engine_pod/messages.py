@@ -41,8 +41,6 @@ class EngineState(Model):
     """Where its weights stand."""
     version: Version | None = None
     """The version that it was confirmed to have, while it serves."""
-    running: Annotated[int, Field(ge=0)] = 0
-    """Completions that it samples now."""
     waiting: Annotated[int, Field(ge=0)] = 0
     """Completions that wait for their turn."""
     cache_used: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -26,7 +26,6 @@ from .vllm_arguments import tokens_and_logprobs
 class Load:
     """How much an engine has to do."""
 
-    running: int = 0
     waiting: int = 0
     cache_used: float = 0.0
     tokens: int = 0
@@ -54,7 +53,6 @@ class Sampler:
                 self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any
             ) -> None:
                 if scheduler_stats is not None:
-                    load.running = scheduler_stats.num_running_reqs
                     load.waiting = scheduler_stats.num_waiting_reqs
                     load.cache_used = scheduler_stats.kv_cache_usage
                 if iteration_stats is not None:

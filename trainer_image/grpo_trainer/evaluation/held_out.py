@@ -212,16 +212,12 @@ def _complete(
     if criterion:
         rows = criterion.remove_padding(rows)
     for prompt, row in zip(prompts, rows, strict=True):
-        completion_ids = _until_end(row, config.eos_token_id or ())
+        # Up to the token that ended it, and with it.
+        ends = (at for at, token in enumerate(row) if token in (config.eos_token_id or ()))
+        completion_ids = row[: next(ends, len(row)) + 1]
         text = str(encoder.tokenizer.decode(completion_ids, skip_special_tokens=True))
         is_text = isinstance(prompt, str)
         yield text if is_text else [{"role": "assistant", "content": text}], completion_ids
-
-
-def _until_end(tokens: list[int], end_tokens: Sequence[int]) -> list[int]:
-    """Up to the token that ended it, and with it."""
-    end = next((at for at, token in enumerate(tokens) if token in end_tokens), len(tokens))
-    return tokens[: end + 1]
 
 
 def evaluate_held_out(

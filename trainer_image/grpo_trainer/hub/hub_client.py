@@ -126,18 +126,18 @@ def use_client(
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the
     default afterwards. The client is the process's: one thread at a time may be in here, since both
     ends close the client that another thread may be using. Arguments are those of Client."""
-    set_client_factory(lambda: _client(on_sent, answer_seconds))
+
+    def make_client() -> Client:
+        return Client(
+            on_sent,
+            min(answer_seconds, ANSWER_SECONDS),
+            event_hooks={"request": [hf_request_event_hook]},
+            follow_redirects=True,
+            timeout=answer_seconds,
+        )
+
+    set_client_factory(make_client)
     try:
         yield
     finally:
         set_client_factory(default_client_factory)
-
-
-def _client(sent: ReportBytes | None, seconds: float) -> Client:
-    return Client(
-        sent,
-        min(seconds, ANSWER_SECONDS),
-        event_hooks={"request": [hf_request_event_hook]},
-        follow_redirects=True,
-        timeout=seconds,
-    )

@@ -74,7 +74,10 @@ def write_card(trained: TrainedModel, folder: Path) -> None:
     Raises:
         OSError: a file can't be read or written.
     """
-    (folder / CARD).write_text(model_card(trained, _hash_of_weights(folder)), encoding="utf-8")
+    paths = list(folder.glob(f"*{WEIGHTS}"))
+    names = [path.name for path in paths]
+    hash_of_weights = weights_hash(dict(zip(names, digests(paths), strict=True)))
+    (folder / CARD).write_text(model_card(trained, hash_of_weights), encoding="utf-8")
 
 
 def converted_card(page: str, hash_of_weights: str, conversion: str) -> str:
@@ -95,12 +98,6 @@ def converted_card(page: str, hash_of_weights: str, conversion: str) -> str:
         if line.startswith(HASH):
             lines[-1:] = [f"{HASH} {_code(hash_of_weights)}", f"- converted: {conversion}"]
     return "\n".join(lines)
-
-
-def _hash_of_weights(folder: Path) -> str:
-    paths = list(folder.glob(f"*{WEIGHTS}"))
-    names = [path.name for path in paths]
-    return weights_hash(dict(zip(names, digests(paths), strict=True)))
 
 
 def model_card(trained: TrainedModel, hash_of_weights: str) -> str:

@@ -185,9 +185,11 @@ class Offload(ReferenceStrategy):
 
     def attach(self, trainer: PolicyTrainer) -> None:
         """Takes the parameters back to the host: TRL's wrapping put them on the device (before any
-        optimizer state)."""
+        optimizer state). On a GPU they are page-locked, so that copies to it can overlap."""
+        on_gpu = trainer.accelerator.device.type == "cuda"
         for parameter in unwrap_model(trainer.ref_model).parameters():
-            parameter.data = pinned_copy(parameter.data.to("cpu"), trainer.accelerator.device)
+            host = parameter.data.to("cpu")
+            parameter.data = host.pin_memory() if on_gpu else host
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:
         """Brings the copy in for its own passes."""
@@ -208,14 +210,6 @@ def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for parameter, data in home:
             parameter.data = data
-
-
-def pinned_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The host tensor in page-locked memory if `device` is a GPU, so that copies to it can overlap.
-
-    Shape and dtype stay. If `device` is no GPU, it is `tensor` itself.
-    """
-    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

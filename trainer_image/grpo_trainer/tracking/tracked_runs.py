@@ -24,6 +24,7 @@ from urllib.request import urlopen
 
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.utils import flatten_dict
 
 UID_TAG = "grpo.dev/uid"
 COMPLETIONS = "completions"
@@ -188,7 +189,7 @@ def _open_mlflow(kind: Any, arguments: Any, request: RunRequest, token: str) -> 
     else:
         run = mlflow.start_run(run_name=arguments.run_name, tags={UID_TAG: uid})
     # MLflow refuses a parameter that changes: those of the first attempt stay.
-    config = flat(request["config"])
+    config = flatten_dict(request["config"])
     arguments.to_dict = lambda: {
         key: value for key, value in config.items() if key not in logged_parameters
     }
@@ -263,14 +264,3 @@ def completion_rows(step: int, groups: list[dict[str, Any]]) -> list[dict[str, A
             row["advantage"] = sample["advantage"]
             rows.append(row)
     return rows
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The config with one dotted key for each value, as MLflow's parameters are."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values

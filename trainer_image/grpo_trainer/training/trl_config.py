@@ -22,6 +22,14 @@ ALL_STEPS = math.nextafter(1.0, 0.0)
 rounded up, and 1 as one step. Of as many steps as the spec allows this share is, rounded up, all.
 """
 
+LOGGING = {
+    "logging_steps": 1,
+    # The filter would show a NaN loss as 0.0.
+    "logging_nan_inf_filter": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Log every step, unfiltered."""
 OPTIMIZERS = {"AdamW": "adamw_torch_fused", "AdamW8bit": "adamw_8bit"}
 """The plan's optimizer in the words of transformers' OptimizerNames."""
 
@@ -35,7 +43,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     arguments |= (
         _precision_arguments(execution, plan.adapter)
         | _saving_arguments(execution, folder)
-        | _logging_arguments()
+        | LOGGING
     )
     arguments["per_device_train_batch_size"] = execution.micro_batch
     arguments["gradient_accumulation_steps"] = execution.gradient_accumulation
@@ -109,17 +117,6 @@ def _saving_arguments(execution: ExecutionPlan, folder: Path | None) -> dict[str
         "save_strategy": "no" if folder is None else "steps",
         "save_steps": execution.save_every_steps,
         "save_total_limit": None,
-    }
-
-
-def _logging_arguments() -> dict[str, Any]:
-    """Log every step, unfiltered: the filter would show a NaN loss as 0.0 (transformers'
-    logging_nan_inf_filter)."""
-    return {
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "report_to": "none",
-        "disable_tqdm": True,
     }
 
 

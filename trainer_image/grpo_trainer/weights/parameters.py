@@ -177,13 +177,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def fingerprint(tensor: torch.Tensor) -> str:
     """32 hex digits over the bytes of a tensor of any shape and dtype; copies a tensor from a GPU
     first."""
-    data: Any = as_bytes(tensor.detach()).cpu().numpy()
+    values = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data: Any = values.cpu().numpy()
     return xxhash.xxh3_128(data).hexdigest()
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, shape (nbytes,), uint8."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def is_bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
