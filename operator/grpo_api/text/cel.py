@@ -12,6 +12,13 @@ from typing import Any
 
 from .quantity import parse_quantity
 
+
+def _matches(text: str, pattern: str) -> bool:
+    # To CEL's expressions, which are RE2's, `$` is the end of a text; to Python's a newline may
+    # follow.
+    return re.search(pattern.replace("$", r"\Z"), text) is not None
+
+
 _TEXT = re.compile(r"(r?'[^']*')")
 _WORD = re.compile(r"&&|\|\||!(?!=)|(?<=[a-z])[A-Z]+")
 _OPERATORS = {"&&": " and ", "||": " or ", "!": " not "}
@@ -25,7 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ends_with": str.endswith,
     "exists": any,
     "filter": list,
-    "matches": lambda text, pattern: re.search(pattern, text) is not None,
+    "matches": _matches,
     "split": str.split,
     "starts_with": str.startswith,
 }
