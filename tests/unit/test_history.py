@@ -1,8 +1,10 @@
 """A run's history under kills, rollbacks, foreign and deposed attempts, torn lines and full disks:
 what stands is always the undisturbed run's."""
 
+import errno
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -234,6 +236,30 @@ def test_a_disk_that_fails_costs_no_row(
         assert all(each["loss"] == each["step"] / 7 for each in world.rows())
     assert [each["step"] for each in world.rows()] == list(range(1, 10))
     assert caplog.text.count("No space left on device") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_samples_that_a_volume_does_not_show_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    world = World(tmp_path)
+    world.attempt(1, None, 2)
+
+    def fail_on_samples(call: str) -> None:
+        work = getattr(Path, call)
+
+        def fail(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path.name == SAMPLES_FILE:
+                raise OSError(number, os.strerror(number))
+            return work(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, call, fail)
+
+    fail_on_samples("stat")
+    fail_on_samples("read_text")
+    world.attempt(2, (1, 2), 4)
+    monkeypatch.undo()
+    assert [each["step"] for each in world.rows()] == [1, 2, 3, 4]
 
 
 def test_a_volume_that_hangs_holds_one_step_and_costs_no_row(

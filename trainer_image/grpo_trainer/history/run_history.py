@@ -324,14 +324,15 @@ def _logged_steps(rows: Iterable[Row]) -> list[Row]:
 
 def _sealed_samples(checkpoint: Path | None) -> list[Row]:
     """The samples that a checkpoint has; its files were checked against its manifest."""
-    path = checkpoint and checkpoint / SAMPLES_FILE
-    return _read_lines(path) if path and path.is_file() else []
+    return _read_lines(checkpoint / SAMPLES_FILE) if checkpoint else []
 
 
 def _read_lines(path: Path) -> list[Row]:
-    """The rows of a file; none where the disk fails, which must not end a run."""
+    """The rows of a file; none without one, or where the disk fails, which must not end a run."""
     try:
         return parse_lines(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return []
     except OSError as error:
         log.warning(f"the history in {path} can't be read: {error}")
         return []
