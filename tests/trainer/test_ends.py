@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from errno import ESTALE
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,14 +27,19 @@ from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import Outcome, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_trainer import __main__ as training
 from grpo_trainer.checkpoints import volume_checkpoints
+from grpo_trainer.engine_pod import __main__ as engine_pod
+from grpo_trainer.evaluation import __main__ as evaluation
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
+from grpo_trainer.process import outcome as outcomes
 from grpo_trainer.process import supervisor, watchdog
 from grpo_trainer.process.outcome import ProcessEnd, keep_outcome, kept_outcomes
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
+from grpo_trainer.runtime.first_sigterm import end_on_sigterm
 from harness.controlplane import free_port
 from harness.programs.patience import run_to_end, wait_for_event, wait_for_exit
 from tests.support.ranks import runs
@@ -314,3 +320,65 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
     assert [(outcome.result, "during stage Loading" in outcome.message) for outcome in ends] == [
         (Result.PREEMPTED, True)
     ]
+
+
+def fail_in_worker() -> int:
+    """A rank's code, which here fails before its watchdog listens for SIGTERM."""
+    return training.run_worker(PLAN, Placement(0, 0, 1, 1), 0.0)
+
+
+@pytest.mark.usefixtures("own_signals")
+@pytest.mark.parametrize(
+    ("module", "run", "result"),
+    [
+        (training, training.main, Result.BAD_INPUT),
+        (training, fail_in_worker, Result.ERROR),
+        (engine_pod, engine_pod.main, Result.BAD_INPUT),
+        (evaluation, lambda: evaluation.main([]), Result.BAD_INPUT),
+    ],
+    ids=["plan", "worker", "engine", "evaluation"],
+)
+def test_sigterm_after_an_outcome_was_announced_changes_nothing_of_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    run: Callable[[], int],
+    result: Result,
+) -> None:
+    write, end = outcomes.write_termination_message, tmp_path / "end"
+
+    def write_and_get_sigterm(text: str) -> None:
+        write(text)
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            handler(signal.SIGTERM, None)
+
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(end))
+    monkeypatch.setenv(PLAN_ENV, str(tmp_path / "no plan"))
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr(module, "exit_process", sys.exit)
+    monkeypatch.setattr(module, "configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr(training, "hide_unused_libraries", lambda _: 1 / 0)
+    monkeypatch.setattr(outcomes, "write_termination_message", write_and_get_sigterm)
+    end_on_sigterm()
+    assert run() == EXIT_CODES[result]
+    assert Outcome.model_validate_json(end.read_bytes()).result is result
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_sigterm_before_a_supervised_rank_listens_is_told_with_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = alone(tmp_path, attempt=4, nodes=2, processesPerNode=2)
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    environment = {INDEX_ENV: "1", "LOCAL_RANK": "1", TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment[PLAN_ENV] = str(tmp_path / "plan.json")
+    monkeypatch.setattr("os.environ", environment)
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr(training, "configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr(training, "run_worker", lambda *_: signal.raise_signal(signal.SIGTERM))
+    end_on_sigterm()
+    with pytest.raises(SystemExit):
+        training.main()
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_bytes())
+    assert (outcome.attempt, outcome.rank) == (4, 3)

@@ -5,7 +5,7 @@ process, or several under a supervisor. Every end becomes an Outcome and its exi
 process ends without a reason.
 """
 
-from .runtime.first_sigterm import end_on_sigterm
+from .runtime.first_sigterm import end_on_sigterm, ignore_sigterm
 
 if __name__ == "__main__":
     end_on_sigterm()
@@ -73,11 +73,11 @@ def main() -> int:
         require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
         configure_logs(plan.job, rank=place.rank)
-        if LOCAL_RANK_ENV not in os.environ:
-            end_on_sigterm(plan.job.attempt, place.rank)
+        end_on_sigterm(plan.job.attempt, place.rank)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
             require_passed(plan, is_supervisor=place.processes_per_node > 1)
     except BadInput as error:
+        ignore_sigterm()
         return announce_outcome(truncate_to_fit(Outcome(result=error.result), str(error)))
     if LOCAL_RANK_ENV not in os.environ:  # once per pod
         cache = CompileCache.of_pod(plan.model, plan.execution, place.node)

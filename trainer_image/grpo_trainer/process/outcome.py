@@ -29,6 +29,7 @@ from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
+from ..runtime.first_sigterm import ignore_sigterm
 from ..runtime.paths import ATTEMPTS, attempt_folder, glob_run
 from ..stores.run_store import RunStore, run_store
 
@@ -158,6 +159,7 @@ class ProcessEnd:
 
     def finish(self, outcome: Outcome) -> int:
         """The main thread's way out; returns the exit code."""
+        ignore_sigterm()
         outcome = self._announce(outcome)
         keep_outcome(self._plan, outcome)
         self._end_tracking(outcome.result)
