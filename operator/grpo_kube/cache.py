@@ -96,8 +96,7 @@ class Cache(Generic[R]):
         return record
 
     def put(self, item: Any) -> R | None:
-        """Store an object, unless a newer version of the same uid is known; return the record that
-        is kept.
+        """Store an object, unless a newer one of its name is known; return the record that is kept.
 
         For an object that can't be read, return None and drop its old record, so that nobody acts
         on old data. An object that has been deleted does not come back: the answer to our write can
@@ -108,8 +107,9 @@ class Cache(Generic[R]):
         if self._removed.get(uid, -1) > version:
             return None
         cached_record = self._items.get(identity(item))
-        # an event can arrive after the answer to that write of ours, or to a later one
-        if cached_record and cached_record.uid == uid and cached_record.version >= version > 0:
+        # An event can arrive after the answer to that write of ours, or to a later one. The answer
+        # can arrive after a LIST that shows another object of this name.
+        if cached_record and cached_record.version >= version > 0:
             return cached_record
         record = self.parse_item(item)
         if record is None:

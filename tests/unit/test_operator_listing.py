@@ -220,6 +220,19 @@ def test_the_answer_to_a_write_of_a_deleted_object_does_not_bring_it_back() -> N
     assert world.kept() == {}
 
 
+def test_the_answer_to_a_write_does_not_replace_the_next_object_of_that_name() -> None:
+    """A LIST showed that one, so that no event tells of the first one's deletion."""
+    cache = Caches().pods
+    cache.put(pod("a", "uid-1", 5))
+    with cache.relist() as relist:
+        relist.begin()
+        relist.add(pod("a", "uid-2", 9))
+        relist.finish(9)
+    cache.put(pod("a", "uid-1", 6))
+    (record,) = cache
+    assert (record.uid, record.version) == ("uid-2", 9)
+
+
 def test_a_label_that_is_back_before_its_loss_is_heard_of_keeps_the_object() -> None:
     world, deleted = World(), list[PodRecord]()
     world.cache.on_deleted = deleted.append

@@ -210,7 +210,8 @@ def test_an_event_that_is_late_does_not_replace_our_own_newer_answer() -> None:
     cache = pods()
     assert kept(cache, item("p", 7)).version == 7
     assert kept(cache, item("p", 5)).version == 7
-    assert kept(cache, item("p", 5, "another")).uid == "another"
+    assert kept(cache, item("p", 8, "another")).uid == "another"
+    assert kept(cache, item("p", 7)).uid == "another"
 
 
 def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None:
