@@ -9,6 +9,7 @@ when its job starts is merged with the start event.
 import asyncio
 import logging
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,9 +100,9 @@ class EventRecorder:
 
     async def _send_event(self, body: Object) -> None:
         try:
-            await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
+            await self._cluster.create(EVENTS, body["metadata"]["namespace"], _named(body))
         except AlreadyExists:
-            # An event that has a name of its own was sent before, perhaps by another leader.
+            # It was sent before: the answer was lost, or another leader sent it.
             self._count("sent")
         except ClusterError as error:
             self._count("refused")
@@ -117,3 +118,12 @@ class EventRecorder:
             if not self._busy():
                 return
             await asyncio.sleep(_LOOK)
+
+
+def _named(body: Object) -> Object:
+    """The event under a name of its own. A request is sent again if its answer is lost, and the API
+    server would make an event of each, with a name that it generates."""
+    metadata = dict(body["metadata"])
+    prefix = metadata.pop("generateName", "")
+    metadata.setdefault("name", prefix + secrets.token_hex(8))
+    return {**body, "metadata": metadata}

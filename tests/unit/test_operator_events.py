@@ -310,6 +310,15 @@ async def test_an_event_that_another_leader_sent_counts_as_sent() -> None:
     assert counts == {"sent": 1}
 
 
+def test_each_event_has_a_name_so_that_a_second_try_makes_no_second_event() -> None:
+    """The client asks again if an answer is lost."""
+    bodies, _ = virtually(started(busy=False, gap=30.0))
+    names = {body["metadata"].get("name", "") for body in bodies}
+    assert len(names) == len(bodies) == 3
+    assert all(name.startswith("run.") for name in names)
+    assert not any("generateName" in body["metadata"] for body in bodies)
+
+
 class Refusing:
     """An API server that takes no events."""
 
