@@ -293,6 +293,19 @@ def test_a_volume_that_fails_at_the_end_changes_neither_the_outcome_nor_the_exit
     assert Outcome.model_validate_json((tmp_path / "end").read_bytes()) == outcome
 
 
+def test_a_volume_that_hangs_holds_no_process_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, hung = threading.Event(), list[bool]()
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    monkeypatch.setattr(outcomes, "KEEP_SECONDS", 0.01)
+    monkeypatch.setattr(outcomes, "keep_outcome", lambda *_: hung.append(answers.wait(20)))
+    end = ProcessEnd(PLAN, lambda _: None)
+    assert end.finish(Outcome(result=Result.REWARD_ERROR)) == EXIT_CODES[Result.REWARD_ERROR]
+    answers.set()
+    assert hung in ([], [True]), "its peers would wait for it as long as for a hang"
+
+
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """Puts back what a watchdog takes for itself."""

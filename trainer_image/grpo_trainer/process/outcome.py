@@ -161,7 +161,11 @@ class ProcessEnd:
         """The main thread's way out; returns the exit code."""
         ignore_sigterm()
         outcome = self._announce(outcome)
-        keep_outcome(self._plan, outcome)
+        if outcome.result is Result.SUCCEEDED:
+            keep_outcome(self._plan, outcome)
+        else:
+            # The volume may hang, and its peers wait for the end of this process.
+            write_in_time(lambda: keep_outcome(self._plan, outcome))
         self._end_tracking(outcome.result)
         return EXIT_CODES[outcome.result]
 
