@@ -27,7 +27,7 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.engine_pod import __main__ as program
-from grpo_trainer.engine_pod.__main__ import SMALL_FILES, engine_plan, engine_settings, model_folder
+from grpo_trainer.engine_pod.__main__ import engine_plan, engine_settings, model_folder
 from grpo_trainer.engine_pod.vllm_arguments import (
     ENGINE_ENVIRONMENT,
     attention_backend,
@@ -38,7 +38,7 @@ from grpo_trainer.engine_pod.vllm_arguments import (
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup
-from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.hub.repositories import CONFIG_FILES, Hub
 from grpo_trainer.process.compile_cache import CompileCache
 from grpo_trainer.process.process_setup import set_defaults
 from grpo_trainer.process.recorder import Recorder
@@ -225,8 +225,8 @@ def test_an_engine_needs_of_a_model_its_configuration_alone(tmp_path: Path) -> N
     named = plan(tmp_path)
     named = named.model_copy(update={"model": named.model.model_copy(update={"name": "org/model"})})
     assert model_folder(named.model, Fetching()) == tmp_path
-    assert fetched == [SMALL_FILES]
-    assert not any("safetensors" in name for name in SMALL_FILES)
+    assert fetched == [CONFIG_FILES]
+    assert not any("safetensors" in name for name in CONFIG_FILES)
     with pytest.raises(BadInput, match="does not exist in the engine's pod"):
         model_folder(plan(tmp_path / "nowhere").model, Hub())
 

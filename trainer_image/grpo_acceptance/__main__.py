@@ -24,7 +24,7 @@ from pathlib import Path
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 
 from . import report
-from .findings import CHECKS, Check, Context, dump_findings
+from .findings import CHECKS, Check, Context, State, dump_findings
 from .report import Progress, Surroundings
 from .runner import answer_file, run_checks
 
@@ -79,7 +79,9 @@ def run_acceptance(
     results = progress.results
     page = report.markdown_page(report.as_json(where, results))
     print(f"\n{page}\nwritten to {options.output}", flush=True)
-    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(results)]
+    findings = [finding for result in results for finding in result.findings]
+    failed = [finding for finding in findings if finding.state is State.FAILED]
+    wrong = [f"{finding.what}: {finding.message}" for finding in failed]
     write_outcome(f"acceptance: {report.summary(results)}", wrong)
     return int(bool(wrong))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 
-from .findings import Check, Finding, State, skipped_finding
+from .findings import Check, State, skipped_finding
 from .runner import CheckResult
 
 RESULT, PAGE, LOG = "result.json", "result.md", "log.txt"
@@ -93,12 +93,6 @@ def summary(results: Sequence[CheckResult]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in State)
 
 
-def failed_findings(results: Sequence[CheckResult]) -> list[Finding]:
-    """The findings that say that something is wrong."""
-    findings = [finding for result in results for finding in result.findings]
-    return [finding for finding in findings if finding.state is State.FAILED]
-
-
 def _device(result: dict[str, Any]) -> str:
     """The GPU's name where the check of it has found one."""
     products = [
@@ -141,7 +135,13 @@ def image_versions() -> dict[str, str]:
 
 def installed_versions(names: Any) -> dict[str, str]:
     """This machine's versions of the packages; MISSING for those that aren't there."""
-    return {name: _version(name) for name in names}
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = MISSING
+    return versions
 
 
 def differing_versions(here: dict[str, str], image: dict[str, str]) -> dict[str, tuple[str, str]]:
@@ -166,13 +166,6 @@ def versions_sentence(different: dict[str, tuple[str, str]]) -> str:
 def system_sentence() -> str:
     """Python and system, in words."""
     return f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return MISSING
 
 
 NEVER_BEGUN = "the run ended before it"

@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 def connection_problem(error: BaseException, peer: str) -> str:
     """Why a request to `peer` failed, such as `connection refused by 10.0.0.7:8080`."""
-    text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in _chain(error))
+    text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in error_chain(error))
     phrases = (phrase for phrase, pattern in _FAILURES if re.search(pattern, text))
     problem = next(phrases, "") or _PREFIX.sub("", str(error)) or type(error).__name__
     if problem == "connection refused":
@@ -40,8 +40,8 @@ def connection_problem(error: BaseException, peer: str) -> str:
     return shorten(f"{peer}: {plain_text(problem)}", MAX_MESSAGE // 2)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it, also where it was raised `from None`."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

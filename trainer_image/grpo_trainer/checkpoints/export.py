@@ -89,7 +89,12 @@ def export_model(
         require_owner()
         _replace_export(temporary, folder)
 
-    retry_disk_errors(lambda: _write_and_publish(temporary, save, publish))
+    def write_and_publish() -> None:
+        rank0_task.run_on_rank0(lambda: _remove_begun(temporary))
+        ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
+        rank0_task.run_on_rank0(publish)
+
+    retry_disk_errors(write_and_publish)
     return folder
 
 
@@ -112,14 +117,6 @@ def _root(directory: str | None, export: ExportSpec | None, job_uid: str) -> Pat
         root = Path(tempfile.gettempdir()) / f"grpo-{job_uid}"
         root.mkdir(exist_ok=True)
     return root
-
-
-def _write_and_publish(
-    temporary: Path, save: Callable[[str], None], publish: Callable[[], None]
-) -> None:
-    rank0_task.run_on_rank0(lambda: _remove_begun(temporary))
-    ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
-    rank0_task.run_on_rank0(publish)
 
 
 def _remove_begun(temporary: Path) -> None:

@@ -108,6 +108,7 @@ def subjects(folder: Path) -> list[Subject]:
 
 def _statement(run: ProvenanceFacts, about: list[Subject]) -> Statement:
     plan = run.plan
+    shown_elsewhere = {"job", "execution", *SECTIONS}
     return Statement(
         type=STATEMENT_TYPE,
         subject=about,
@@ -116,7 +117,13 @@ def _statement(run: ProvenanceFacts, about: list[Subject]) -> Statement:
             build_definition=BuildDefinition(
                 build_type=BUILD_TYPE,
                 external_parameters=_external_parameters(plan),
-                internal_parameters=_internal_parameters(plan),
+                internal_parameters=InternalParameters(
+                    job=plan.job.model_dump(),
+                    execution=plan.execution.model_dump(mode="json", exclude_none=True),
+                    pod_plan=plan.model_dump(
+                        mode="json", exclude_none=True, exclude=shown_elsewhere
+                    ),
+                ),
                 resolved_dependencies=list(_resolved_dependencies(run)),
             ),
             run_details=RunDetails(
@@ -156,15 +163,6 @@ def _public(url: str) -> str:
     """An address without what may be a secret in it: user and password, query and fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _internal_parameters(plan: TrainingPlan) -> InternalParameters:
-    apart = {"job", "execution"}
-    return InternalParameters(
-        job=plan.job.model_dump(),
-        execution=plan.execution.model_dump(mode="json", exclude_none=True),
-        pod_plan=plan.model_dump(mode="json", exclude_none=True, exclude=apart.union(SECTIONS)),
-    )
 
 
 def _resolved_dependencies(run: ProvenanceFacts) -> Iterator[Dependency]:

@@ -186,18 +186,6 @@ def commit(folder: Path, owner: Owner, checkpoint: Path, manifest: Manifest) -> 
     write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
 
 
-def withdraw(folder: Path, owner: Owner, checkpoints: Iterable[Path]) -> None:
-    """Make complete checkpoints count no more; the next rotation deletes them.
-
-    Raises:
-        Preempted: a newer attempt owns the folder.
-    """
-    require_owner(folder, owner)
-    # The manifest alone makes a checkpoint count; the next rotation deletes the other files.
-    for checkpoint in checkpoints:
-        (checkpoint / MANIFEST).unlink(missing_ok=True)
-
-
 def remove(checkpoint: Path) -> None:
     """Delete a checkpoint, its manifest first: an interrupted deletion can't leave one that looks
     complete."""
@@ -376,8 +364,20 @@ class VolumeTarget(VolumeSource):
                 remove(checkpoint)
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
-        """Make complete checkpoints count no more; see withdraw. A collective."""
-        rank0_task.run_on_rank0(lambda: withdraw(self.folder, self.owner, checkpoints))
+        """Make complete checkpoints count no more. A collective.
+
+        Raises:
+            Preempted: a newer attempt owns the folder.
+        """
+
+        def remove_manifests() -> None:
+            self.require_owner()
+            # The manifest alone makes a checkpoint count; the next rotation deletes the other
+            # files.
+            for checkpoint in checkpoints:
+                (checkpoint / MANIFEST).unlink(missing_ok=True)
+
+        rank0_task.run_on_rank0(remove_manifests)
 
     def fetch_history(self) -> None:
         """Nothing: it is there."""

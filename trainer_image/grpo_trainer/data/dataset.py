@@ -169,9 +169,8 @@ def read_rows(
         rows, place = _read_hub(dataset, hub or Hub(), most_rows)
     else:
         assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
-        file_rows = read_files(dataset.files, root, most_rows)
-        rows = datasets.Dataset(datasets.table.InMemoryTable(file_rows.table))
-        place = file_rows.place
+        table, place = read_files(dataset.files, root, most_rows)
+        rows = datasets.Dataset(datasets.table.InMemoryTable(table))
     is_whole = most_rows is None or len(rows) < most_rows
     return Rows(_rename(without_decoding(rows), dataset.columns), place, is_whole)
 

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +60,12 @@ class FileTable:
         return f"{self.name} line {self.lines[index]}"
 
 
-@dataclass(frozen=True)
-class FileRows:
-    """The rows of all files, in order."""
-
-    table: pa.Table
-    """The rows; a column that a file lacks is null there."""
-    files: list[FileTable]
-    """The parts."""
-
-    def place(self, index: int) -> str:
-        """Where a row (from 0) of the whole table stands, such as `train.jsonl line 7`."""
-        starts = [0]
-        for file in self.files:
-            starts.append(starts[-1] + file.table.num_rows)
-        part = bisect_right(starts, index) - 1
-        return self.files[part].place(index - starts[part])
-
-
-def read_files(files: DatasetFiles, root: Path, most_rows: int | None = None) -> FileRows:
-    """The rows of `spec.dataset.files` below `root`; the first `most_rows` of them, if it is set.
+def read_files(
+    files: DatasetFiles, root: Path, most_rows: int | None = None
+) -> tuple[pa.Table, Callable[[int], str]]:
+    """The rows of `spec.dataset.files` below `root`; the first `most_rows` of them, if it is set. A
+    column that a file lacks is null there. Also where a row (from 0) stands, such as
+    `train.jsonl line 7`.
 
     Raises:
         BadInput: a file is missing, empty, not UTF-8 or malformed; with file, row and column.
@@ -92,10 +78,14 @@ def read_files(files: DatasetFiles, root: Path, most_rows: int | None = None) ->
             rows_left -= tables[-1].table.num_rows
             if rows_left <= 0:
                 break
+    starts = [0, *accumulate(file.table.num_rows for file in tables)]
+
+    def place(index: int) -> str:
+        part = bisect_right(starts, index) - 1
+        return tables[part].place(index - starts[part])
+
     try:
-        return FileRows(
-            pa.concat_tables([file.table for file in tables], promote_options="default"), tables
-        )
+        return pa.concat_tables([file.table for file in tables], promote_options="default"), place
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         names = ", ".join(file.name for file in tables)
         raise BadInput(

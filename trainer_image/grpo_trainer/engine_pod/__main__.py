@@ -28,7 +28,7 @@ from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
 
 from ..gang.interfaces import split_address
-from ..hub.repositories import Hub, Repository
+from ..hub.repositories import CONFIG_FILES, Hub, Repository
 from ..process.compile_cache import CompileCache
 from ..process.outcome import announce_outcome
 from ..process.process_setup import set_defaults
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("grpo_trainer")
 
-SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-"""What an engine needs of a model's repository: its configuration, and remote code. The weights
-come from the trainer.
-"""
 WORKER = "grpo_trainer.engine_pod.weight_receiver.ReceivingWorker"
 
 
@@ -83,7 +79,8 @@ def model_folder(model: ModelSpec, hub: Hub) -> Path:
             "model.volume"
         )
     repository = Repository("model", model.name, model.revision, "model")
-    return hub.snapshot(repository, lambda fetch: fetch(SMALL_FILES))[0]
+    # The weights come from the trainer.
+    return hub.snapshot(repository, lambda fetch: fetch(CONFIG_FILES))[0]
 
 
 def engine_settings(

@@ -141,7 +141,11 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     yield f"## Metrics of step {trained.steps}\n"
     for key, value in sorted(trained.metrics.items()):
         yield f"- {_code(key)}: {value:.6g}"
-    yield f"\n## Settings\n\n```json\n{_settings(plan)}\n```\n"
+    hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), LEFT_OUT)
+    settings = plan.model_dump(
+        mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True
+    )
+    yield f"\n## Settings\n\n```json\n{_json(settings)}\n```\n"
     choices = plan.execution.model_dump(mode="json", include=CHOICES, by_alias=True)
     yield f"## Plan\n\n```json\n{_json(choices)}\n```"
 
@@ -170,15 +174,6 @@ def _loading(trained: TrainedModel) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{trained.address}")',
     )
     return "\n".join(["```python", *lines, "```"])
-
-
-def _settings(plan: TrainingPlan) -> str:
-    hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), LEFT_OUT)
-    return _json(
-        plan.model_dump(
-            mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True
-        )
-    )
 
 
 def _json(value: Any) -> str:

@@ -58,6 +58,8 @@ from .retry import (
     watch_arrivals,
 )
 
+CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""Of a model its configuration, tokenizer, remote code and the index of the weights."""
 STALE_SECONDS = 60.0
 """How long a lease must stay as it is until its holder counts as dead: many times POLL_SECONDS."""
 

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from grpo_api.text.clock import Clock
-from grpo_api.text.messages import connection_problem
+from grpo_api.text.messages import connection_problem, error_chain
 
 from ..runtime.clock import (
     FIRST_PAUSE,
@@ -173,7 +173,7 @@ def passing_error(error: BaseException) -> TryLater | None:
     # The hub's client, which only a run that asks the hub needs.
     import httpx2
 
-    for cause in _chain(error):
+    for cause in error_chain(error):
         if isinstance(cause, TryLater):
             return cause
         if isinstance(cause, OfflineModeIsEnabled | HfHubHTTPError):
@@ -195,15 +195,8 @@ def passing_error(error: BaseException) -> TryLater | None:
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it, also where it was raised `from None`."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
-    of_system = [cause.errno for cause in _chain(error) if isinstance(cause, OSError)]
+    of_system = [cause.errno for cause in error_chain(error) if isinstance(cause, OSError)]
     full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
     if full or "No space left on device" in str(error):
         places = (arrivals.folders[0], *arrivals.folders[0].parents)

@@ -36,7 +36,10 @@ def check_places(preflight: Preflight) -> None:
     wait_seconds = preflight.scope.wait_seconds
     if plan.checkpoint.store:
         with findings.check("spec.checkpoint.store"):
-            _check_store(preflight)
+            run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+            if run is not None:
+                store = run.store.within(wait_seconds)
+                require_conditions(store, attempt_folder_name(plan.job.attempt))
     elif plan.checkpoint_directory is not None:
         with findings.check("spec.checkpoint"):
             run_folder = Path(plan.checkpoint_directory)
@@ -109,14 +112,6 @@ def require_writable(folder: Path, needed: int) -> None:
             f"the volume at {folder} has {free / GIB:.1f} GiB free, and the run is predicted to "
             f"write {needed / GIB:.1f} GiB; use a larger volume, or lower checkpoint.keep"
         )
-
-
-def _check_store(preflight: Preflight) -> None:
-    plan = preflight.plan
-    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
-    if run is not None:
-        store = run.store.within(preflight.scope.wait_seconds)
-        require_conditions(store, attempt_folder_name(plan.job.attempt))
 
 
 def _stored_bytes(folder: Path) -> int:

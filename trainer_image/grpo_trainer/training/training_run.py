@@ -158,18 +158,14 @@ def _resumed_beginning(run: Run) -> Beginning:
 def _explain_divergence(error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged
     on."""
-    explained = type(error)(f"{error}. {_last_good(run)}", error.step)
+    checkpoint = run.seal.last or run.beginning.checkpoint
+    last_good = "No checkpoint was saved before"
+    if checkpoint is not None:
+        last_good = f"The last good checkpoint is {run.address(checkpoint)}"
+    explained = type(error)(f"{error}. {last_good}", error.step)
     if error.step:
         explained.diverged_on = run.cadence.generations_of_step(error.step, run.trainer.skipped)
     return explained
-
-
-def _last_good(run: Run) -> str:
-    """The checkpoint that a run which has diverged can go back to, as a sentence."""
-    checkpoint = run.seal.last or run.beginning.checkpoint
-    if checkpoint is None:
-        return "No checkpoint was saved before"
-    return f"The last good checkpoint is {run.address(checkpoint)}"
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:

@@ -17,7 +17,7 @@ from grpo_api.spec.model import Architecture
 from grpo_api.spec.model_config import position_count
 
 from ..gang import ranks
-from ..hub.repositories import Fetch, Hub, Repository, listed_files
+from ..hub.repositories import CONFIG_FILES, Fetch, Hub, Repository, listed_files
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 from .checkpoint_files import (
     ADAPTER,
@@ -32,10 +32,8 @@ from .checkpoint_files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-"""Configuration, tokenizer, remote code and the index of the weights."""
 MODEL_FILES = [*CONFIG_FILES, WHOLE, ADAPTER]
-"""What is fetched of a hub repository: the files above and the weights; and the shards of an index.
+"""What is fetched of a hub repository: CONFIG_FILES and the weights; and the shards of an index.
 No pickles, and none of the copies in other formats that lie beside (`consolidated.safetensors`,
 `onnx/`)."""
 
