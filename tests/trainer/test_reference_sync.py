@@ -89,10 +89,6 @@ def test_a_checkpoint_of_other_start_weights_is_rejected(tmp_path: Path) -> None
     second = build(demo_model.save_policy(tmp_path / "model", seed=1))
     with pytest.raises(BadInput, match=f"{first.start}, now {second.start}"):
         second.strategy.restore(second, tmp_path / "checkpoint")
-    with pytest.raises(BadInput, match="strategy Clone, this run's is Offload"):
-        reference_state.check_identity(tmp_path / "checkpoint", "Offload", first.start)
-    with pytest.raises(BadInput, match="start a new job"):
-        reference_state.check_identity(tmp_path / "model", "Clone", first.start)
 
 
 def test_a_resumed_policy_is_proven_against_the_checkpoint(model: Path, tmp_path: Path) -> None:
@@ -121,16 +117,11 @@ def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -
     disturb(trainer.ref_model.requires_grad_(True))
     trainer.strategy.restore(trainer, tmp_path)
     assert equal(whole(trainer.ref_model), moved)
-    with pytest.raises(BadInput, match="another model, not Offload"):
-        reference_state.restore_reference(trainer.ref_model, tmp_path, "Offload")
     path = next(tmp_path.rglob("reference.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(WeightsDiffer, match="saved was"):
-        trainer.strategy.restore(trainer, tmp_path)
-    path.unlink()
-    with pytest.raises(BadInput, match=r"has no reference\.safetensors"):
         trainer.strategy.restore(trainer, tmp_path)
 
 

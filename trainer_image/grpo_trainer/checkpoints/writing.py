@@ -31,7 +31,7 @@ from trl import GRPOTrainer
 
 from ..gang import ranks
 from ..runtime.durable_files import disk_errors
-from ..runtime.errors import BadInput, DiskFailed
+from ..runtime.errors import DiskFailed
 
 LATEST = "latest"
 """File in which DeepSpeed looks for the name of its own folder of a checkpoint."""
@@ -169,16 +169,13 @@ def save_rollouts(folder: Path, rollouts: Rollouts) -> None:
 
 
 def load_rollouts(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
-    """Load this rank's completions of a checkpoint, cut into `micro_batches` micro-batches. A
-    collective.
-
-    Raises:
-        BadInput: a rank's file is missing, so that the steps that are left of the generation can't
-            be taken.
-    """
-    return recut_rollouts(
-        ranks.run_on_all(lambda: _load_rollouts_of_rank(folder, device)), micro_batches
-    )
+    """Load this rank's completions of a checkpoint that was made between two steps of a generation,
+    cut into `micro_batches` micro-batches."""
+    parts: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for key, tensor in load_file(_rollouts_path(folder)).items():
+        part, _, name = key.partition("/")
+        parts[int(part)][name] = tensor.to(device)
+    return recut_rollouts([parts[part] for part in sorted(parts)], micro_batches)
 
 
 def recut_rollouts(rollouts: Rollouts, micro_batches: int) -> Rollouts:
@@ -192,21 +189,6 @@ def recut_rollouts(rollouts: Rollouts, micro_batches: int) -> Rollouts:
         # numbers of the whole generation are the same in each of its micro-batches
         cut[name] = torch.cat(whole).chunk(micro_batches) if first.ndim else [first] * micro_batches
     return [{name: parts[at] for name, parts in cut.items()} for at in range(micro_batches)]
-
-
-def _load_rollouts_of_rank(folder: Path, device: torch.device) -> Rollouts:
-    path = _rollouts_path(folder)
-    if not path.exists():
-        raise BadInput(
-            f"checkpoint {folder} was made between two steps of one generation and has no "
-            f"{path.name} with its completions, so it can't be continued exactly; go on from an "
-            "earlier checkpoint, or start a new job"
-        )
-    parts: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-    for key, tensor in load_file(path).items():
-        part, _, name = key.partition("/")
-        parts[int(part)][name] = tensor.to(device)
-    return [parts[part] for part in sorted(parts)]
 
 
 def _rollouts_path(folder: Path) -> Path:

@@ -154,18 +154,18 @@ class ReferenceStrategy(ABC):
     def save(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Writes into a checkpoint which weights the reference began with and, if it moves, where
         it is now."""
-        reference_state.save_identity(folder, self.name, trainer.start)
+        reference_state.save_identity(folder, trainer.start)
         if self.sync and trainer.ref_model is not None:
-            reference_state.save_reference(unwrap_model(trainer.ref_model), folder, self.name)
+            reference_state.save_reference(unwrap_model(trainer.ref_model), folder)
 
     def restore(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Checks that the reference began as the checkpoint's, and reads where it has moved since.
         A collective.
 
         Raises:
-            BadInput: the checkpoint's is of another strategy, model, world size or sync.
+            BadInput: the model's files have changed since.
             WeightsDiffer: what was read is not what was saved.
         """
-        reference_state.check_identity(folder, self.name, trainer.start)
+        reference_state.check_identity(folder, trainer.start)
         if self.sync and trainer.ref_model is not None:
-            reference_state.restore_reference(unwrap_model(trainer.ref_model), folder, self.name)
+            reference_state.restore_reference(unwrap_model(trainer.ref_model), folder)

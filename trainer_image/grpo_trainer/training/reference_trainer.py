@@ -175,9 +175,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         transformers skips what a resumed run has had of this pass, but it knows nothing of the
         passes before, nor of a generation that is half used; and it would take one step more than
         all.
-
-        Raises:
-            BadInput: that generation is not in the checkpoint.
         """
         if self.state.global_step >= self.state.max_steps:
             return
