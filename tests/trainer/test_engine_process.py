@@ -27,7 +27,7 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.engine_pod import __main__ as program
-from grpo_trainer.engine_pod.__main__ import engine_plan, engine_settings, model_folder
+from grpo_trainer.engine_pod.__main__ import engine_settings, model_folder
 from grpo_trainer.engine_pod.vllm_arguments import (
     ENGINE_ENVIRONMENT,
     attention_backend,
@@ -108,12 +108,6 @@ def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
     ):
         ColocatedGeneration(setup, nn.Linear(1, 1), [])
     assert os.environ == ENGINE_ENVIRONMENT
-
-
-def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:
-    for job in (plan(tmp_path, "Colocated"), plan(tmp_path, engine=None)):
-        with pytest.raises(BadInput, match="has no engines in pods of their own"):
-            engine_plan(job.execution, job.engines)
 
 
 def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> None:

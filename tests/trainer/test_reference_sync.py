@@ -61,9 +61,9 @@ def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
 
 
 def test_sync_rejects_models_that_do_not_match() -> None:
-    with pytest.raises(TrainingError, match="bias"):
+    with pytest.raises(AssertionError):
         strategy_base.mix_weights(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
-    with pytest.raises(TrainingError, match="partitioned differently"):
+    with pytest.raises(AssertionError, match="weight"):
         strategy_base.mix_weights(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
 
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
-from grpo_api.plan.plan import EngineAddresses, ExecutionPlan, TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
-from grpo_api.spec.generation import EnginePlan, GenerationSpec
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
 
@@ -46,21 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("grpo_trainer")
 
 WORKER = "grpo_trainer.engine_pod.weight_receiver.ReceivingWorker"
-
-
-def engine_plan(execution: ExecutionPlan, engines: EngineAddresses | None) -> EnginePlan:
-    """The plan's engine.
-
-    Raises:
-        BadInput: it has none in pods of its own.
-    """
-    engine = execution.engine
-    if engine is None or engine.kind != "Servers" or engines is None:
-        raise BadInput(
-            "the plan's execution.engine has no engines in pods of their own, but this is such a "
-            "pod"
-        )
-    return engine
 
 
 def model_folder(model: ModelSpec, hub: Hub) -> Path:
@@ -108,7 +93,6 @@ def main() -> int:
     try:
         plan = read_plan(os.environ)
         configure_logs(plan.job, engine=int(os.environ.get(INDEX_ENV, "0")))
-        engine_plan(plan.execution, plan.engines)
         require_vllm(plan.generation)
         error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:
@@ -141,7 +125,8 @@ def start_sampler(plan: TrainingPlan) -> "Sampler":
     folder = model_folder(plan.model, Hub(plan.revisions))
     cache = CompileCache.of_pod(plan.model, plan.execution)
     cache.restore()
-    engine = engine_plan(plan.execution, plan.engines)
+    engine = plan.execution.engine
+    assert engine is not None  # the operator starts such a pod for such a plan alone
     # Before vLLM is imported, whose modules and processes read these variables.
     set_defaults(os.environ, ENVIRONMENT | engine_environment(engine) | cache.variables)
     set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
@@ -159,7 +144,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     """Answer until there is a reason not to; returns it."""
     from .engine_http import EngineServer, metrics_application, serve_application
 
-    assert plan.engines is not None  # engine_plan has looked
+    assert plan.engines is not None  # as in start_sampler
     server = EngineServer(sampler, attempt_of(plan.job))
     host, port = split_address(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await serve_application(server.application(), host or None, port)

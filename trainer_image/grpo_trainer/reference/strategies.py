@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepsp
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.training import ReferenceSpec, ReferenceSync
 
-from ..runtime.errors import BadInput, TrainingError
+from ..runtime.errors import BadInput
 from ..weights.checkpoint_files import ADAPTER_CONFIG, WeightFiles, open_weights
 from ..weights.models import freeze, load_causal
 from ..weights.parameters import unwrap_model
@@ -112,10 +112,6 @@ class NoReference(ReferenceStrategy):
         """Only beta 0 fits."""
         super().check(zero_stage, False, beta)
 
-    def build(self, trainer: PolicyTrainer) -> NoReturn:
-        """Never reached with beta 0; TRL asking for a reference means that it changed."""
-        raise TrainingError(f"TRL asked for a reference although beta is {trainer.args.beta}")
-
 
 class Adapter(ReferenceStrategy):
     """The base model itself; no copy."""
@@ -136,12 +132,6 @@ class Adapter(ReferenceStrategy):
                 "reference strategy Adapter needs LoRA: with all parameters trained the base does "
                 "not stay"
             )
-
-    def build(self, trainer: PolicyTrainer) -> NoReturn:
-        """Never reached with PEFT; a second model is what this strategy exists to avoid."""
-        raise TrainingError(
-            f"TRL asked for a second model although {type(trainer.model).__name__} has an adapter"
-        )
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Eval mode for passes with the adapter off; nothing for the policy's own."""

@@ -16,7 +16,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from grpo_api.spec.rewards import ModelReward
 
 from ..hub.repositories import Hub
-from ..runtime.errors import TrainingError
 from ..weights.models import LoadedModel, load_reward_model
 from .reward_base import RewardCounters
 
@@ -82,8 +81,6 @@ def reward_model(
         BadInput: the model is missing, incomplete or has more than one label.
         Transient: the hub can't be asked now, or there is no room.
     """
-    if is_deepspeed_zero3_enabled():
-        raise TrainingError(
-            "build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned"
-        )
+    # Rewards are built before GRPOConfig: under its ZeRO-3 config models load partitioned.
+    assert not is_deepspeed_zero3_enabled()
     return RewardModel(name, load_reward_model(spec, path, hub), spec.batch_size, counters, device)

@@ -42,7 +42,7 @@ from grpo_api.spec.rewards import ModelReward
 from grpo_api.spec.training import AdapterSpec
 
 from ..hub.repositories import Hub, Repository
-from ..runtime.errors import BadInput, DiskFailed, TrainingError, is_volume_away
+from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 from .checkpoint_files import open_weights
 from .model_files import Source, architecture_of_config, load_tokenizer, locate_model
 from .proof import prove_weights
@@ -137,10 +137,8 @@ def load_policy(
             adapter.targetModules.
         Transient: the hub can't be asked now, or there is no room.
     """
-    if is_deepspeed_zero3_enabled() != (execution.zero_stage == 3):
-        raise TrainingError(
-            "make GRPOConfig with the plan's DeepSpeed config before loading the policy"
-        )
+    # GRPOConfig was made with the plan's DeepSpeed config.
+    assert is_deepspeed_zero3_enabled() == (execution.zero_stage == 3)
     repository = Repository("model", model.name, model.revision, "model")
     source = locate_model(repository, execution.dtype, hub or Hub())
     policy = load_causal(source, model.trust_remote_code)
