@@ -103,10 +103,8 @@ class AccuracyFunction:
             return is_same_number(extracted_answer, expected)
         if is_same_text(extracted_answer, expected):
             return True
-        return self._same_math(extracted_answer, expected, deadline) if self._math else False
-
-    def _same_math(self, extracted_answer: str, expected: str, deadline: Deadline) -> bool | None:
-        assert self._math is not None, "only called when comparing by math-verify"
+        if self._math is None:
+            return False
         seconds = min(self._spec.timeout_seconds, deadline.seconds_left())
         if seconds <= 0:
             return None

@@ -63,7 +63,11 @@ class FunctionProcess:
             FunctionFailed: the function raised, or its process ended or could not be started again.
         """
         if self._starting:
-            self._start_again()
+            # The function was imported before: it is there.
+            try:
+                self._finish_start()
+            except BadInput as error:
+                raise FunctionFailed(f"its process could not be started again: {error}") from error
         try:
             self._process.connection.send(arguments)
             answer = self._receive(seconds)
@@ -102,14 +106,6 @@ class FunctionProcess:
             raise BadInput(f"{self._function} can't be imported: {problem}")
         self._starting = False
         return bool(answer["async"])
-
-    def _start_again(self) -> None:
-        """Waits for the process that follows one that was ended. The function was imported before:
-        it is there."""
-        try:
-            self._finish_start()
-        except BadInput as error:
-            raise FunctionFailed(f"its process could not be started again: {error}") from error
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         """The next message, if it comes in time; else TimeoutError."""

@@ -43,17 +43,18 @@ class Stopwatch:
         self._runs: list[list[tuple[Any, Any]]] = []
         """Begin and end of each span, by run."""
 
-    def begin_run(self) -> None:
+    # The arguments are those of a module's hooks.
+    def begin_run(self, *_: Any) -> None:
         """Start the watch for another run."""
         self._uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.15
         self._runs.append([])
         self.start()
 
-    def start(self) -> None:
+    def start(self, *_: Any) -> None:
         """Go on after a pause."""
         self._began = self._now()
 
-    def stop(self) -> None:
+    def stop(self, *_: Any) -> None:
         """Pause, or end the run. Does nothing where the watch is not running."""
         if self._began is not None:
             self._runs[-1].append((self._began, self._now()))
@@ -129,23 +130,15 @@ class ComputeTimer:
 
     def _hook_layer(self, layer: nn.Module) -> Iterator[RemovableHandle]:
         """The layer runs between start and stop, but for the gathers and releases within it."""
-        yield layer.register_forward_pre_hook(self._begin_run)
-        yield layer.register_forward_hook(self._stop, prepend=True)
+        watch = self._watch
+        yield layer.register_forward_pre_hook(watch.begin_run)
+        yield layer.register_forward_hook(watch.stop, prepend=True)
         for module in layer.modules():
             if module is not layer and _is_partitioned(module):
-                yield module.register_forward_pre_hook(self._stop, prepend=True)
-                yield module.register_forward_pre_hook(self._start)
-                yield module.register_forward_hook(self._stop, prepend=True)
-                yield module.register_forward_hook(self._start)
-
-    def _begin_run(self, *_: Any) -> None:
-        self._watch.begin_run()
-
-    def _start(self, *_: Any) -> None:
-        self._watch.start()
-
-    def _stop(self, *_: Any) -> None:
-        self._watch.stop()
+                yield module.register_forward_pre_hook(watch.stop, prepend=True)
+                yield module.register_forward_pre_hook(watch.start)
+                yield module.register_forward_hook(watch.stop, prepend=True)
+                yield module.register_forward_hook(watch.start)
 
 
 def _is_partitioned(module: nn.Module) -> bool:

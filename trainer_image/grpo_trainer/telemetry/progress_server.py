@@ -10,6 +10,7 @@ is absent there too, and NaN stays what it is.
 
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -183,12 +184,7 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
 def _progress(recorder: Recorder, query: str) -> Progress:
     """The progress, with the times of as many steps as the query asks for."""
     traced_steps = parse_qs(query).get(TRACE_QUERY, [""])[-1]
-    if not (
-        traced_steps.isascii()
-        and traced_steps.isdecimal()
-        and 0 < len(traced_steps) < 10
-        and int(traced_steps)
-    ):
+    if not re.fullmatch("[1-9][0-9]{0,8}", traced_steps):
         return recorder.progress
     return recorder.progress.model_copy(update={"steps": recorder.step_times(int(traced_steps))})
 

@@ -110,7 +110,9 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._saving = 0.0
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.record_step(state.global_step, state.epoch, seconds)
-        counted = self._counter_sums(rows)
+        # Failures and time-outs of all ranks since the start, by reward.
+        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 2).tolist()
+        counted = dict(zip(self._counters, sums, strict=True))
         self._publish(worst, counted)
         self._compare_ranks(rows, state.global_step + 1)
         completions = rows[:, FIELDS.index("scored")].sum().item()
@@ -164,11 +166,6 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         if len(rows) > 1:
             has_slow_rank = ratio >= SLOW_RANK.value
             self._observer.compute.begin_step(next_step, has_slow_rank=has_slow_rank)
-
-    def _counter_sums(self, rows: torch.Tensor) -> dict[str, list[float]]:
-        """Failures and time-outs of all ranks since the start, by reward."""
-        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 2).tolist()
-        return dict(zip(self._counters, sums, strict=True))
 
     def _stop(self, worst: dict[str, float], control: TrainerControl) -> None:
         self.verdict = self._preemption.decide(worst["sigterm"], worst["step_seconds"])
