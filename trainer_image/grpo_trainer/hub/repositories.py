@@ -90,8 +90,7 @@ class Lease:
                 last_text, since = text, self._clock.now()
                 on_sign_of_life()
             elif self._clock.now() - since >= STALE_SECONDS:
-                # Of several that wait, a second one may remove what the first has just made.
-                self.path.unlink(missing_ok=True)
+                self._remove_dead_lease(last_text)
                 died = True
                 continue
             self._clock.sleep(POLL_SECONDS)
@@ -125,6 +124,18 @@ class Lease:
 
     def _content(self) -> str:
         return f"{self._owner} {self._beats}\n"
+
+    def _remove_dead_lease(self, expected_text: str) -> None:
+        """Put a dead holder's lease away. Of several that try only one gets the file; a new
+        holder's is put back."""
+        grave = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        try:
+            self.path.rename(grave)
+        except FileNotFoundError:
+            return
+        if _lease_text(grave) != expected_text and not self.path.exists():
+            grave.rename(self.path)
+        grave.unlink(missing_ok=True)
 
 
 def _lease_text(path: Path) -> str:
