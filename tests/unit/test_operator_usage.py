@@ -40,6 +40,19 @@ def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int)
     assert told.waiting_since is None
 
 
+@pytest.mark.slow
+@pytest.mark.seeded
+def test_usage_is_the_truth_and_never_falls_although_the_operators_clock_is_set(
+    chance: random.Random,
+) -> None:
+    world, told = World(chance, 12, sets_clock=True), Usage(as_of=at(0))
+    for now_told in world.live():
+        assert now_told.held_gpu_seconds >= told.held_gpu_seconds - 0.1
+        told = now_told
+    truth = world.truth().total
+    assert told.held_gpu_seconds == pytest.approx(truth, abs=0.02 * truth + world.unseen)
+
+
 SECONDS = st.floats(0.0, LAST_TIME) | st.floats(0.0, 1e4)
 CLOCKS = st.builds(Clock, **dict.fromkeys(Clock.model_fields, SECONDS))
 RECORDS = st.builds(

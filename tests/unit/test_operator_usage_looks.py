@@ -5,15 +5,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from grpo_api.report.report import Progress
 from grpo_api.status.status import GRPOJobStatus
 from grpo_api.status.usage import AttemptUsage, Usage
 from grpo_api.text.timing import Account, Clock
+from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import Observation
+from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.observation import Observation, Pull, observe
 from grpo_operator.loop.caches import REMEMBERED, DeletedPods
 from grpo_operator.records.records import JobRecord, PodRecord
 from grpo_operator.report.status import to_json
+from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
     KEY,
@@ -33,7 +39,8 @@ from tests.unit.operator_world import (
 GPUS = {"placement": {"accelerator": "GPU", "nodes": 2}}
 SIZE = {"gpus": 8, "nodes": 2}
 WAIT = Decision(Action.WAIT)
-GANG = (make_child(), make_pod(0), make_pod(1))
+CHILD, PODS = make_child(), (make_pod(0), make_pod(1))
+GANG = (CHILD, *PODS)
 
 
 def seen(
@@ -77,6 +84,26 @@ def test_a_clock_that_was_ahead_once_adds_no_gpu_time() -> None:
     ended = [make_pod(index, state=terminated(1, clock=400.0), arrived=0.0) for index in (0, 1)]
     usage = told(after(seen(before, make_child(), *ended, later=400.0), WAIT))
     assert (usage.as_of, usage.held_gpu_seconds) == (at(400), 8 * 400.0)
+
+
+@settings(max_examples=cases(60))
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(-86400, 86400)), max_size=5))
+def test_a_step_of_the_operators_clock_neither_adds_nor_takes_gpu_time(
+    looks: list[tuple[int, int]],
+) -> None:
+    """Rank 0 answers before each look; the clock is off by other seconds at each but the first."""
+    tracker, status, elapsed = FirstSeenTracker(), to_json(running()), 0
+    for number, (passed, clock_off) in enumerate([(0, 0), *looks], 1):
+        elapsed += passed
+        moment = Observed(elapsed)
+        observation = observe(
+            make_job(GPUS, status), [CHILD], PODS, now=NOW + elapsed + clock_off, at=moment,
+            first_seen_tracker=tracker,
+        )  # fmt: skip
+        answer = Pull(Progress(attempt=1, step=number), moment, moment)
+        new = after(replace(observation, pull=answer), WAIT)
+        assert told(new).held_gpu_seconds == pytest.approx(8 * elapsed, abs=8)
+        status = to_json(new)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,9 @@ class World:
     unstarted: set[int] = field(default_factory=set)
     """Attempts that were committed, but whose Job was never created: the operator was away until
     their time was up."""
+    sets_clock: bool = False
+    """True if the operator's clock is set by minutes while it runs; it is right at its start."""
+    clock_off: float = 0.0
     parsed: tuple[dict[str, Any], dict[str, Any], GRPOJobRecord] | None = None
     """Spec and status that were parsed last, and what they gave."""
 
@@ -68,10 +71,13 @@ class World:
         while self.now < end + 120.0:
             if self.chance.random() < 0.02:
                 self.restarts += 1
+                self.clock_off = 0.0
                 before, self.first_seen_tracker = self.now, FirstSeenTracker()
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
                 self.unseen += self._unseen_since(before)
+            elif self.sets_clock and self.chance.random() < 0.02:
+                self.clock_off = self.chance.uniform(-600.0, 600.0)
             yield self._look()
             if end == NEVER and any(
                 one["type"] == "Succeeded" and one["status"] == "True" for one in self._conditions
@@ -124,7 +130,7 @@ class World:
         pods = [
             self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)
         ]
-        now, moment = NOW + self.now, Observed(self.now)
+        now, moment = NOW + self.now + self.clock_off, Observed(self.now)
         seen = observe(
             job, children, pods, now=now, at=moment, first_seen_tracker=self.first_seen_tracker
         )

@@ -14,6 +14,8 @@ from grpo_kube.objects.times import Observed
 
 from ..records.records import JobRecord, PodRecord
 
+LEAST_STEP = 1.0
+"""Seconds from which a difference of the two clocks counts as a step of the wall clock."""
 StoredTime = tuple[str, str]
 """Names a moment that a status tells of: type and status of a condition."""
 
@@ -61,6 +63,17 @@ class FirstSeenTracker:
     def __init__(self) -> None:
         """Start without any job."""
         self._jobs: dict[ObjectKey, FirstSeenTimes] = {}
+        self._wall_offset: float | None = None
+        """Unix seconds at which the clock of this process was 0, as of its first look."""
+
+    def clock_step(self, now: float, at: Observed) -> float:
+        """Seconds by which the wall clock has been set forward since the first look; 0 for what
+        two readings differ by anyway."""
+        offset = now - at.at
+        if self._wall_offset is None:
+            self._wall_offset = offset
+        step = offset - self._wall_offset
+        return step if abs(step) >= LEAST_STEP else 0.0
 
     def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
         """Record that the attempt's Job was created: if it is not there later, it was deleted."""

@@ -59,6 +59,8 @@ class Observation:
     """Unix seconds of the operator's own clock, for what is stored."""
     at: Observed
     """The same moment, for what is measured."""
+    clock_step: float = 0.0
+    """See FirstSeenTracker.clock_step."""
     child: JobRecord | None = None
     """The Job of the current attempt, if this GRPOJob's own and the one that was started."""
     pods: tuple[PodRecord, ...] = NO_PODS
@@ -414,6 +416,7 @@ def observe(
         job=job,
         now=now,
         at=at,
+        clock_step=first_seen_tracker.clock_step(now, at),
         child=child,
         pods=of_roles.trainers,
         engines=engines,

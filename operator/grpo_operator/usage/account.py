@@ -11,6 +11,7 @@ write.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from grpo_api.spec.generation import EnginePlan
@@ -41,7 +42,11 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     still_holds = old is not None and any(map(has_gpus, old.attempts))
     if job.is_finished and not starts_again and not still_holds:
         return old
-    before = old or Usage(as_of=timestamp(observation.now))
+    # By the wall clock as it was when this process began: what is counted must neither grow nor
+    # shrink when the clock is set.
+    steady_now = observation.now - observation.clock_step
+    observation = replace(observation, now=steady_now)
+    before = old or Usage(as_of=timestamp(steady_now))
     # A time in the future was written by a clock that has been set back, or by another's: pods that
     # hold GPUs would be counted until then.
     before = before.model_copy(update={"as_of": not_future(before.as_of, observation.now)})
@@ -83,6 +88,7 @@ def _with_new_attempt(
         return records
     engines = _of_engines(plan.engine)
     start_time = new.attempt_start_time or timestamp(observation.now)
+    start_time = not_future(start_time, observation.now)
     current = AttemptUsage(
         attempt=new.attempt,
         gpus=plan.gpus,
@@ -315,7 +321,8 @@ def _pod_time(
     # explains it.
     if held_seconds < counted_seconds - LATE_SECONDS:
         held_seconds = counted_seconds
-    longest = max(counted_seconds, now - start)
+    # A machine that stood still sets its clock forward afterwards, and pods went on meanwhile.
+    longest = max(counted_seconds, now - start + max(0.0, observation.clock_step))
     return _with_duration(pod_time, min(held_seconds, longest))
 
 
