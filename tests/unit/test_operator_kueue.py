@@ -13,6 +13,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.kueue.pod_sets import planned_for
 from grpo_operator.kueue.workload_steps import Write, gate_by_workload, next_step
+from grpo_operator.records.records import JobRecord
 from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.kueue_world import (
@@ -253,6 +254,27 @@ def test_a_gang_whose_spec_can_not_be_read_keeps_its_workload_while_it_runs() ->
     ):
         seen = make_queued(make_workload(workload), *things, status=status, **unreadable)
         assert written(seen) is due
+
+
+@pytest.mark.parametrize(
+    ("child", "status", "action"),
+    [
+        (make_child(), evicted(), Action.RELEASE),
+        (make_child(), admitted(), Action.WAIT),
+        (make_child(workload=""), evicted(), Action.WAIT),
+        (make_child(ended="Failed"), evicted(), Action.WAIT),
+    ],
+    ids=["evicted", "admitted", "admitted by the operator", "ended before"],
+)
+def test_an_eviction_ends_a_gang_whose_spec_can_not_be_read(
+    child: JobRecord, status: dict[str, Any], action: Action
+) -> None:
+    """Somebody waits for its quota. What follows an end of its own stands in the spec."""
+    pods = (make_pod(0), make_pod(1))
+    unreadable: dict[str, Any] = {"training": {"beta": "much"}}
+    workload = make_workload(status)
+    seen = make_queued(workload, child, *pods, status=active_status(), **unreadable)
+    assert judged(seen).action is action
 
 
 def test_a_deleted_job_gives_its_quota_back_once_its_pods_are_gone() -> None:

@@ -59,8 +59,11 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
     else:
         lost = workload.lost_message or "its Admitted condition is not True any more"
         why = f"Workload {workload.name}: {lost}"
-    message = f"Kueue has taken its admission back: {why}"
-    return _with_end(observation, limits, Decision(Action.RELEASE, Reason.EVICTED, message))
+    return _with_end(observation, limits, _taken_back(why))
+
+
+def _taken_back(why: str) -> Decision:
+    return Decision(Action.RELEASE, Reason.EVICTED, f"Kueue has taken its admission back: {why}")
 
 
 def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -126,7 +129,7 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
 
     Its end is left alone as well: the rules for it are in the spec, and during an upgrade an
     operator that can parse them is about to lead. A gang that waits for nodes or doesn't start is
-    released in time; how long one that Kueue admitted waits for nodes, Kueue decides.
+    released in time. How long one that Kueue admitted waits for nodes or runs, Kueue decides.
     """
     if observation.job.spec is not None:
         return None
@@ -134,16 +137,15 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
     if not (observation.job.is_active and observation.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     number = observation.job.status.attempt
-    binding = None if observation.child.workload else never_bound(observation, limits)
-    binding = binding or never_started(observation, limits)
-    look_again = binding.seconds if isinstance(binding, RequeueAfter) else None
+    release = _release_of_unreadable(observation, limits)
+    look_again = release.seconds if isinstance(release, RequeueAfter) else None
     if observation.cause or observation.child.ended:
         message = (
             f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
             f"read: {problems}"
         )
-    elif isinstance(binding, Decision):
-        return binding
+    elif isinstance(release, Decision):
+        return release
     elif observation.replicas and observation.engines is None:
         message = (
             f"the Job of attempt {number}'s engines can't be created, since the spec can't be "
@@ -152,6 +154,20 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
     else:
         return Decision(Action.WAIT, look_again=look_again)
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message, look_again=look_again)
+
+
+def _release_of_unreadable(
+    observation: Observation, limits: Limits
+) -> Decision | RequeueAfter | None:
+    """What ends a gang although its spec can't be read."""
+    if observation.child is None or not observation.child.workload:
+        release = never_bound(observation, limits)
+        return release or never_started(observation, limits)
+    workload = observation.workload
+    # The name of its queue may be in the spec: what the Workload itself says is enough.
+    if workload and workload.lost_message:
+        return _taken_back(f"Workload {workload.name}: {workload.lost_message}")
+    return never_started(observation, limits)
 
 
 def suspend_job(observation: Observation, limits: Limits) -> Decision | None:
