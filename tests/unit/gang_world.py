@@ -294,6 +294,11 @@ class Pod:
         self.oom_kills += story.has_lost_child and not story.cause.startswith(KILLED)
         if story.cause == "gets SIGTERM" and is_here:
             self.later(0.0, self._get_sigterm)
+            # The others' ends may be seen before the own watchdog has heard the signal.
+            for rank in self.ranks[1:]:
+                if (notices := story.rank(rank).notices) is not None:
+                    process = self.processes[rank]
+                    self.later(notices, partial(process.say, *classify_error(LOST_PEER)))
             return
         for rank in self.ranks:
             process = self.processes[rank]

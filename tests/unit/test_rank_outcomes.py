@@ -113,15 +113,17 @@ def require_true_pod(story: Story, pod: Pod, code: int) -> None:
     assert (outcome.attempt, outcome.rank in pod.ranks) == (ATTEMPT, True)
     if all(story.rank(rank).is_written for rank in pod.ranks) or not is_done:
         assert (outcome.result is Result.SUCCEEDED) == is_done
-    if story.cause == "gets SIGTERM" and pod.node == story.node:
-        assert code == EXIT_CODES[Result.PREEMPTED]
     kept = {each.rank: each for each in kept_outcomes(pod.folder / "run" / f"attempt-{ATTEMPT}")}
     assert outcome.rank in kept
     if outcome.result is not Result.HANG and story.rank(outcome.rank).is_written:
         assert kept[outcome.rank].result is outcome.result
+    is_told = story.cause == "gets SIGTERM" and pod.node == story.node
+    if is_told and any(kept[rank].result is Result.PREEMPTED for rank in pod.ranks):
+        assert code == EXIT_CODES[Result.PREEMPTED]
+    is_undisturbed = all(story.rank(rank).notices is None for rank in pod.ranks)
     for rank in pod.ranks:
-        is_told = story.cause == "gets SIGTERM" and pod.node == story.node
-        if is_told and story.stage != "Starting" and story.rank(rank).stops is not None:
+        stops = story.rank(rank).stops is not None and story.stage != "Starting"
+        if is_told and stops and is_undisturbed:
             assert kept[rank].message == "was told to end", "it has the time that it needs"
         if is_done or (rank == story.culprit and story.cause in RAISED):
             assert kept[rank].result is story.result
@@ -142,6 +144,7 @@ SILENT = Rank(None, 0.0, False)
 @given(story=stories())
 @example(story_of("gets SIGTERM", SILENT, SLOW))
 @example(story_of("gets SIGTERM", QUICK, STUCK))
+@example(story_of("gets SIGTERM", QUICK, Rank(0.1, 0.2, True)))
 @example(story_of("exits with 0", QUICK, QUICK))
 @example(story_of("user code raises", QUICK, STUCK, has_lost_child=True))
 @example(story_of("a reward fails", SILENT, QUICK))

@@ -63,6 +63,8 @@ class Worker:
     with a time-out."""
     was_killed: bool = field(default=False, init=False)
     """Whether the supervisor has killed it, after another had failed."""
+    got_sigterm: bool = field(default=False, init=False)
+    """Whether SIGTERM was sent on to it while it lived."""
 
     def __post_init__(self) -> None:
         self.descriptor = os.pidfd_open(self.process.pid)
@@ -95,6 +97,8 @@ class End:
     """Whether the process had the time to write it to the volume itself."""
     stacks: str
     """What it has written of its stacks."""
+    got_sigterm: bool
+    """Whether SIGTERM came before it."""
 
 
 class Countdown:
@@ -143,7 +147,7 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
                     workers[-1].process.terminate()
             ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan.job.attempt, oom_kills() > kills_before)
-    code = announce_outcome(root_cause([end.outcome for end in ends]))
+    code = announce_outcome(root_cause([end.outcome for end in _without_symptoms(ends)]))
 
     def keep_missing() -> None:
         """Write the durable outcomes of those who could not."""
@@ -174,6 +178,7 @@ def _forwarded_sigterm(workers: list[Worker]) -> Iterator[list[int]]:
     def forward(number: int, _frame: FrameType | None) -> None:
         signals.append(number)
         for worker in workers:
+            worker.got_sigterm |= worker.process.poll() is None
             worker.process.send_signal(number)
 
     signal.signal(signal.SIGTERM, forward)
@@ -264,8 +269,20 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
                 outcome = add_standstill(outcome, max(silences), stacks)
         was_killed = worker.process.wait() == -signal.SIGKILL
         is_stored = outcomes[worker.rank] is not None and not was_killed
-        ends.append(End(outcome, is_stored, stacks))
+        ends.append(End(outcome, is_stored, stacks, worker.got_sigterm))
     return ends
+
+
+def _without_symptoms(ends: list[End]) -> list[End]:
+    """The ends without errors after SIGTERM, where a process was ended by that: the others lose
+    their connection to it, maybe before they have heard the signal."""
+    if all(end.outcome.result is not Result.PREEMPTED for end in ends):
+        return ends
+    return [
+        end
+        for end in ends
+        if not end.got_sigterm or cause_priority(end.outcome.result) is not CausePriority.ERROR
+    ]
 
 
 def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
