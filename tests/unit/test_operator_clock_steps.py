@@ -128,11 +128,17 @@ SCHEDULED = [condition("Admitted"), condition("Scheduled", since=0)]
 
 
 def looked_twice(
-    status: dict[str, Any], pods: list[Any], first: float, passed: float, step: float
+    status: dict[str, Any],
+    pods: list[Any],
+    first: float,
+    passed: float,
+    step: float,
+    *,
+    spec: dict[str, Any] | None = None,
 ) -> Observation:
     """The second look, that many seconds after a first one at `first`; the clock was set between
     them."""
-    job, tracker = make_job(status=status), FirstSeenTracker()
+    job, tracker = make_job(spec, status), FirstSeenTracker()
     for now, at_second in ((first, 0.0), (first + passed + step, passed)):
         seen = observe(
             job, [make_child()], pods, now=now, at=Observed(at_second), first_seen_tracker=tracker
@@ -164,3 +170,16 @@ def test_a_step_of_the_clock_changes_no_grace_of_survivors(step: int, passed: in
     left = LIMITS.survivor_grace_seconds - 10 - passed
     assert clean_up(seen, LIMITS).stop_attempts == (() if left > 0 else (1,))
     assert judged(seen).look_again == (left if left > 0 else None)
+
+
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 200), with_pods=st.booleans())
+def test_a_step_of_the_clock_changes_no_time_to_live(
+    step: int, passed: int, with_pods: bool
+) -> None:
+    """The job ended ten seconds before the first look."""
+    status, pods = PHASES["ended"]
+    life = {"ttlSecondsAfterFinished": 100}
+    seen = looked_twice(status, pods * with_pods, NOW, passed, step, spec=life)
+    is_over = 10 + passed >= 100
+    assert (judged(seen).action is Action.DELETE) == is_over

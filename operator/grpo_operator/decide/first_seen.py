@@ -9,15 +9,19 @@ order.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from grpo_api.status.status import Condition, ConditionType
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed
+from grpo_kube.objects.times import Observed, seconds
 
-from ..records.records import JobRecord, PodRecord
+from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 
 LEAST_STEP = 1.0
 """Seconds from which a difference of the two clocks counts as a step of the wall clock."""
 StoredTime = tuple[str, str]
-"""Names a moment that a status tells of: type and status of a condition."""
+"""Names a moment that a status tells of: type and status of a condition, or COMPLETION."""
+COMPLETION: StoredTime = ("", "")
+_MEASURED = (ConditionType.SCHEDULED, ConditionType.RUNNING, ConditionType.SUCCEEDED)
+"""Conditions from which a time is measured."""
 
 
 def init_key(pod: PodRecord) -> str:
@@ -150,10 +154,12 @@ class FirstSeenTracker:
         *,
         ages: Mapping[StoredTime, float],
     ) -> FirstSeenTimes:
-        """The times of a job without an attempt, which are kept while it has pods; `ages`: see
-        `update`."""
+        """The times of a job without an attempt, of its conditions only while it has pods; `ages`:
+        see `update`."""
         before = self.forget(key)
         if not pods:
+            ages = {name: age for name, age in ages.items() if name == COMPLETION}
+        if not ages:
             return FirstSeenTimes()
         first_seen = FirstSeenTimes(stored=_dated(before, ages, at))
         self._jobs[key] = first_seen
@@ -162,6 +168,29 @@ class FirstSeenTracker:
     def forget(self, key: ObjectKey) -> FirstSeenTimes:
         """Drop the first-seen times of a job that is gone; return them."""
         return self._jobs.pop(key, FirstSeenTimes())
+
+
+def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
+    """The ages, by the wall clock, of what the status tells of and a time is measured from."""
+    if job.is_finished and job.time_to_live is not None:
+        ages = {COMPLETION: completion_age(job, now)}
+    else:
+        ages = {}
+    for condition in filter(None, map(job.condition, _MEASURED)):
+        ages[condition.type, condition.status] = condition_age(condition, now)
+    return ages
+
+
+def condition_age(condition: Condition, now: float) -> float:
+    """Seconds since the condition changed, by the wall clock; 0 if that is in the future."""
+    changed_at = seconds(condition.last_transition_time) or now
+    return max(0.0, now - changed_at)
+
+
+def completion_age(job: GRPOJobRecord, now: float) -> float:
+    """Seconds since the job ended, by the wall clock; 0 if that is in the future."""
+    completed_at = seconds(job.status.completion_time) or now
+    return max(0.0, now - completed_at)
 
 
 def _dated(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
-from grpo_kube.objects.times import seconds, shortest_pause
+from grpo_kube.objects.times import shortest_pause
 
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
@@ -83,9 +83,7 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
         return None
     look_again: float | None = None
     if (ttl := observation.job.time_to_live) is not None:
-        completed_at = seconds(observation.job.status.completion_time) or observation.now
-        seconds_since_end = max(0.0, observation.now - completed_at)
-        seconds_left = ttl - seconds_since_end
+        seconds_left = ttl - observation.ended_seconds
         if seconds_left <= 0:
             return Decision(Action.DELETE)
         look_again = seconds_left

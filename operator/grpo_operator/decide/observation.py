@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from grpo_api.report.report import STEP_STAGES, Outcome, Progress, Result
 from grpo_api.report.root_cause import CausePriority
-from grpo_api.status.status import Condition, ConditionType
+from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import Observed, seconds
 
 from ..pods.roles import replicas
@@ -19,12 +19,19 @@ from ..records.names import is_engines_job, preflight_name
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
-from .first_seen import FirstSeenTimes, FirstSeenTracker, StoredTime, init_key
+from .first_seen import (
+    COMPLETION,
+    FirstSeenTimes,
+    FirstSeenTracker,
+    completion_age,
+    condition_age,
+    init_key,
+    stored_ages,
+)
 from .preflight import Preflight
 
 NO_PODS: tuple[PodRecord, ...] = ()
 _STARTED_PHASES = ("Running", *ENDED_PHASES)
-_MEASURED = (ConditionType.SCHEDULED, ConditionType.RUNNING, ConditionType.SUCCEEDED)
 _BEGUN = (*STEP_STAGES, "Saving", "Exporting", "Finished")
 """Stages after the first sign of all engines; Finished is an older image's."""
 
@@ -325,13 +332,13 @@ class Observation:
         if condition is None:
             return 0.0
         changed_at = self.first_seen.stored.get((condition.type, condition.status))
-        return self.at - changed_at if changed_at else _age(condition, self.now)
+        return self.at - changed_at if changed_at else condition_age(condition, self.now)
 
-
-def _age(condition: Condition, now: float) -> float:
-    """Seconds since the condition changed, by the wall clock; 0 if that is in the future."""
-    changed_at = seconds(condition.last_transition_time) or now
-    return max(0.0, now - changed_at)
+    @property
+    def ended_seconds(self) -> float:
+        """Seconds since the job succeeded or failed. As `admitted_seconds`."""
+        ended_at = self.first_seen.stored.get(COMPLETION)
+        return self.at - ended_at if ended_at else completion_age(self.job, self.now)
 
 
 def admitted_for(job: GRPOJobRecord, now: float) -> float:
@@ -393,6 +400,7 @@ def observe(
     of_roles = _by_role(labelled, attempt, controllers, engines)
     # The gang's Job is made first, so each other Job of the attempt means that there was one.
     orphaned = bool(current) or of_roles.has_orphans
+    ages = stored_ages(job, now)
     if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
         first_seen = first_seen_tracker.update(
@@ -404,12 +412,10 @@ def observe(
             expected=expected,
             engine_pods=of_roles.engines,
             age=admitted_for(job, now),
-            ages=_ages(job, now),
+            ages=ages,
         )
     else:
-        first_seen = first_seen_tracker.update_inactive(
-            job.key, of_roles.trainers, at, ages=_ages(job, now)
-        )
+        first_seen = first_seen_tracker.update_inactive(job.key, of_roles.trainers, at, ages=ages)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
     to_end = () if job.is_active else of_roles.stray
     return Observation(
@@ -429,12 +435,6 @@ def observe(
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt != attempt or pod in to_end),
     )
-
-
-def _ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
-    """Ages of the conditions from which a time is measured, by the wall clock."""
-    found = filter(None, map(job.condition, _MEASURED))
-    return {(condition.type, condition.status): _age(condition, now) for condition in found}
 
 
 class _PodsByRole(NamedTuple):
