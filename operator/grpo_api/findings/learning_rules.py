@@ -274,15 +274,15 @@ def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """Gradients grow or are no numbers, or most of a step is clipped."""
     scores: list[float] = []
     evidence: dict[str, float] = {}
-    missing = sum(run.missing_gradients)
+    missing = sum(run.nonfinite_steps)
     if missing:
         scores.append(missing / SMOOTH / NO_GRADIENT)
         evidence["stepsWithoutGradient"] = float(missing)
-    if run.has_values(GRADIENT, 2 * SMOOTH):
-        series = run.series[GRADIENT]
-        limit = max(limits.GRADIENT_GROWTH.value * series.first_level, limits.GRADIENT_LEAST.value)
-        scores.append(_ratio(series.level(), limit))
-        evidence |= {"gradNorm": series.level(), "firstGradNorm": series.first_level}
+    if run.has_values(GRADIENT, 2 * SMOOTH) and len(run.first_gradients) == SMOOTH:
+        now, before = run.level(GRADIENT), median(run.first_gradients)
+        limit = max(limits.GRADIENT_GROWTH.value * before, limits.GRADIENT_LEAST.value)
+        scores.append(_ratio(now, limit))
+        evidence |= {"gradNorm": now, "firstGradNorm": before}
     clipped = _clipped_share(run)
     if clipped is not None:
         scores.append(clipped / limits.CLIPPED.value)

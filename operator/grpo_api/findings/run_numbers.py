@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from .step_row import StepRow
 from .thresholds import BEST_OF_NOISE, NOTICEABLE, SIGNIFICANT
+from .thresholds import DEAD_GROUPS as DEAD_GROUPS_LIMIT
 
 
 class Verdict(NamedTuple):
@@ -184,6 +185,7 @@ REWARD = "reward"
 DEAD_GROUPS = "zero_variance_groups"
 LENGTH = "completion_length"
 GRADIENT = "grad_norm"
+LOSS = "loss"
 SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 """TRL logs these of every generation, as it does the reward."""
 EQUAL_REWARDS = 1e-4
@@ -246,8 +248,10 @@ class RunNumbers:
         """Each with the level of the training reward then."""
         self.steps_without_reward = 0
         """Generations in a row of which no completion had a reward."""
-        self.missing_gradients: deque[bool] = deque(maxlen=SMOOTH)
-        """Of the newest steps: whether the gradient norm is infinite or NaN."""
+        self.first_gradients: list[float] = []
+        """Gradient norms of the first steps with a signal: without one the norm is close to 0."""
+        self.nonfinite_steps: deque[bool] = deque(maxlen=SMOOTH)
+        """Of the newest steps: whether the gradient norm or the loss is infinite or NaN."""
         self.saves: deque[float] = deque(maxlen=SAVES)
         """Seconds of the newest checkpoints."""
         self.seconds_since_saves: deque[float] = deque(maxlen=SAVES)
@@ -276,8 +280,7 @@ class RunNumbers:
         if row.rank_seconds:
             self.rank_seconds.append(row.rank_seconds)
         self._count_missing_rewards(row)
-        if GRADIENT in values:
-            self.missing_gradients.append(not math.isfinite(values[GRADIENT]))
+        self._add_gradient(values)
         self._count_saves(values)
         self._move_peaks(row)
         if row.evaluation is not None and math.isfinite(row.evaluation):
@@ -323,6 +326,19 @@ class RunNumbers:
         has_earlier = since is not None and len(series.newest(SMOOTH, since)) == SMOOTH
         before = series.level(ago=since or 0) if has_earlier else series.first_level
         return series.level() > before + NOTICEABLE.value * series.error
+
+    def _add_gradient(self, values: Mapping[str, float]) -> None:
+        numbers = [values[key] for key in (GRADIENT, LOSS) if key in values]
+        if not numbers:
+            return
+        is_missing = not all(map(math.isfinite, numbers))
+        self.nonfinite_steps.append(is_missing)
+        # A step that reuses a generation has the groups of the step before.
+        dead_groups = values.get(DEAD_GROUPS, self._last_values.get(DEAD_GROUPS, 0.0))
+        has_signal = not dead_groups >= DEAD_GROUPS_LIMIT.value
+        is_needed = len(self.first_gradients) < SMOOTH
+        if GRADIENT in values and has_signal and is_needed and not is_missing:
+            self.first_gradients.append(values[GRADIENT])
 
     def _count_missing_rewards(self, row: StepRow) -> None:
         if has_generation(row):

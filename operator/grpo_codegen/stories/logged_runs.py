@@ -92,6 +92,11 @@ def _numbers_until_change(step: int) -> float:
     return 0.6 if step < CHANGE else math.nan
 
 
+def _after_first_steps(first: float, later: float) -> Line:
+    """One value in seven steps, then another one."""
+    return lambda step: first if step <= 7 else later
+
+
 _HACKED = {
     "rewards/accuracy/mean": Noisy(ramp(1.0, 0.2), 0.08),
     "rewards/format/mean": Noisy(ramp(0.2, 2.0), 0.08),
@@ -164,6 +169,10 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
     ),
     "the gradient grows": ("StepsTooLarge", {"grad_norm": Noisy(ramp(0.5, 25, 160), 0.3)}),
     "gradients are no numbers": ("StepsTooLarge", {"grad_norm": Noisy(_numbers_until_change)}),
+    "the loss is no number, and no gradient is logged": (
+        "StepsTooLarge",
+        {"loss": Noisy(_numbers_until_change), "grad_norm": None},
+    ),
     "most tokens are clipped": (
         "StepsTooLarge",
         {"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100), 0.1)},
@@ -235,6 +244,10 @@ WELL: dict[str, dict[str, Noisy | None]] = {
     },
     "an entropy bonus": {"entropy": Noisy(towards(0.4, 0.7))},
     "warm-up": {"grad_norm": Noisy(towards(0.2, 0.6, 20), 0.3), "loss": Noisy(always(0), 0)},
+    "the first steps have no signal": {
+        "frac_reward_zero_std": Noisy(_after_first_steps(1.0, 0.15), 0),
+        "grad_norm": Noisy(_after_first_steps(0.001, 2.0), 0.3),
+    },
     "negative rewards": {
         "reward": Noisy(towards(-2.0, -0.5), 0.06),
         "rewards/accuracy/mean": Noisy(towards(-1.5, -0.3), 0.06),
