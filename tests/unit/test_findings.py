@@ -31,6 +31,7 @@ from grpo_codegen.stories.logged_runs import (
     always,
     logged_steps,
     ramp,
+    towards,
 )
 from tests.generated import cases
 
@@ -314,6 +315,18 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_an_evaluation_that_falls_slowly_is_named_before_half_of_it_is_lost(seed: int) -> None:
+    """Evaluated so often that not every one is kept."""
+    chance = random.Random(seed)
+    steps: list[dict[str, Any]] = [
+        {"step": step, "reward": chance.gauss(ramp(0.2, 0.9, 1000, 0)(step), 0.05)}
+        | ({"eval_reward": chance.gauss(ramp(0.6, 0.2, 1000, 200)(step), 0.04)} if step % 3 else {})
+        for step in range(1, 1001)
+    ]
+    assert 200 < first_found(steps)["RewardHacking"] < 600
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_an_evaluation_of_256_prompts_that_stands_still_is_no_hacking(seed: int) -> None:
     chance = random.Random(seed)
     steps = [
@@ -361,6 +374,26 @@ def test_completions_that_are_all_cut_and_get_no_better_are_named(seed: int) -> 
     cut = {f"completions/{key}_length": Noisy(always(512), 0) for key in ("mean", "min", "max")}
     cut |= {"completions/clipped_ratio": Noisy(always(1.0), 0), "reward": Noisy(always(0.3), 0.1)}
     assert first_found(logged_steps(cut, seed))["Truncating"] < STEPS / 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cut_completions_of_which_a_few_end_are_named_once_only_the_format_is_learned(
+    seed: int,
+) -> None:
+    cut = {f"completions/{key}_length": Noisy(always(512), 0) for key in ("mean", "max")}
+    cut |= {"completions/min_length": Noisy(lambda step: 512 if step % 7 else 490, 0)}
+    cut |= {"completions/clipped_ratio": Noisy(always(0.99), 0)}
+    cut |= {"reward": Noisy(towards(0.05, 0.25, 15), 0.2)}
+    assert first_found(logged_steps(cut, seed))["Truncating"] < STEPS / 2
+
+
+def test_rewards_that_are_missing_every_other_step_are_one_finding() -> None:
+    active = []
+    diagnosis = Diagnosis()
+    for row in rows(logged_steps({"reward": Noisy(lambda step: math.nan if step % 2 else 1.0)})):
+        diagnosis.add(row)
+        active.append([finding.finding for finding in diagnosis.findings])
+    assert active == [["NoReward"]] * STEPS
 
 
 def test_gradients_that_are_no_numbers_every_other_step_are_named() -> None:

@@ -45,7 +45,7 @@ RULES: dict[FindingName, RuleSet] = {
         running_rules.no_reward,
         "No completion has a reward: check the columns and the service that the rewards read.",
         begins_after=1,
-        ends_after=1,
+        ends_after=BEGINS_AFTER,
     ),
     "EntropyCollapsed": RuleSet(
         learning_rules.entropy_collapsed,

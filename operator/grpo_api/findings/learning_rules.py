@@ -11,6 +11,7 @@ from . import thresholds as limits
 from .run_numbers import (
     DEAD_GROUPS,
     GRADIENT,
+    KEPT,
     LENGTH,
     REWARD,
     SMOOTH,
@@ -116,9 +117,10 @@ def _is_cut_on_purpose(run: RunNumbers) -> bool:
     shortest, longest = (run.series.get(f"completion_length_{end}") for end in ("min", "max"))
     if shortest is None or longest is None or not shortest.count or not longest.count:
         return False
-    has_one_length = (
-        shortest.first_level == longest.first_level and shortest.level() == longest.level()
-    )
+    if shortest.first_level != longest.first_level:
+        return False
+    # The least of many: where answers are too long for the limit, one in hundreds ends all the same.
+    has_one_length = min(shortest.newest(KEPT)) == max(longest.newest(KEPT))
     return has_one_length and run.has_learned(since=None)
 
 
@@ -225,14 +227,15 @@ def _has_side_effect(run: RunNumbers, peak: Peak) -> bool:
 
 
 def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
-    if len(run.evaluations) < EVALUATIONS or not run.has_values(REWARD):
+    evaluations = run.evaluations.means
+    if len(evaluations) < EVALUATIONS or not run.has_values(REWARD):
         return None
-    scores = [score for score, _ in run.evaluations]
+    scores = [evaluation.score for evaluation in evaluations]
     neighbours = list(zip(scores, scores[1:], scores[2:], strict=False))
     levels = [median(three) for three in neighbours]
     best = max(range(len(levels)), key=lambda at: levels[at])
     reward = run.series[REWARD]
-    reward_then = run.evaluations[best + 1][1]
+    reward_then = evaluations[best + 1].reward
     has_gained = reward.level() > reward_then + limits.NOTICEABLE.value * reward.error
     if not has_gained:
         return Verdict(0.0, {})

@@ -7,7 +7,7 @@ any length of a run: the trainer judges every step.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -191,6 +191,7 @@ SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 EQUAL_REWARDS = 1e-4
 """Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
 KEPT_EVALUATIONS = 64
+"""Even, so that all are averaged in pairs."""
 LONGER = 1.05
 """Mean length over the longest so far from which it is remembered."""
 KEPT_LENGTHS = 256
@@ -230,6 +231,40 @@ class Longest(NamedTuple):
     """Long level of the reward then; NaN where none was logged."""
 
 
+class Evaluation(NamedTuple):
+    """A score on prompts that are not trained on."""
+
+    score: float
+    reward: float
+    """Level of the training reward then; NaN where none was logged."""
+
+
+class Evaluations:
+    """The evaluations of the whole run. Where there are many, neighbours are averaged."""
+
+    def __init__(self) -> None:
+        self.means: list[Evaluation] = []
+        self._pending: list[Evaluation] = []
+        self._size = 1
+        """Evaluations in a mean."""
+
+    def add(self, score: float, reward: float) -> None:
+        """Take the newest evaluation."""
+        self._pending.append(Evaluation(score, reward))
+        if len(self._pending) == self._size:
+            self.means.append(_mean(self._pending))
+            self._pending = []
+        if len(self.means) == KEPT_EVALUATIONS:
+            pairs = zip(self.means[::2], self.means[1::2], strict=True)
+            self.means = [_mean(pair) for pair in pairs]
+            self._size *= 2
+
+
+def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
+    scores, rewards = zip(*evaluations, strict=True)
+    return Evaluation(sum(scores) / len(scores), sum(rewards) / len(rewards))
+
+
 class RunNumbers:
     """The run so far."""
 
@@ -244,8 +279,7 @@ class RunNumbers:
         self._longest: deque[Longest] = deque(maxlen=KEPT_LENGTHS)
         self.peaks: dict[str, Peak] = {}
         """Best level of each reward function, with the levels of the others then."""
-        self.evaluations: deque[tuple[float, float]] = deque(maxlen=KEPT_EVALUATIONS)
-        """Each with the level of the training reward then."""
+        self.evaluations = Evaluations()
         self.steps_without_reward = 0
         """Generations in a row of which no completion had a reward."""
         self.first_gradients: list[float] = []
@@ -284,7 +318,7 @@ class RunNumbers:
         self._count_saves(values)
         self._move_peaks(row)
         if row.evaluation is not None and math.isfinite(row.evaluation):
-            self.evaluations.append((row.evaluation, self.level(REWARD)))
+            self.evaluations.add(row.evaluation, self.level(REWARD))
         self._last_values |= values
 
     def has_values(self, key: str, count: int = SMOOTH) -> bool:
@@ -318,14 +352,15 @@ class RunNumbers:
         return next((entry for entry in self._longest if entry.length > length), None)
 
     def has_learned(self, since: int | None) -> bool:
-        """Return True if the reward stands noticeably above its level `since` steps ago, or at
-        the run's beginning."""
+        """Return True if the reward stands noticeably above its level `since` steps ago, or
+        clearly above that at the run's beginning: a beginning that was low by chance stays so."""
         series = self.series.get(REWARD)
         if series is None or series.count < 2 * SMOOTH:
             return False
         has_earlier = since is not None and len(series.newest(SMOOTH, since)) == SMOOTH
         before = series.level(ago=since or 0) if has_earlier else series.first_level
-        return series.level() > before + NOTICEABLE.value * series.error
+        gain = BEST_OF_NOISE if since is None else NOTICEABLE
+        return series.level() > before + gain.value * series.error
 
     def _add_gradient(self, values: Mapping[str, float]) -> None:
         numbers = [values[key] for key in (GRADIENT, LOSS) if key in values]
