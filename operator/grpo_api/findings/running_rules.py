@@ -4,7 +4,7 @@ missing altogether."""
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median, median_low, stdev
 
 from . import thresholds as limits
 from .run_numbers import RunLimits, RunNumbers, Verdict, error_of_level, noise_of_jumps
@@ -52,9 +52,17 @@ def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
     newest = run.rank_seconds[-1] if run.rank_seconds else ()
     # After a restart there may be fewer ranks, or more.
     steps = [seconds for seconds in run.rank_seconds if len(seconds) == len(newest)]
-    num_judged = int(limits.MEASURED_STEPS.value)
-    if len(newest) < 2 or len(steps) < num_judged:
+    if len(newest) < 2 or len(steps) < int(limits.MEASURED_STEPS.value):
         return None
+    verdicts = [_always_slow(steps)]
+    if len(steps) == run.rank_seconds.maxlen:
+        verdicts.append(_slow_on_average(steps))
+    return max(verdicts, key=lambda verdict: verdict.score)
+
+
+def _always_slow(steps: Sequence[Sequence[float]]) -> Verdict:
+    """The rank that is slow in the newest measured steps."""
+    num_judged = int(limits.MEASURED_STEPS.value)
     ratios_by_step = [times_median(seconds) for seconds in steps]
     judged_ratios = zip(*ratios_by_step[-num_judged:], strict=True)
     ratios_by_rank = [sorted(ratios) for ratios in judged_ratios]
@@ -72,6 +80,35 @@ def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
     noticeable_ratio = math.exp(limits.NOTICEABLE.value * _log_ratio_error(ratios_by_step))
     limit = max(limits.SLOW_RANK.value, noticeable_ratio)
     return Verdict((ratio - 1) / (limit - 1), evidence)
+
+
+def _slow_on_average(steps: Sequence[Sequence[float]]) -> Verdict:
+    """The rank that is slow in so many of all kept steps that they cost as much: its clock falls
+    now and then, or another program uses its cores at times.
+
+    By geometric means, in which one long pause counts little.
+    """
+    logs_by_rank = [
+        [_bounded_log(each) for each in seconds] for seconds in zip(*steps, strict=True)
+    ]
+    means = [sum(logs) / len(logs) for logs in logs_by_rank]
+    slowest = means.index(max(means))
+    usual = means.index(median_low(means))
+    gaps = [
+        ours - theirs
+        for ours, theirs in zip(logs_by_rank[slowest], logs_by_rank[usual], strict=True)
+    ]
+    gap = sum(gaps) / len(gaps)
+    error = stdev(gaps) / math.sqrt(len(gaps))
+    limit = max(math.log(limits.SLOW_RANK.value), limits.BEST_OF_NOISE.value * error)
+    ratios = [math.exp(mean - means[usual]) for mean in means]
+    evidence = {
+        "rank": float(slowest),
+        "timesMedian": ratios[slowest],
+        "seconds": math.exp(means[slowest]),
+        "slowRanks": float(sum(ratio >= limits.SLOW_RANK.value for ratio in ratios)),
+    }
+    return Verdict(gap / limit, evidence)
 
 
 def _log_ratio_error(ratios_by_step: Sequence[Sequence[float]]) -> float:
