@@ -119,7 +119,7 @@ def _is_cut_on_purpose(run: RunNumbers) -> bool:
         return False
     if shortest.first_level != longest.first_level:
         return False
-    # The least of many: where answers are too long for the limit, one in hundreds ends all the same.
+    # The least of many: of answers that are too long for the limit, one in hundreds ends.
     has_one_length = min(shortest.newest(KEPT)) == max(longest.newest(KEPT))
     return has_one_length and run.has_learned(since=None)
 
