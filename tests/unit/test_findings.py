@@ -433,6 +433,20 @@ def test_completions_without_any_token_are_a_length_to_compare_with() -> None:
     assert [one.finding for one in diagnose(rows(steps))] == ["RewardHacking"]
 
 
+@pytest.mark.parametrize(("gain", "found"), [(0.5, {}), (0.0, {"KLRising"})])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_gain_pays_for_a_kl_that_grows_slowly(
+    seed: int, gain: float, found: set[str]
+) -> None:
+    """The rewards of eight prompts vary by more than is learned in a hundred steps."""
+    chance = random.Random(seed)
+    steps = [
+        {"step": at, "reward": chance.gauss(0.3 + gain * at / 1000, 0.14), "kl": 0.0003 * at}
+        for at in range(1, 1001)
+    ]
+    assert set(first_found(steps)) == set(found)
+
+
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
     steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []

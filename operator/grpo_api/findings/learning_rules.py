@@ -12,6 +12,7 @@ from .run_numbers import (
     DEAD_GROUPS,
     GRADIENT,
     KEPT,
+    KL,
     LENGTH,
     REWARD,
     SMOOTH,
@@ -145,8 +146,8 @@ def _has_paid_for_length(run: RunNumbers) -> bool:
     gains less than its noise in any few steps.
     """
     series = run.series[LENGTH]
-    then = run.first_longer_than(series.level() / limits.LENGTH_GROWTH.value)
-    if then is None or series.count - then.num_lengths < PATIENCE:
+    then = run.first_above(LENGTH, series.level() / limits.LENGTH_GROWTH.value)
+    if then is None or series.count - then.count < PATIENCE:
         return True
     if not run.has_values(REWARD, 1) or math.isnan(then.reward):
         return False
@@ -269,8 +270,22 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
         evidence |= {"klAtBestReward": best.kl, "bestReward": best.value}
         needed = max(limits.KL_GROWTH.value * best.kl, best.kl + limits.KL_RISE.value)
         has_stood_still = run.series[REWARD].count - best.num_rewards >= PATIENCE
-        unpaid = _ratio(now, needed) if has_stood_still else 0.0
+        is_unpaid = has_stood_still and not _has_paid_for_kl(run)
+        unpaid = _ratio(now, needed) if is_unpaid else 0.0
     return Verdict(max(guarded, unpaid), evidence | _reward_evidence(run))
+
+
+def _has_paid_for_kl(run: RunNumbers) -> bool:
+    """Whether the reward stands noticeably above what it was when the KL was a third of today's.
+
+    By means of all rewards that are kept: levels of ten steps hide what a run learns slowly.
+    """
+    then = run.first_above(KL, run.level(KL) / limits.KL_GROWTH.value)
+    if then is None or not then.num_rewards:
+        return False
+    reward = run.series[REWARD]
+    error = reward.noise / math.sqrt(min(then.num_rewards, KEPT))
+    return reward.average > then.average_reward + limits.NOTICEABLE.value * error
 
 
 def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:

@@ -67,13 +67,13 @@ def noise_of_jumps(jumps: Iterable[float]) -> float:
 class Series:
     """A number that some steps log."""
 
-    __slots__ = ("_error", "_first", "_jumps", "_recent", "count", "highest")
+    __slots__ = ("_first", "_jumps", "_noise", "_recent", "count", "highest")
 
     def __init__(self) -> None:
         self._first: list[float] = []
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._jumps: deque[float] = deque(maxlen=KEPT_JUMPS)
-        self._error: float | None = None
+        self._noise: float | None = None
         self.count = 0
         """Values so far."""
         self.highest = -math.inf
@@ -83,7 +83,7 @@ class Series:
         """Take the value of the newest step; values that are not finite are left out."""
         if not math.isfinite(value):
             return
-        self._error = None
+        self._noise = None
         if self._recent:
             self._jumps.append(abs(value - self._recent[-1]))
         self._recent.append(value)
@@ -104,6 +104,11 @@ class Series:
         """Median of the `size` newest values before the last `ago`."""
         return median(self.newest(size, ago))
 
+    @property
+    def average(self) -> float:
+        """Mean of all values that are kept: less noisy than a median."""
+        return sum(self._recent) / len(self._recent)
+
     def bounds(self, size: int = SMOOTH) -> tuple[float, float]:
         """Median and mean of the `size` newest values, the lower one first.
 
@@ -121,14 +126,18 @@ class Series:
         return list(islice(self._recent, max(0, end - size), max(0, end)))
 
     @property
-    def error(self) -> float:
-        """Standard error of a level, from the jumps between neighbours, which a trend hardly
-        changes."""
+    def noise(self) -> float:
+        """Standard deviation by the jumps between neighbours, which a trend hardly changes."""
         if not self._jumps:
             return 0.0
-        if self._error is None:
-            self._error = error_of_level(noise_of_jumps(self._jumps), SMOOTH)
-        return self._error
+        if self._noise is None:
+            self._noise = noise_of_jumps(self._jumps)
+        return self._noise
+
+    @property
+    def error(self) -> float:
+        """Standard error of a level."""
+        return error_of_level(self.noise, SMOOTH)
 
 
 class Peak:
@@ -182,6 +191,7 @@ class Peak:
 
 
 REWARD = "reward"
+KL = "kl"
 DEAD_GROUPS = "zero_variance_groups"
 LENGTH = "completion_length"
 GRADIENT = "grad_norm"
@@ -192,9 +202,11 @@ EQUAL_REWARDS = 1e-4
 """Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
 KEPT_EVALUATIONS = 64
 """Even, so that all are averaged in pairs."""
-LONGER = 1.05
-"""Mean length over the longest so far from which it is remembered."""
-KEPT_LENGTHS = 256
+RECORDED = (LENGTH, KL)
+"""Numbers that are held against the reward at the time when they were lower."""
+HIGHER = 1.05
+"""Level over the highest so far from which it is remembered."""
+KEPT_RECORDS = 256
 """Enough to remember a length that grows from one token to 200,000."""
 SAVES = 3
 """Checkpoints over which their time is taken."""
@@ -218,17 +230,21 @@ class BestReward(NamedTuple):
     num_rewards: int
     """Rewards until then."""
     kl: float | None
-    """Level of the KL then; None where it had none."""
+    """Highest level of the KL until then; None where it had none."""
 
 
-class Longest(NamedTuple):
-    """A mean length of completions that was the longest when it was reached."""
+class Record(NamedTuple):
+    """A level of a number that was its highest when it was reached."""
 
-    length: float
-    num_lengths: int
-    """Lengths until then."""
+    value: float
+    count: int
+    """Values of the number until then."""
+    num_rewards: int
+    """Rewards until then."""
     reward: float
     """Long level of the reward then; NaN where none was logged."""
+    average_reward: float
+    """Mean of the rewards that were kept then; NaN where none was logged."""
 
 
 class Evaluation(NamedTuple):
@@ -276,7 +292,9 @@ class RunNumbers:
         """Shows what falls below the noise of a few steps, as those of one prompt each."""
         self._best_rewards: deque[BestReward] = deque()
         """The best levels so far that noise may explain the newest by, oldest first."""
-        self._longest: deque[Longest] = deque(maxlen=KEPT_LENGTHS)
+        self._records: dict[str, deque[Record]] = {
+            key: deque(maxlen=KEPT_RECORDS) for key in RECORDED
+        }
         self.peaks: dict[str, Peak] = {}
         """Best level of each reward function, with the levels of the others then."""
         self.evaluations = Evaluations()
@@ -347,9 +365,10 @@ class RunNumbers:
         """
         return self._best_rewards[0] if self._best_rewards else None
 
-    def first_longer_than(self, length: float) -> Longest | None:
-        """What was when completions became longer than this on average; None if they never did."""
-        return next((entry for entry in self._longest if entry.length > length), None)
+    def first_above(self, key: str, value: float) -> Record | None:
+        """What was when one of the recorded numbers became higher than this; None if it never
+        did."""
+        return next((record for record in self._records[key] if record.value > value), None)
 
     def has_learned(self, since: int | None) -> bool:
         """Return True if the reward stands noticeably above its level `since` steps ago, or
@@ -403,7 +422,8 @@ class RunNumbers:
     def _move_peaks(self, row: StepRow) -> None:
         if REWARD in row.values:
             self._move_reward_peak(self.series[REWARD])
-        self._add_longest()
+        for key in RECORDED:
+            self._add_record(key)
         for name in row.rewards:
             series = self.rewards[name]
             peak = self.peaks.setdefault(name, Peak())
@@ -417,25 +437,33 @@ class RunNumbers:
         if not peak.is_reached(reward):
             return
         peak.move(reward, self._levels())
-        self._best_rewards.append(BestReward(peak.value, peak.count, peak.beside.get("kl")))
+        # The highest so far: the KL falls where reference.sync moves the reference.
+        kl = peak.beside.get(KL)
+        if kl is not None and self._records[KL]:
+            kl = max(kl, self._records[KL][-1].value)
+        self._best_rewards.append(BestReward(peak.value, peak.count, kl))
         # Those that are worse by more than noise explains are forgotten.
         least = peak.value - BEST_OF_NOISE.value * reward.error
         while self._best_rewards[0].value < least:
             self._best_rewards.popleft()
 
-    def _add_longest(self) -> None:
-        """Remember the mean length, with the reward then, if it is clearly longer than ever."""
-        if not self.has_values(LENGTH):
+    def _add_record(self, key: str) -> None:
+        """Remember the level, with the reward then, if it is clearly higher than ever."""
+        if not self.has_values(key):
             return
-        length = self.level(LENGTH)
-        if not self._longest or length > LONGER * self._longest[-1].length:
-            num_lengths = self.series[LENGTH].count
-            self._longest.append(Longest(length, num_lengths, self.long_level(REWARD)))
+        level, records = self.level(key), self._records[key]
+        if records and level <= HIGHER * records[-1].value:
+            return
+        series = self.series.get(REWARD)
+        num_rewards = series.count if series else 0
+        average = series.average if series and num_rewards else math.nan
+        count = self.series[key].count
+        records.append(Record(level, count, num_rewards, self.long_level(REWARD), average))
 
     def _levels(self) -> dict[str, float]:
         """Levels of the numbers that are compared with those at a best one; a reward function's is
         under `rewards/NAME`."""
-        watched = ("kl", LENGTH, REWARD)
+        watched = (KL, LENGTH, REWARD)
         levels = {key: self.level(key) for key in watched if self.has_values(key)}
         for name, series in self.rewards.items():
             if series.count >= SMOOTH:

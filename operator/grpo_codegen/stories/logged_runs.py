@@ -244,6 +244,10 @@ WELL: dict[str, dict[str, Noisy | None]] = {
     },
     "an entropy bonus": {"entropy": Noisy(towards(0.4, 0.7))},
     "warm-up": {"grad_norm": Noisy(towards(0.2, 0.6, 20), 0.3), "loss": Noisy(always(0), 0)},
+    "a reference that is moved every 40 steps": {
+        "kl": Noisy(lambda step: 0.002 + 0.006 * (step % 40), 0.1),
+        "reward": Noisy(towards(0.4, 1.5, 14), 0.06),
+    },
     "the first steps have no signal": {
         "frac_reward_zero_std": Noisy(_after_first_steps(1.0, 0.15), 0),
         "grad_norm": Noisy(_after_first_steps(0.001, 2.0), 0.3),
