@@ -147,7 +147,7 @@ def _has_paid_for_length(run: RunNumbers) -> bool:
     """
     series = run.series[LENGTH]
     then = run.first_above(LENGTH, series.level() / limits.LENGTH_GROWTH.value)
-    if then is None or series.count - then.count < PATIENCE:
+    if then is None or series.count - then.num_values < PATIENCE:
         return True
     if not run.has_values(REWARD, 1) or math.isnan(then.reward):
         return False

@@ -237,7 +237,7 @@ class Record(NamedTuple):
     """A level of a number that was its highest when it was reached."""
 
     value: float
-    count: int
+    num_values: int
     """Values of the number until then."""
     num_rewards: int
     """Rewards until then."""
