@@ -272,6 +272,12 @@ def test_a_reward_that_is_traded_off_mildly_is_not_hacked(seed: int) -> None:
     assert first_found(logged_steps(lines, seed)) == {}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_another_reward_gained_before_a_fall_is_no_hacking(seed: int) -> None:
+    lines = SICK["accuracy falls long after the format was learned"][1]
+    assert set(first_found(logged_steps(lines, seed))) == {"RewardFalling"}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_completions_that_are_all_cut_and_get_no_better_are_named(seed: int) -> None:
     cut = {f"completions/{key}_length": Noisy(always(512), 0) for key in ("mean", "min", "max")}

@@ -74,8 +74,8 @@ RULES: dict[FindingName, RuleSet] = {
     ),
     "RewardFalling": RuleSet(
         learning_rules.reward_falling,
-        "The reward has been higher: go back to the checkpoint of the best step with a lower "
-        "training.learningRate or a higher training.beta.",
+        "The reward has been higher: unless the data got harder, go back to the best step's "
+        "checkpoint with a lower training.learningRate or a higher training.beta.",
     ),
     "RewardHacking": RuleSet(
         learning_rules.reward_hacking,

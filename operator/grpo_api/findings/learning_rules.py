@@ -203,16 +203,16 @@ def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:
 
 
 def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] | None:
-    """The reward function with the largest gain, in its own scale, since another's best level; and
-    what it was then."""
+    """The reward function with the largest gain, in its own scale, since another was last at
+    its best; and what it was then."""
     best: tuple[float, str, float] | None = None
     for name, series in run.rewards.items():
         before = peak.beside.get(f"rewards/{name}")
         if name == fallen or before is None or series.count < SMOOTH:
             continue
-        gain, own_peak = series.level() - before, run.peaks[name]
+        gain, own_peak = series.level(2 * SMOOTH) - before, run.peaks[name]
         least = max(
-            limits.HACKED_GAIN.value * own_peak.height, limits.NOTICEABLE.value * series.error
+            limits.HACKED_GAIN.value * own_peak.height, limits.BEST_OF_NOISE.value * series.error
         )
         if gain > 0 and gain >= least and (best is None or gain / max(least, 1e-9) > best[0]):
             best = (gain / max(least, 1e-9), name, before)
@@ -285,7 +285,11 @@ def _has_paid_for_kl(run: RunNumbers) -> bool:
         return False
     reward = run.series[REWARD]
     error = reward.noise / math.sqrt(min(then.num_rewards, KEPT))
-    return reward.average > then.average_reward + limits.NOTICEABLE.value * error
+    # The end of what was learned before the KL rose is no gain of today.
+    least_gain = max(
+        limits.NOTICEABLE.value * error, limits.HACKED_GAIN.value * run.reward_peak.height
+    )
+    return reward.average > then.average_reward + least_gain
 
 
 def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:

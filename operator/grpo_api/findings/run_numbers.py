@@ -141,7 +141,7 @@ class Series:
 
 
 class Peak:
-    """The best level of a series so far, and what other series were at when it was reached."""
+    """The best level of a series so far, and what other series were at then."""
 
     __slots__ = ("beside", "count", "least", "lowest", "size", "value")
 
@@ -157,13 +157,18 @@ class Peak:
         self.count = 0
         """Values of the series when it was reached."""
         self.beside: dict[str, float] = {}
-        """Levels of other series at that time."""
+        """Levels of other series when it was last held."""
 
     def is_reached(self, series: Series) -> bool:
         """Return True if the series stands above its best level by more than a level's standard
         error."""
         least_gain = self.error(series) if math.isfinite(self.value) else 0.0
         return series.count >= self.size and series.level(self.size) > self.value + least_gain
+
+    def is_held(self, series: Series) -> bool:
+        """Return True if the series still stands at its best level, as far as noise lets see."""
+        least = self.value - self.error(series)
+        return math.isfinite(self.value) and series.level(self.size) >= least
 
     def move(self, series: Series, beside: dict[str, float]) -> None:
         """Take the series' level as the best one."""
@@ -429,6 +434,8 @@ class RunNumbers:
             peak = self.peaks.setdefault(name, Peak())
             if peak.is_reached(series):
                 peak.move(series, self._levels())
+            elif peak.is_held(series):
+                peak.beside = self._levels()
 
     def _move_reward_peak(self, reward: Series) -> None:
         peak, long_peak = self.reward_peak, self.long_reward_peak

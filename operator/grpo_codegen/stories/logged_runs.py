@@ -97,6 +97,12 @@ def _after_first_steps(first: float, later: float) -> Line:
     return lambda step: first if step <= 7 else later
 
 
+def _learned_until_change(first: float, best: float, last: float) -> Line:
+    """Quickly learned, and lost from the change on."""
+    learned, lost = towards(first, best, 15), ramp(best, last)
+    return lambda step: min(learned(step), lost(step))
+
+
 _HACKED = {
     "rewards/accuracy/mean": Noisy(ramp(1.0, 0.2), 0.08),
     "rewards/format/mean": Noisy(ramp(0.2, 2.0), 0.08),
@@ -147,6 +153,14 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
     ),
     "the reward falls": ("RewardFalling", {"reward": Noisy(ramp(1.5, 0.1), 0.06)}),
     "the reward fell long ago": ("RewardFalling", {"reward": Noisy(_step(1.5, 0.4), 0.06)}),
+    "accuracy falls long after the format was learned": (
+        "RewardFalling",
+        {
+            "rewards/accuracy/mean": Noisy(_learned_until_change(0.2, 1.0, 0.1), 0.08),
+            "rewards/format/mean": Noisy(towards(0.1, 0.5, 15), 0.08),
+            "reward": Noisy(_learned_until_change(0.3, 1.5, 0.6), 0.06),
+        },
+    ),
     "format is rewarded and accuracy lost, longer answers": (
         "RewardHacking",
         {**_HACKED, "completions/mean_length": Noisy(ramp(300, 500))},
