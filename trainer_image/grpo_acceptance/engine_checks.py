@@ -84,11 +84,6 @@ class EngineCell:
     damages: bool = False
     """Whether the engine's weights are damaged after the run."""
 
-    @property
-    def memory(self) -> dict[str, bool]:
-        """What of the plan's engine makes room while the other side works."""
-        return {"sleep": self.sleep, "offloadBase": self.offload_base}
-
 
 ENGINE_CELLS = {
     "bfloat16, eager": EngineCell(is_eager=True, damages=True),
@@ -151,7 +146,8 @@ def _train_cell(
     context: Context, name: str, cell: EngineCell, engine: dict[str, Any], plain_seconds: float
 ) -> Finding:
     try:
-        run = _run_cell(context, cell, engine | cell.memory)
+        makes_room = {"sleep": cell.sleep, "offloadBase": cell.offload_base}
+        run = _run_cell(context, cell, engine | makes_room)
         problems, numbers = _judge_run(run, cell)
     # whatever it is, it is what the row has to say, and the next cell is another trainer
     except Exception as error:

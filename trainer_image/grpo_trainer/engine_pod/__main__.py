@@ -23,7 +23,6 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
-from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
 
@@ -93,7 +92,6 @@ def main() -> int:
     try:
         plan = read_plan(os.environ)
         configure_logs(plan.job, engine=int(os.environ.get(INDEX_ENV, "0")))
-        require_vllm(plan.generation)
         error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:
         log.exception("ended by an error")
@@ -105,23 +103,16 @@ def main() -> int:
     return announce_outcome(truncate_to_fit(outcome, f"engine: {message}"))
 
 
-def require_vllm(generation: GenerationSpec) -> None:
-    """vLLM has to be in the image.
-
-    Raises:
-        EngineMissing: it is not; BadInput where Transformers may not sample instead.
-    """
-    if importlib.util.find_spec("vllm") is None:
-        raise error_for_choice(EngineMissing(NO_VLLM), generation)
-
-
 def start_sampler(plan: TrainingPlan) -> "Sampler":
     """vLLM with the plan's settings.
 
     Raises:
+        EngineMissing: the image has no vLLM; BadInput where Transformers may not sample instead.
         EngineNotStarted: vLLM raised an error.
         TrainingError: the model can't be found, or the hub not be asked.
     """
+    if importlib.util.find_spec("vllm") is None:
+        raise error_for_choice(EngineMissing(NO_VLLM), plan.generation)
     folder = model_folder(plan.model, Hub(plan.revisions))
     cache = CompileCache.of_pod(plan.model, plan.execution)
     cache.restore()

@@ -45,7 +45,6 @@ class EngineUnreachable(EngineFailed):
     def __init__(self, message: str, *, is_timeout: bool = False) -> None:
         """`is_timeout`: it may still come; otherwise there is nobody who could answer."""
         super().__init__(message)
-        self.is_timeout = is_timeout
         self.is_gone = not is_timeout
 
 

@@ -275,7 +275,7 @@ async def poll_engine(engine: Engine) -> None:
         engine.misses += 1
         # A refused connection means that there is no process. A late answer may come from a busy
         # one.
-        if not error.is_timeout or engine.misses >= MISSES:
+        if error.is_gone or engine.misses >= MISSES:
             view.record_absence(str(error))
     except EngineFailed as error:
         view.record_absence(str(error))

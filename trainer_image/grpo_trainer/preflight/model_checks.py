@@ -2,7 +2,6 @@
 weights are there."""
 
 import ast
-import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -123,7 +122,6 @@ def _require_causal(config: Any, *, remote_code: bool) -> None:
     )
 
 
-@functools.cache
 def _causal_types() -> frozenset[str]:
     """The types that this image's AutoModelForCausalLM loads.
 
