@@ -184,20 +184,24 @@ def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(
     assert found.reward.mean == pytest.approx(0.5 * means["format"] + means["accuracy"])
 
 
-def test_a_reward_sees_the_trainer_at_the_end_of_its_run(
+def test_a_reward_sees_the_end_of_the_run_and_what_one_process_of_it_has_to_score(
     plan: TrainingPlan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "mine.py").write_text(
         "def progress(completions, trainer_state, **_):\n"
-        "    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)\n"
+        "    share = trainer_state.global_step / trainer_state.max_steps\n"
+        "    return [share * len(completions)] * len(completions)\n"
     )
     monkeypatch.setenv(REWARD_MOUNT_ENV, str(tmp_path))
     reward = {"python": {"function": "mine:progress", "configMap": {"name": "mine"}}}
     own = TrainingPlan.model_validate(
         plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": [reward]}
     )
-    assert evaluate_held_out(own, model, completions=1).reward.mean == 1.0
+    split = {"micro_batch": 1, "steps_per_generation": len(ROWS)}
+    execution = own.execution.model_copy(update=split)
+    own = own.model_copy(update={"execution": execution})
+    assert evaluate_held_out(own, model, completions=2).reward.mean == len(ROWS)
 
 
 def test_reward_models_and_text_prompts_are_scored_as_in_training(

@@ -55,8 +55,9 @@ def score_completions(
 ) -> dict[str, Scores]:
     """The scores of each reward by its name: one per completion, before weighting.
 
-    Each call of a reward scores at most `size` completions, as in a step: its time budget is meant
-    for that number. TRL gives the template of a reward model spec.model.chatTemplateKwargs, too.
+    Each call of a reward scores at most `size` completions, those of one process and generation:
+    its time budget is meant for that number. TRL gives the template of a reward model
+    spec.model.chatTemplateKwargs, too.
 
     Raises:
         RewardError: a reward failed.
@@ -257,7 +258,7 @@ def evaluate_held_out(
         )  # fmt: skip
         scores = score_completions(
             rewards, prompts, sampled, columns,
-            size=training.prompts_per_step * training.num_generations,
+            size=execution.micro_batch * execution.steps_per_generation,
             max_steps=training.max_steps,
             template_kwargs=model_spec.chat_template_kwargs,
         )  # fmt: skip
