@@ -28,7 +28,7 @@ from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, Transient, classify_error
 from ..runtime.logs import configure_logs
-from ..stores.run_store import StoredRun, source_run
+from ..stores.run_store import StoredRun, export_key, source_run
 from ..telemetry.progress_server import limits_of, serve
 from .score import as_json, reported_reward, score_message
 
@@ -132,10 +132,10 @@ def _successful_outcome(root: Path, stored: StoredRun | None) -> Outcome | None:
     """How the job ended whose model is in its folder by now; None before."""
     if stored is None:
         return last_success(root) if (root / EXPORT_FOLDER).is_dir() else None
-    head, model = stored.head(), stored.export_folder()
-    if head is None or head.outcome is None or model is None:
+    head = stored.head()
+    if head is None or head.outcome is None or head.export is None:
         return None
-    stored.store.bring(model, root / EXPORT_FOLDER)
+    stored.store.bring(export_key(head.export), root / EXPORT_FOLDER)
     return head.outcome
 
 

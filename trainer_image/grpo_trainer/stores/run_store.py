@@ -250,12 +250,7 @@ class RunStore(StoredRun):
             others = [each for each in now.checkpoints if (each.attempt, each.step) != place]
             return now.model_copy(update={"checkpoints": [*others, new_checkpoint][-self.keep :]})
 
-        try:
-            stands = self._move_head(with_checkpoint)
-        except Preempted:
-            self._tidy()
-            raise
-        self._tidy(stands)
+        self._move_head_and_tidy(with_checkpoint)
 
     def withdraw(self, dropped: list[CommittedCheckpoint]) -> None:
         """Make checkpoints count no more.
@@ -277,14 +272,9 @@ class RunStore(StoredRun):
             Preempted, StoreFailed: as commit.
         """
         where = export_key(self.attempt)
-        try:
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
-            stands = self._move_head(lambda now: now.model_copy(update={"export": self.attempt}))
-        except Preempted:
-            self._tidy()
-            raise
-        self._tidy(stands)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
+        self._move_head_and_tidy(lambda now: now.model_copy(update={"export": self.attempt}))
         return f"{self.store.url}/{where}"
 
     def fetch_rows(self, folder: Path) -> None:
@@ -329,6 +319,16 @@ class RunStore(StoredRun):
         keys = self.store.object_sizes()
         current |= set(_history_keys(keys).values())
         self.store.delete([key for key in keys if self._is_left(key, current)])
+
+    def _move_head_and_tidy(self, changed: HeadChange) -> None:
+        """Move the head, then delete what counts no more; without the run, what was uploaded in
+        vain."""
+        try:
+            stands = self._move_head(changed)
+        except Preempted:
+            self._tidy()
+            raise
+        self._tidy(stands)
 
     def _tidy(self, now: Head | None = None) -> None:
         """Sweep once something counts, or is in vain: neither must depend on what is left being
