@@ -12,6 +12,9 @@ from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
+from grpo_operator.decide.preflight import BLOCKED_SECONDS
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.preflights import Preflights
 from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
@@ -31,6 +34,7 @@ from tests.unit.operator_world import (
     said,
     terminated,
 )
+from tests.unit.test_operator_preflight import ON, gpu_job, known_status
 
 GPUS = {"placement": {"accelerator": "GPU", "nodes": 2}, "activeDeadlineSeconds": 3600}
 RELEASED = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-10)}
@@ -183,3 +187,19 @@ def test_a_step_of_the_clock_changes_no_time_to_live(
     seen = looked_twice(status, pods * with_pods, NOW, passed, step, spec=life)
     is_over = 10 + passed >= 100
     assert (judged(seen).action is Action.DELETE) == is_over
+
+
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 400))
+def test_a_step_of_the_clock_starts_no_job_unchecked_before_its_time(
+    step: int, passed: int
+) -> None:
+    """Its preflight could not run for a minute at the first look."""
+    caches, unused = Caches(), Any
+    preflights = Preflights(unused, caches, unused, ON)  # type: ignore[arg-type]
+    known = {"cause": "no room", "blockedSince": at(-60)}
+    job = gpu_job(known_status(gpu_job(), known))
+    preflights.look(job, NOW, Observed(0))
+    found = preflights.look(job, NOW + passed + step, Observed(passed))
+    assert found
+    assert found.check.status.given_up is (60 + passed >= BLOCKED_SECONDS)

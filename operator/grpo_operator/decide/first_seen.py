@@ -182,15 +182,18 @@ def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
 
 
 def condition_age(condition: Condition, now: float) -> float:
-    """Seconds since the condition changed, by the wall clock; 0 if that is in the future."""
-    changed_at = seconds(condition.last_transition_time) or now
-    return max(0.0, now - changed_at)
+    """Seconds since the condition changed: see stored_age."""
+    return stored_age(condition.last_transition_time, now)
 
 
 def completion_age(job: GRPOJobRecord, now: float) -> float:
-    """Seconds since the job ended, by the wall clock; 0 if that is in the future."""
-    completed_at = seconds(job.status.completion_time) or now
-    return max(0.0, now - completed_at)
+    """Seconds since the job ended: see stored_age."""
+    return stored_age(job.status.completion_time, now)
+
+
+def stored_age(stored: str | None, now: float) -> float:
+    """Seconds since a stored time, by the wall clock; 0 if it is absent or in the future."""
+    return max(0.0, now - (seconds(stored) or now))
 
 
 def _dated(

@@ -115,6 +115,8 @@ class Preflight:
     """Seconds since the operator first saw the Job."""
     ended_for: float = 0.0
     """Seconds since it first saw a sign of the Job's end."""
+    blocked_for: float = 0.0
+    """Seconds for which the status has said that this preflight can't run."""
     warning: str = ""
     """Why the API server refuses the Job, or what an event says of the Job or its pod."""
 
@@ -263,7 +265,7 @@ class Preflight:
         if not self._is_auto:
             message = f"{what}; spec.preflight is Required, so the job waits"
             return self._unfinished_check(status, Reason.PREFLIGHT_BLOCKED, message)
-        seconds_left = BLOCKED_SECONDS - (self.now - since)
+        seconds_left = BLOCKED_SECONDS - self.blocked_for
         if seconds_left <= 0:
             update = {"given_up": True, "cause": truncate(what, MAX_CAUSE)}
             status = status.model_copy(update=update)

@@ -8,7 +8,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
 
-from ..decide.first_seen import FirstSeenTracker
+from ..decide.first_seen import FirstSeenTracker, StoredTime, stored_age
 from ..decide.observation import Observation
 from ..decide.preflight import Preflight, should_check
 from ..pods.pod_spec import PodDefaults
@@ -52,12 +52,16 @@ class Preflights:
             owned = self._caches.pods.owned_by(key)
             pods = [pod for pod in owned if pod.controller_uid == child.uid]
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
+        blocked: StoredTime = ("Blocked", digest)
+        age = _blocked_age(job, digest, now)
+        ages = {} if age is None else {blocked: age}
         first_seen = self._first_seen_tracker.update(
-            key, 0, child, pods, at, expected=False, ages={}
+            key, 0, child, pods, at, expected=False, ages=ages
         )
         oldest_first = sorted(pods, key=lambda pod: pod.version)
         child_since = first_seen.child or at
         over_since = first_seen.over or at
+        blocked_at = first_seen.stored.get(blocked, at)
         return Preflight(
             job=job,
             is_needed=is_needed,
@@ -67,6 +71,7 @@ class Preflights:
             now=now,
             waited=at - child_since,
             ended_for=at - over_since,
+            blocked_for=at - blocked_at,
         )
 
     def forget(self, key: ObjectKey) -> None:
@@ -107,3 +112,12 @@ class Preflights:
             return f"Job {name} exists and is not this GRPOJob's"
         self._caches.jobs.put(answer)
         return ""
+
+
+def _blocked_age(job: GRPOJobRecord, digest: str, now: float) -> float | None:
+    """Seconds for which the status has said that this preflight can't run, by the wall clock; None
+    if it does not say so."""
+    status = job.status.preflight
+    if status is None or status.digest != digest or not status.blocked_since:
+        return None
+    return stored_age(status.blocked_since, now)
