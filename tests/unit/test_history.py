@@ -239,27 +239,40 @@ def test_a_disk_that_fails_costs_no_row(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_samples_that_a_volume_does_not_show_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize("name", [SAMPLES_FILE, METRICS_FILE, "attempts"])
+@pytest.mark.parametrize("failures", [1, 9])
+def test_a_history_that_a_volume_does_not_show_ends_no_run_and_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str, failures: int
 ) -> None:
     world = World(tmp_path)
-    world.attempt(1, None, 2)
+    world.attempt(1, None, 3)
+    left = [failures]
 
-    def fail_on_samples(call: str) -> None:
+    def fail_on(call: str, failing: str) -> None:
         work = getattr(Path, call)
 
         def fail(path: Path, *arguments: Any, **options: Any) -> Any:
-            if path.name == SAMPLES_FILE:
+            if path.name == failing and left[0]:
+                left[0] -= 1
                 raise OSError(number, os.strerror(number))
             return work(path, *arguments, **options)
 
         monkeypatch.setattr(Path, call, fail)
 
-    fail_on_samples("stat")
-    fail_on_samples("read_text")
+    if name == "attempts":
+        fail_on("iterdir", tmp_path.name)
+    else:
+        fail_on("read_text", name)
     world.attempt(2, (1, 2), 4)
     monkeypatch.undo()
-    assert [each["step"] for each in world.rows()] == [1, 2, 3, 4]
+    assert [step for step, _ in world.steps()] == [1, 2, 3, 4]
+    first_files = {path.name for path in (tmp_path / "attempt-1").glob("*.jsonl")}
+    if failures == 1:
+        assert [step for step, _ in world.samples()][:1] == [1]
+        assert [each["step"] for each in world.rows() if ROLLED_BACK in each] == [3]
+        assert not first_files
+    else:
+        assert first_files == {SAMPLES_FILE, METRICS_FILE}
 
 
 def test_a_volume_that_hangs_holds_one_step_and_costs_no_row(

@@ -228,6 +228,8 @@ class RunHistory:
         self._rolled_back: list[Row] = []
         self._samples: list[str] = []
         self._sampled_step = 0
+        self._is_incomplete = False
+        """Whether a disk that failed has kept something of earlier attempts back."""
         if folder is not None:
             self._metrics_file = LinesFile(folder / METRICS_FILE)
             self._samples_file = LinesFile(folder / SAMPLES_FILE)
@@ -236,23 +238,42 @@ class RunHistory:
         """Begin the files with what the checkpoint has. `rows` are its log_history: the list that
         the trainer adds to."""
         self._rows = rows
-        samples = _sealed_samples(self._start.checkpoint) if self._spec.groups else []
         if not self._start.is_own:
-            for row in (*rows, *samples):
+            for row in rows:
                 row[ATTEMPT] = 0
-        self._samples = [json_line(sample) for sample in samples]
-        self._sampled_step = samples[-1].get(STEP, 0) if samples else 0
+        self._take_earlier()
+
+    def _take_earlier(self) -> None:
+        """Begin the files with what earlier attempts have, and delete theirs once these have it."""
+        samples = _sealed_samples(self._start.checkpoint) if self._spec.groups else []
+        self._put_first(samples or [])
+        self._is_incomplete = samples is None
         if self._folder is None:
             return
         earlier = _earlier_rows(self._folder)
-        begun = begin_rows(_logged_steps(rows), earlier)
-        self._rolled_back = [row for row in begun if row.get(ROLLED_BACK)]
-        if samples:
+        if earlier is None:
+            self._is_incomplete = True
+        else:
+            begun = begin_rows(_logged_steps(self._rows), earlier)
+            self._rolled_back = [row for row in begun if row.get(ROLLED_BACK)]
+        if self._samples:
             self._samples_file.write(lambda: self._samples)
         self._metrics_file.write(self._lines)
-        has_samples = not samples or self._samples_file.is_whole
-        if has_samples and self._metrics_file.is_whole:
+        has_samples = not self._samples or self._samples_file.is_whole
+        if has_samples and self._metrics_file.is_whole and not self._is_incomplete:
             _remove_older_files(self._folder)
+
+    def _put_first(self, samples: list[Row]) -> None:
+        """Put the samples of a checkpoint before those of this attempt."""
+        if not samples:
+            return
+        if not self._start.is_own:
+            for sample in samples:
+                sample[ATTEMPT] = 0
+        sealed = [json_line(sample) for sample in samples]
+        newer = [line for line in self._samples if line not in sealed]
+        self._samples = thin_out([*sealed, *newer], self._spec.max_bytes)
+        self._sampled_step = max(self._sampled_step, samples[-1].get(STEP, 0))
 
     def add_row(self, row: Row) -> None:
         """Take one more row, which log_history has at its end."""
@@ -302,6 +323,8 @@ class RunHistory:
         Raises:
             OSError: the disk is full.
         """
+        if self._is_incomplete:
+            self._take_earlier()
         if self._folder is not None and self._samples:
             folder.mkdir(parents=True, exist_ok=True)
             text = "".join(f"{line}\n" for line in self._samples)
@@ -322,26 +345,33 @@ def _logged_steps(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if "loss" in row]
 
 
-def _sealed_samples(checkpoint: Path | None) -> list[Row]:
-    """The samples that a checkpoint has; its files were checked against its manifest."""
+def _sealed_samples(checkpoint: Path | None) -> list[Row] | None:
+    """The samples that a checkpoint has, whose files were checked against its manifest; None where
+    the disk fails."""
     return _read_lines(checkpoint / SAMPLES_FILE) if checkpoint else []
 
 
-def _read_lines(path: Path) -> list[Row]:
-    """The rows of a file; none without one, or where the disk fails, which must not end a run."""
+def _read_lines(path: Path) -> list[Row] | None:
+    """The rows of a file, none without one; None where the disk fails, which must not end a run."""
     try:
         return parse_lines(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return []
     except OSError as error:
         log.warning(f"the history in {path} can't be read: {error}")
-        return []
+        return None
 
 
-def _earlier_rows(folder: Path) -> list[Row]:
-    """The rows in the file of the newest attempt before that of `folder`."""
+def _earlier_rows(folder: Path) -> list[Row] | None:
+    """The rows in the file of the newest attempt before that of `folder`; None where the disk
+    fails."""
     run = folder.parent
-    paths = [path.relative_to(run).as_posix() for path in _older_files(folder, METRICS_FILE)]
+    try:
+        older = _older_files(folder, METRICS_FILE)
+    except OSError as error:
+        log.warning(f"the histories in {run} can't be listed: {error}")
+        return None
+    paths = [path.relative_to(run).as_posix() for path in older]
     newest = newest_attempt(paths, ATTEMPT_PREFIX)
     return _read_lines(run / newest / METRICS_FILE) if newest else []
 
@@ -349,16 +379,16 @@ def _earlier_rows(folder: Path) -> list[Row]:
 def _remove_older_files(folder: Path) -> None:
     """Delete the files of older attempts, whose rows this one has."""
     for name in HISTORY_FILES:
-        for path in _older_files(folder, name):
-            with suppress(OSError):  # they count for nothing
+        with suppress(OSError):  # they count for nothing
+            for path in _older_files(folder, name):
                 path.unlink()
 
 
 def _older_files(folder: Path, name: str) -> list[Path]:
-    """The files of that name of attempts before that of `folder`; none where the disk fails."""
-    try:
-        paths = list(glob_run(folder.parent, f"{ATTEMPTS}/{name}"))
-    except OSError as error:
-        log.warning(f"the histories in {folder.parent} can't be listed: {error}")
-        return []
+    """The files of that name of attempts before that of `folder`.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    paths = glob_run(folder.parent, f"{ATTEMPTS}/{name}")
     return [path for path in paths if number_in_name(path.parent) < number_in_name(folder)]
