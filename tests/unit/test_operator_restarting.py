@@ -156,6 +156,22 @@ def test_the_first_rule_that_an_end_matches_decides(
     assert (decision.action, decision.counted) == (action, counted)
 
 
+@pytest.mark.parametrize(
+    ("rule", "is_matched"), [("Error", False), ("Preempted", True), ("OutOfMemory", False)]
+)
+@pytest.mark.parametrize("state", [terminated(1, said("Error")), terminated(137)])
+def test_a_drained_pod_matches_rules_for_preemption_whatever_it_says(
+    state: dict[str, Any], rule: str, is_matched: bool
+) -> None:
+    spec = {"restarts": {"rules": [{"action": "Fail", "onResults": [rule]}]}}
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    drained = make_pod(0, state=state, conditions=[target])
+    job = make_job(spec, active_status())
+    decision = judged(make_seen(job, make_child(), drained, make_pod(1)))
+    assert (decision.action is Action.FAIL) == is_matched
+    assert not decision.counted or is_matched
+
+
 def test_a_job_that_failed_by_a_rule_names_it() -> None:
     job = make_job({"restarts": {"rules": [RULES[1], RULES[0]]}}, active_status())
     decision = judged(make_seen(job, make_child(), make_pod(0, state=terminated(3)), make_pod(1)))
