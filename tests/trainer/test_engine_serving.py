@@ -79,6 +79,8 @@ class FakeSampler:
         await self.go_on.wait()
         if "bad" in request.sampling:
             raise ValueError("no such setting")
+        if "answered_with" in request.sampling:
+            return [Completion(tokens=request.sampling["answered_with"], logprobs=[])]
         return [Completion(tokens=[seed], logprobs=[-0.5]) for seed in request.seeds]
 
 
@@ -215,6 +217,15 @@ async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_eng
         await world.client.sync(Sync(version=4, meeting={}, names=["c"]), PATIENCE)
     with pytest.raises(RequestRejected, match="no such setting"):
         await world.client.generate(wanted((await world.client.state()).incarnation, bad=1))
+
+
+async def test_an_answer_of_vllm_that_can_not_be_right_is_a_failure_of_this_engine_alone(
+    world: World,
+) -> None:
+    await world.serve(3)
+    incarnation = (await world.client.state()).incarnation
+    with pytest.raises(EngineFailed, match="500: ValidationError: 1 validation error"):
+        await world.client.generate(wanted(incarnation, answered_with=[-1]))
 
 
 @pytest.mark.parametrize("path", ["/learn", "/sync", "/prove", "/confirm", "/generate", "/end"])

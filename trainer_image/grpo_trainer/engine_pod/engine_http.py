@@ -89,8 +89,6 @@ class EngineServer:
             return await handler(request)
         except RequestRefused as refused:
             raise web.HTTPConflict(text=str(refused)[:MAX_MESSAGE]) from refused
-        except ValidationError as error:
-            raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         except web.HTTPException:
             raise
         # Of any kind, from vLLM: the client gets it, and the engine goes on.
@@ -173,6 +171,9 @@ class EngineServer:
         admitted = self._served.admit(message.version, message.incarnation)
         try:
             completions = await self._sampler.sample(message)
+        # A ValueError, too, but of vLLM's own answer: another engine may give a better one.
+        except ValidationError:
+            raise
         except (ValueError, TypeError) as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
@@ -210,7 +211,10 @@ def metrics_application() -> web.Application:
 
 
 async def _body(request: web.Request, model: type[M]) -> M:
-    return model.model_validate_json(await request.read())
+    try:
+        return model.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
 
 
 def _json(answer: BaseModel) -> web.Response:
