@@ -178,10 +178,10 @@ def test_mlflow_has_one_run_over_all_attempts(tmp_path: Path, mlflow: str) -> No
     assert status == "KILLED"
     follow(tracked(tmp_path, 2, mlflow=spec), "mlflow", LATER_STEPS, "finished")
     ((run_id, name, status, params, losses),) = read(MLFLOW_RUNS, mlflow, "GRPO")
-    assert (run_id, name, status) == (first.opened.run_id, "default/demo", "FINISHED")
-    assert first.opened.url
-    assert first.opened.url.startswith(f"{mlflow}/#/experiments/")
-    assert first.opened.url.endswith(f"/runs/{run_id}")
+    assert (run_id, name, status) == (first.run_id, "default/demo", "FINISHED")
+    assert first.url
+    assert first.url.startswith(f"{mlflow}/#/experiments/")
+    assert first.url.endswith(f"/runs/{run_id}")
     assert params["training.beta"] == "0.04"
     assert sorted(losses) == sorted([step, 1.0 / step] for step in (*STEPS, *LATER_STEPS))
 
@@ -201,8 +201,8 @@ def test_trackio_has_one_run_over_all_attempts(tmp_path: Path, trackio: str) -> 
     first = follow(tracked(tmp_path, trackio=spec), "trackio", STEPS, "killed")
     follow(tracked(tmp_path, 2, trackio=spec), "trackio", LATER_STEPS, "finished")
     runs = read(TRACKIO_RUNS, TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert runs == {first.opened.run_id: [*STEPS, *LATER_STEPS]}
-    assert first.opened == (f"default/demo {UID[:8]}", trackio)
+    assert runs == {first.run_id: [*STEPS, *LATER_STEPS]}
+    assert (first.run_id, first.url) == (f"default/demo {UID[:8]}", trackio)
 
 
 def test_a_wrong_token_of_trackio_is_found_at_the_end_at_the_latest(
@@ -228,8 +228,8 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     spec = {"directory": str(tmp_path / "logs")}
     first = follow(tracked(tmp_path, tensorboard=spec), "tensorboard", STEPS, "killed")
     second = follow(tracked(tmp_path, 2, tensorboard=spec), "tensorboard", LATER_STEPS, "finished")
-    assert first.opened.run_id == second.opened.run_id
-    rows = read(TENSORBOARD_ROWS, first.opened.run_id)
+    assert first.run_id == second.run_id
+    rows = read(TENSORBOARD_ROWS, first.run_id)
     assert rows == [[step, pytest.approx(1.0 / step)] for step in range(1, 7)]
 
 

@@ -33,7 +33,6 @@ from grpo_trainer.history import run_history
 from grpo_trainer.history.run_history import (
     CompletionFacts,
     Generation,
-    HistoryStart,
     RunHistory,
     sample_groups,
 )
@@ -94,7 +93,7 @@ class World:
         rows = json.loads(json.dumps(rows))
         folder = self.folder / f"attempt-{number}"
         folder.mkdir(exist_ok=True)
-        history = RunHistory(folder, number, self.spec, HistoryStart(checkpoint, is_own=is_own))
+        history = RunHistory(folder, number, self.spec, checkpoint, is_own=is_own)
         history.begin(rows)
         for step in range((start[1] if start else 0) + 1, last + 1):
             if fresh(step) and history.is_sample_due(step):

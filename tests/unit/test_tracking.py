@@ -36,7 +36,6 @@ from grpo_trainer.tracking.tracker_feed import (
     QUEUE_TABLES,
     End,
     Groups,
-    OpenedRun,
     Row,
     RowRefused,
     TrackerFailed,
@@ -72,7 +71,8 @@ class Tracker:
         self, clock: SteppedClock, fails: Callable[[Row], None] = lambda _: None, away: float = 0.0
     ) -> None:
         self._clock, self._fails, self._away = clock, fails, away
-        self.opened = OpenedRun("run-1", PAGE)
+        self.run_id = "run-1"
+        self.url: str | None = PAGE
         self.first_steps: list[int] = []
         self.tries: list[float] = []
         self.steps: list[int] = []

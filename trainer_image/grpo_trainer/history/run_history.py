@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -195,16 +194,6 @@ class LinesFile:
             raise end
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryStart:
-    """What an attempt goes on from."""
-
-    checkpoint: Path | None = None
-    """The checkpoint; None for a fresh start."""
-    is_own: bool = True
-    """Whether it is one of this job, and not of the run that spec.resumeFrom names."""
-
-
 class RunHistory:
     """The history of a run, as one attempt continues it."""
 
@@ -213,17 +202,21 @@ class RunHistory:
         folder: Path | None,
         attempt: int,
         samples: SamplesSpec,
-        start: HistoryStart | None = None,
+        checkpoint: Path | None = None,
         *,
+        is_own: bool = True,
         is_main: bool = True,
     ) -> None:
-        """`folder` is the attempt's, None where nothing is kept. Only rank 0 (`is_main`) writes."""
+        """`folder` is the attempt's, None where nothing is kept. The history continues that of the
+        checkpoint, which `is_own`, or of the run that spec.resumeFrom names. Only rank 0
+        (`is_main`) writes."""
         self.keeps_samples = folder is not None and samples.groups > 0
         """The same on all ranks."""
         self._folder = folder if is_main else None
         self._attempt = attempt
         self._spec = samples
-        self._start = start or HistoryStart()
+        self._checkpoint = checkpoint
+        self._is_own = is_own
         self._rows: list[Row] = []
         self._rolled_back: list[Row] = []
         self._samples: list[str] = []
@@ -238,14 +231,14 @@ class RunHistory:
         """Begin the files with what the checkpoint has. `rows` are its log_history: the list that
         the trainer adds to."""
         self._rows = rows
-        if not self._start.is_own:
+        if not self._is_own:
             for row in rows:
                 row[ATTEMPT] = 0
         self._take_earlier()
 
     def _take_earlier(self) -> None:
         """Begin the files with what earlier attempts have, and delete theirs once these have it."""
-        samples = _sealed_samples(self._start.checkpoint) if self._spec.groups else []
+        samples = _sealed_samples(self._checkpoint) if self._spec.groups else []
         self._put_first(samples or [])
         self._is_incomplete = samples is None
         if self._folder is None:
@@ -267,7 +260,7 @@ class RunHistory:
         """Put the samples of a checkpoint before those of this attempt."""
         if not samples:
             return
-        if not self._start.is_own:
+        if not self._is_own:
             for sample in samples:
                 sample[ATTEMPT] = 0
         sealed = [json_line(sample) for sample in samples]

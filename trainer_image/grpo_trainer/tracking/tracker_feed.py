@@ -54,13 +54,6 @@ class Row(NamedTuple):
     """A table of completions, in a row of its own."""
 
 
-class OpenedRun(NamedTuple):
-    """The run as the tracker knows it."""
-
-    run_id: str
-    url: str | None
-
-
 class RowRefused(Exception):
     """The tracker raised on this row, and takes others."""
 
@@ -72,7 +65,8 @@ class TrackerFailed(Exception):
 class TrackerRun(Protocol):
     """A run that is open in a tracker's process."""
 
-    opened: OpenedRun
+    run_id: str
+    url: str | None
 
     def send(self, row: Row, seconds: float) -> None:
         """Hand over a row; raises RowRefused or TrackerFailed."""
@@ -224,8 +218,7 @@ class TrackerFeed:
                 self._update(problem=str(failure))
                 self._record_failure()
                 continue
-            opened = self._run.opened
-            self._update(run_id=opened.run_id, url=opened.url, problem="")
+            self._update(run_id=self._run.run_id, url=self._run.url, problem="")
         return self._run
 
     def _pause(self) -> None:

@@ -15,7 +15,7 @@ from grpo_api.spec.tracking import TrackerName
 from grpo_api.text.contract import ENV_PREFIX, TRACKERS_ENV, tracking_token_env
 
 from ..runtime.child_process import ChildProcess
-from .tracker_feed import End, OpenedRun, Row, RowRefused, TrackerFailed
+from .tracker_feed import End, Row, RowRefused, TrackerFailed
 
 _MAX_ANSWER = 2**16
 
@@ -52,7 +52,8 @@ class TrackerProcess:
         except TrackerFailed:
             self.close()
             raise
-        self.opened = OpenedRun(str(answer["run_id"])[:256], shown_url(answer.get("url")))
+        self.run_id = str(answer["run_id"])[:256]
+        self.url = shown_url(answer.get("url"))
 
     def send(self, row: Row, seconds: float) -> None:
         """Hand over a row.

@@ -59,7 +59,7 @@ from ..generation import canary
 from ..generation.colocated import ColocatedGeneration
 from ..generation.generation_base import EngineGeneration, EngineSetup
 from ..generation.remote_engines import ServersGeneration
-from ..history.run_history import HistoryStart, RunHistory
+from ..history.run_history import RunHistory
 from ..hub.repositories import Hub
 from ..process.compile_cache import CompileCache
 from ..process.preemption import Preemption
@@ -302,9 +302,9 @@ def open_history(
     is_main = ranks.rank() == 0
     if target and is_main:
         target.fetch_history()
-    start = HistoryStart(checkpoint, is_own=checkpoint is None or is_in(target, checkpoint))
+    is_own = checkpoint is None or is_in(target, checkpoint)
     folder = target.attempt_folder if target else None
-    return RunHistory(folder, attempt, samples, start, is_main=is_main)
+    return RunHistory(folder, attempt, samples, checkpoint, is_own=is_own, is_main=is_main)
 
 
 def log_callbacks(
