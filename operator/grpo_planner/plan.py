@@ -142,7 +142,7 @@ class Planner:
     def _refuse_experts_on(self, inventory: Inventory) -> PlanResult:
         """The refusal, with its fix where that has a plan on these nodes."""
         planner = _planner_elsewhere(self._footprints)(without_engine(self._spec))
-        if planner(_emptied_nodes(inventory)):
+        if planner(_emptied_nodes(inventory)).choice:
             return self._refuse_experts
         return self._refuse_experts.model_copy(update={"fixes": []})
 
@@ -298,14 +298,9 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
 def _planner_elsewhere(footprints: Footprints) -> HardwarePlanner:
     """What plans changed specs of the same job, each on one inventory after another."""
 
-    def planner(spec: GRPOJobSpec) -> Callable[[Inventory], Option | None]:
+    def planner(spec: GRPOJobSpec) -> Callable[[Inventory], Search]:
         changed = footprints.with_spec(spec)
-
-        def plan(inventory: Inventory) -> Option | None:
-            search, _ = _search(changed, inventory)
-            return search.choice
-
-        return plan
+        return lambda inventory: _search(changed, inventory)[0]
 
     return planner
 

@@ -10,6 +10,7 @@ been planned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from pydantic.alias_generators import to_camel
@@ -33,8 +34,8 @@ from ..search.option import NEARLY_FULL, Option
 from ..search.search import Search
 from .fixes import LONG_STEP
 
-HardwarePlanner = Callable[[GRPOJobSpec], Callable[[Inventory], Option | None]]
-"""What a spec would be planned as on each of several inventories; None where nothing fits."""
+HardwarePlanner = Callable[[GRPOJobSpec], Callable[[Inventory], Search]]
+"""What a spec may run as on each of several inventories."""
 
 
 def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
@@ -80,19 +81,7 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     optimizer on the GPUs, in steps of minutes.
     """
     spec = without_engine(demand.spec)
-
-    def bearable_planner(spec: GRPOJobSpec) -> Callable[[Inventory], Option | None]:
-        plan = planner(spec)
-
-        def bearable_plan(inventory: Inventory) -> Option | None:
-            option = plan(inventory)
-            if option is None or option.tier or option.footprint.method.offload:
-                return None
-            return option if option.seconds <= LONG_STEP else None
-
-        return bearable_plan
-
-    hardware = smallest_hardware(spec, bearable_planner, "Fastest")
+    hardware = smallest_hardware(spec, planner, "Fastest", _bearable_choice)
     minutes = round(LONG_STEP / 60)
     if hardware:
         place = f"{hardware.nodes * hardware.gpus_per_node} x {hardware.gpu_product}"
@@ -119,6 +108,13 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
         hardware=hardware,
         architecture=demand.model.source,
     )
+
+
+def _bearable_choice(search: Search) -> Option | None:
+    option = search.choice_as_asked
+    if option is None or option.footprint.method.offload:
+        return None
+    return option if option.seconds <= LONG_STEP else None
 
 
 def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
@@ -216,22 +212,26 @@ class _RentedGpus(NamedTuple):
 
 
 def smallest_hardware(
-    spec: GRPOJobSpec, planner: HardwarePlanner, objective: Objective = "FewestGPUs"
+    spec: GRPOJobSpec,
+    planner: HardwarePlanner,
+    objective: Objective = "FewestGPUs",
+    choice_of: Callable[[Search], Option | None] = attrgetter("choice"),
 ) -> Hardware | None:
-    """The hardware with the least GPU memory in all that `planner` finds a plan on; None where
-    none of RENTED is such.
+    """The hardware with the least GPU memory in all that `planner` finds a plan on, which
+    `choice_of` takes of a search; None where none of RENTED is such.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have
     to change.
     """
     loose_placement = _lower_bounds(spec.placement, objective)
-    plan = planner(spec.model_copy(update={"placement": loose_placement}))
+    search = planner(spec.model_copy(update={"placement": loose_placement}))
     smallest_first = sorted(_rented_gpus())
     # The largest has a place for all that the others have one for, and more memory: one plan
     # instead of all of them.
-    if plan(smallest_first[-1].inventory) is None:
+    if choice_of(search(smallest_first[-1].inventory)) is None:
         return None
-    options = filter(None, (plan(rented.inventory) for rented in smallest_first))
+    choices = (choice_of(search(rented.inventory)) for rented in smallest_first)
+    options = filter(None, choices)
     # Who rents for a plan should not find that it was a little too small.
     roomy = (option for option in options if option.device_share <= NEARLY_FULL)
     smallest = next(roomy, None)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.run_policy import GPU_PROCESS_MILLICPU, PlacementSpec
@@ -28,6 +29,9 @@ Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 selector."""
 
 
+_GPU = attrgetter(
+    *("gpu_product", "gpu_memory_mib", "compute_capability", "gpu_resource", "node_selector")
+)
 MILLICORES_PER_GPU = 2000
 """Default CPU request per GPU. The main thread of a process launches kernels, and loses time where
 it has no core of its own. NCCL, the tokenizer, rewards and the engine take the second one."""
@@ -211,40 +215,37 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     can't use."""
     placement = spec.placement
     wanted_product = placement.gpu_product or ""
-    rooms_by_kind: dict[Kind, dict[Room, int]] = {}
-    links_by_kind: dict[Kind, set[Links]] = {}
-    cores_per_gpu: dict[Kind, float] = {}
+    nodes_by_kind: dict[Kind, list[Node]] = {}
     problems: set[str] = set()
     products: set[str] = set()
-    for node in inventory.nodes:
-        if not node.gpus_total:
+    for nodes in _nodes_by_gpu(inventory).values():
+        first = nodes[0]
+        products.add(first.gpu_product or first.gpu_resource)
+        if not is_of_product(first.gpu_product, wanted_product):
             continue
-        products.add(node.gpu_product or node.gpu_resource)
-        if not is_of_product(node.gpu_product, wanted_product):
-            continue
-        kind, problem = _kind_of_gpu(node, spec)
+        kind, _ = _kind_of_gpu(first, spec)
         if kind is None:
-            problems.add(problem)
-            continue
-        links = Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price)
-        links_by_kind.setdefault(kind, set()).add(links)
-        room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
-        rooms = rooms_by_kind.setdefault(kind, {})
-        rooms[room] = rooms.get(room, 0) + node.count
-        cores = _cores_for_gpu_pods(node) / node.gpus_total
-        cores_per_gpu[kind] = min(cores_per_gpu.get(kind, inf), cores)
-    if products and not (rooms_by_kind or problems):
+            problems.update(_kind_of_gpu(node, spec)[1] for node in nodes)
+        else:
+            nodes_by_kind.setdefault(kind, []).extend(nodes)
+    if products and not (nodes_by_kind or problems):
         problems.add(f"the cluster has {_first_names(products)}")
-    pools = [
-        _pool(kind, rooms, links_by_kind[kind], cores_per_gpu[kind])
-        for kind, rooms in rooms_by_kind.items()
-    ]
+    pools = [_pool(kind, nodes) for kind, nodes in nodes_by_kind.items()]
     if placement.objective == "Cheapest":
         problems |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
         pools = [pool for pool in pools if pool.price]
     pools.sort(key=lambda pool: (-pool.usable_bytes, pool.label, pool.resource, pool.selector))
     usable_pools = [pool for pool in pools if pool.most_gpus_per_node]
     return usable_pools, sorted(problems)
+
+
+def _nodes_by_gpu(inventory: Inventory) -> dict[tuple[Any, ...], list[Node]]:
+    """The nodes that have GPUs, by what decides whether a job can use them."""
+    nodes_by_gpu: dict[tuple[Any, ...], list[Node]] = {}
+    for node in inventory.nodes:
+        if node.gpus_total:
+            nodes_by_gpu.setdefault(_GPU(node), []).append(node)
+    return nodes_by_gpu
 
 
 def _first_names(products: set[str]) -> str:
@@ -254,12 +255,13 @@ def _first_names(products: set[str]) -> str:
     return f"{', '.join(names[:MOST_LISTED])}{more}"
 
 
-def _cores_for_gpu_pods(node: Node) -> float:
-    """Cores that pods on the node's GPUs may request by default, all together."""
+def _cores_for_gpu_pods(cores: float) -> float:
+    """Cores that pods on a node's GPUs may request by default, all together; `cores`: all that it
+    has."""
     # DaemonSets request cores of every node. A gang that requested all the others have left would
     # wait for ever on nodes that are otherwise free.
-    others = max(OTHER_PODS_CORES, OTHER_PODS_SHARE * node.cpu_total)
-    return max(0.0, node.cpu_total - others)
+    others = max(OTHER_PODS_CORES, OTHER_PODS_SHARE * cores)
+    return max(0.0, cores - others)
 
 
 def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
@@ -281,7 +283,7 @@ def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
     return kind, ""
 
 
-def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links], cores_per_gpu: float) -> Pool:
+def _pool(kind: Kind, nodes: list[Node]) -> Pool:
     """One pool; nodes that have the same to give are one entry with a count.
 
     Its links are the slowest that are declared, and its price the highest: a gang may land on any
@@ -289,6 +291,13 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links], cores_per_gpu: 
     """
     label, memory_mib, capability, resource, selector = kind
     product = lookup_product(label)
+    rooms: dict[Room, int] = {}
+    for node in nodes:
+        room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
+        rooms[room] = rooms.get(room, 0) + node.count
+    links = {Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price) for node in nodes}
+    sizes = {(node.cpu_total, node.gpus_total) for node in nodes}
+    cores_per_gpu = min(_cores_for_gpu_pods(cores) / gpus for cores, gpus in sizes)
     link = _slowest(node_links.gpu_gbps for node_links in links) or product.link
     node_network = _slowest(node_links.node_gbps for node_links in links)
     hardware = replace(product, capability=capability, link=link, node_network=node_network)

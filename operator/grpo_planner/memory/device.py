@@ -40,8 +40,9 @@ def device_bytes(prediction: Prediction, world: int, margin: float, *, expandabl
     """
     communicator = COMMUNICATOR if world > 1 else 0
     # What stays allocated is never returned to the allocator, so only the rest can fragment.
-    fragments = FRAGMENTATION[expandable] * prediction.dynamic
-    allocated = prediction.peak * (1 + margin) + fragments
+    dynamic = prediction.dynamic
+    fragments = FRAGMENTATION[expandable] * dynamic
+    allocated = (prediction.static + dynamic) * (1 + margin) + fragments
     return round(allocated) + CONTEXT + communicator
 
 

@@ -5,7 +5,7 @@ thousands of predictions that differ in a setting or two, so what settings share
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..model.shapes import Shape
 from . import activations as act
@@ -13,8 +13,7 @@ from . import engine, generation, layer_kinds, states
 from .setup import Setup
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Bytes of one GPU as torch.cuda.max_memory_allocated would read them."""
 
     phases: dict[str, int]
@@ -43,8 +42,7 @@ class Prediction:
         return Prediction(phases, self.static)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
+class StateBytes(NamedTuple):
     """Bytes of model states, and of what a step adds to them; the same for all sizes of a
     micro-batch."""
 
@@ -64,11 +62,13 @@ class StateBytes:
     """What the optimizer's step adds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassBytes:
+class PassBytes(NamedTuple):
     """Bytes that the passes over one micro-batch add to states and gradients; the same for any
     number of processes."""
 
+    first_gradient: float
+    """The first matrix whose gradient a layer's backward pass makes, while the layer's activations
+    are still all there."""
     forward: float
     """All saved activations beside the highest temporaries."""
     scoring: float
@@ -86,8 +86,7 @@ class PassBytes:
     """Backward, at the embedding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBytes:
+class EngineBytes(NamedTuple):
     """A vLLM engine on the trainer's GPU."""
 
     resting: int
@@ -122,9 +121,7 @@ class Predictor:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in
         bytes."""
         shape = self._shape
-        passes = self._passes_of(setup)
         state = self._states_of(setup)
-        waiting = state.gradients if setup.is_accumulating else 0
         static = state.static + self._resident
         base = states.offloaded_base(shape, setup)
         if setup.engine:
@@ -136,21 +133,38 @@ class Predictor:
             gathered = generation.gathered_policy(shape, setup)
             sampling = gathered + self._generation_of(setup)
             sync = 0
+        training = self._training_phases(setup, state, static)
+        phases = {
+            "load": training["load"],
+            "sync": sync,
+            "generate": round(static + max(sampling, scoring)),
+            **training,
+        }
+        # A base that leaves is allocated again in every step, so that it can fragment.
+        return Prediction(phases, round(static - base))
+
+    def training(self, setup: Setup) -> Prediction:
+        """Peaks of the phases to which whatever samples the completions can only add."""
+        state = self._states_of(setup)
+        static = state.static + self._resident
+        return Prediction(self._training_phases(setup, state, static), round(static))
+
+    def _training_phases(self, setup: Setup, state: StateBytes, static: float) -> dict[str, int]:
+        """The same; `static` is what is live at all times, in bytes."""
+        shape = self._shape
+        passes = self._passes_of(setup)
+        waiting = state.gradients if setup.is_accumulating else 0
         live = state.live_parameters
         reference = live + reference_peak(shape, setup, passes)
         forward = live + waiting + passes.forward
         backward = live + backward_peak(shape, setup, passes, waiting, state)
-        phases = {
+        return {
             "load": round(static + state.loading_extra),
-            "sync": sync,
-            "generate": round(static + max(sampling, scoring)),
             "reference": round(static + reference),
             "forward": round(static + forward),
             "backward": round(static + backward),
             "step": round(static + state.step),
         }
-        # A base that leaves is allocated again in every step, so that it can fragment.
-        return Prediction(phases, round(static - base))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another
     # setup's number is taken, with one too many the same number is worked out again.
@@ -248,8 +262,6 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     unsaved_casts = casts if setup.checkpointing else 0
-    # The first matrix whose gradient a layer's backward pass makes, while the layer's activations
-    # are still all there.
     down = act.first_gradient(shape, setup)
     # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and
     # only the temporaries and the gradient of the residual stream are new.
@@ -264,6 +276,7 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     last_checkpoint = stream if setup.checkpointing else 0
     below_layers = act.embeddings(shape, setup)
     return PassBytes(
+        first_gradient=down,
         forward=saved + mask + highest_temporaries + unsaved_casts,
         scoring=mask + max(no_grad_transient, stream + head_forward),
         casts=casts + effective_weights,
@@ -315,7 +328,7 @@ def backward_peak(
     # A tied matrix gets its gradient in two parts: the head's waits through all layers for the
     # embedding's.
     tied = head_gradient if shape.tied else 0
-    down = act.first_gradient(shape, setup)
+    down = passes.first_gradient
     second_partition = state.gradients if setup.is_partitioned else 0
     reduced = waiting + second_partition + state.passing_gradients
     if fresh:

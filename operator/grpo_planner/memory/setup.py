@@ -180,5 +180,5 @@ def copy_with(setup: Setup, **fields: Any) -> Setup:
     # As dataclasses.replace, which sets all fields of a frozen class one by one: thousands of
     # setups in a search took a tenth of its time.
     copy = object.__new__(Setup)
-    vars(copy).update(vars(setup), **fields)
+    object.__setattr__(copy, "__dict__", vars(setup) | fields)
     return copy

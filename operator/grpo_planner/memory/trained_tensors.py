@@ -96,11 +96,13 @@ def persistent_elements(
     return sum(count * elements for count, elements in tensors if elements <= most)
 
 
+@lru_cache(maxsize=64)
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Elements of the largest trained tensor; 0 for an adapter on modules that are not known."""
     return max(trained_matrices(shape, lora_rank, targets), default=0)
 
 
+@lru_cache(maxsize=64)
 def largest_in_layer(shape: Shape) -> int:
     """Elements of the largest tensor of a layer."""
     return max(_layer(shape))

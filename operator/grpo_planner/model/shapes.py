@@ -250,8 +250,11 @@ class Shape:
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
         """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al.
         2021)."""
-        widths = sum(linear.widths for linear in self.adapted_linears(targets))
-        return rank * widths
+        return rank * _adapted_widths(self, targets)
+
+    def __hash__(self) -> int:
+        # The models of one plan differ in these, and a search asks thousands of times.
+        return hash((self.hidden, self.layers, self.intermediate, self.vocab))
 
 
 def _is_targeted(path: str, targets: tuple[str, ...]) -> bool:
@@ -286,6 +289,12 @@ def _merged_linears(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...
         copies = linear.copies + before.copies if before else linear.copies
         by_name[linear.name] = linear._replace(copies=copies)
     return tuple(by_name.values())
+
+
+@lru_cache(maxsize=64)
+def _adapted_widths(shape: Shape, targets: tuple[str, ...]) -> int:
+    """What adapters of all these maps add per rank."""
+    return sum(linear.widths for linear in _merged_linears(shape, targets))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,7 +223,8 @@ class Run:
     def step_time(self) -> StepTime:
         """The same by its parts."""
         plan = self.plan
-        calls = generate_calls(self.spec, self.setup)
+        whole = batch.generation_share(self.spec, self.setup.world)
+        calls = generate_calls(self.setup, whole, batch.updates_per_generation(self.spec))
         engine = plan.engine
         servers: Product | None = None
         if engine and engine.kind == "Servers":

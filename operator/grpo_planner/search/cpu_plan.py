@@ -104,7 +104,8 @@ def _time_fields(demand: Demand, setup: Setup, nodes: int) -> dict[str, Any]:
         return {}
     prompts = demand.learned.prompts
     timed = replace(setup, expected=demand.expected_completion, prompts=prompts)
-    calls = generate_calls(demand.spec, timed)
+    whole = generation_share(demand.spec, setup.world)
+    calls = generate_calls(timed, whole, demand.updates_per_generation)
     time = step_time(demand.shape, timed, CPU, nodes, calls, measured=correction)
     seconds = round(time.total, 2)
     return {

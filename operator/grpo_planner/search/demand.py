@@ -43,7 +43,7 @@ class Demand:
     measured: MeasuredRuns = NO_RUNS
     """Runs of this model that were measured on the cluster."""
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """The policy's shape."""
         return self.model.shape
@@ -108,14 +108,14 @@ class Demand:
         """A prediction with what the job has learned of it."""
         return prediction.with_factors(self.learned.factor) if self.learned.memory else prediction
 
-    @property
+    @cached_property
     def most_gpus(self) -> int | None:
         """placement.gpus.max, None when open; all GPUs of nodes that are declared."""
         if declared := self.spec.placement.declared_gpus:
             return declared
         return self.spec.placement.gpus.max if self.spec.placement.gpus else None
 
-    @property
+    @cached_property
     def fewest_gpus(self) -> int:
         """placement.gpus.min, and at least one per node; all GPUs of nodes that are declared."""
         if declared := self.spec.placement.declared_gpus:
@@ -125,19 +125,19 @@ class Demand:
             self.spec.placement.nodes or 1,
         )
 
-    @property
+    @cached_property
     def pod_cpu(self) -> float | None:
         """CPU cores that one pod requests where the spec says so."""
         cpu = self.spec.resources.completed_requests.get("cpu")
         return None if cpu is None else float(parse_quantity(cpu))
 
-    @property
+    @cached_property
     def pod_memory(self) -> int | None:
         """Host memory that one pod requests where the spec says so, in bytes."""
         memory = self.spec.resources.completed_requests.get("memory")
         return None if memory is None else quantity_bytes(memory)
 
-    @property
+    @cached_property
     def most_memory(self) -> int | None:
         """Host memory that one pod may use, in bytes: its limit, or without one its request."""
         # Past its request a pod without a limit is the first that the kubelet evicts.

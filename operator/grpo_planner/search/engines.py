@@ -132,6 +132,7 @@ class Engines:
         trainer's product."""
         self._demand, self._others = demand, others
         self._engines_by_key: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
+        self._engines_with_room: dict[tuple[int, Precision, int], list[Engine | None]] = {}
         self._bytes: dict[tuple[int, Precision], int] = {}
 
     @cached_property
@@ -266,7 +267,21 @@ class Engines:
     def _server_spec(self) -> EngineServersSpec:
         return self._demand.spec.generation.servers or EngineServersSpec()
 
-    def has_room(self, engine: Engine, place: Place, precision: Precision) -> bool:
+    def with_room(
+        self, candidates: tuple[Engine | None, ...], place: Place, precision: Precision
+    ) -> list[Engine | None]:
+        """Those of a place's engines that one of its GPUs has room for."""
+        # Places of one pool share their engines.
+        key = (id(candidates), precision, place.pool.usable_bytes)
+        if key not in self._engines_with_room:
+            self._engines_with_room[key] = [
+                engine
+                for engine in candidates
+                if engine is None or self._has_room(engine, place, precision)
+            ]
+        return self._engines_with_room[key]
+
+    def _has_room(self, engine: Engine, place: Place, precision: Precision) -> bool:
         """True if a GPU of a place has room for an engine and nothing else."""
         if engine.kind == "Servers" or engine.share:
             return True

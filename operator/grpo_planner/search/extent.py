@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..memory.host import ENGINE_PROCESS
-from ..memory.setup import PRECISIONS, Engine, Precision, ZeroStage
+from ..memory.setup import PRECISIONS, Engine, Precision
 from ..time.training import TrainingTime
 from .batch import whole_node_gpus
 from .engines import Engines
@@ -25,6 +25,14 @@ WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
 SPACING = 1.25
 """Least ratio of two extents past WHOLE_NODES."""
+
+
+SAMPLING_METHODS = (
+    Method(zero=0, strategy="None", reference="None"),
+    Method(zero=3, strategy="None", reference="None"),
+)
+"""The simplest methods without and with weights that have to be gathered. Sampling depends on the
+method by that alone, so all methods of a place share two bounds of its sampling."""
 
 
 @dataclass(eq=False)
@@ -68,11 +76,7 @@ class Extent:
     @cached_property
     def engines_with_room(self) -> list[Engine | None]:
         """Those of them that a GPU has room for; None for Transformers."""
-        return [
-            engine
-            for engine in self.candidates
-            if engine is None or self.engines.has_room(engine, self.place, self.precision)
-        ]
+        return self.engines.with_room(self.candidates, self.place, self.precision)
 
     @cached_property
     def variants(self) -> tuple[Variants, ...]:
@@ -103,10 +107,7 @@ class Extent:
     @property
     def stand_in(self) -> "Extent":
         """The same with the simplest method whose sampling takes as long."""
-        # Sampling depends on the method only by whether ZeRO-3 has to gather the weights for it. So
-        # all methods of a place share one bound of its sampling.
-        zero: ZeroStage = 3 if self.method.zero == 3 else 0
-        method = Method(zero=zero, strategy="None", reference="None")
+        method = SAMPLING_METHODS[self.method.zero == 3]
         return Extent(self.place, method, self.precision, self.footprints, self.engines)
 
 
@@ -162,6 +163,16 @@ class Entry(NamedTuple):
     candidate: Candidate
 
 
+class MethodRoom(NamedTuple):
+    """What a method needs of the GPUs of a pool."""
+
+    method: Method
+    precision: Precision | None
+    """Its dtypes there; None where a pinned one is not to be had."""
+    least_world: float
+    """The least GPUs that may have room for it; infinite if none."""
+
+
 class Extents:
     """The places of pools, and the methods that may have room there."""
 
@@ -172,7 +183,7 @@ class Extents:
         self.places = {pool: list(self._places_in(pool)) for pool in pools}
         self._sites: dict[tuple[int, int], Site | None] = {}
         self._extents: dict[tuple[int, int], list[Extent]] = {}
-        self._least_worlds: dict[tuple[int, int], float] = {}
+        self._rooms: dict[tuple[int, int], MethodRoom] = {}
 
     @property
     def all_places(self) -> Iterator[Place]:
@@ -183,19 +194,28 @@ class Extents:
         """Places with those of all methods of a tier that may have room on their GPUs, each with
         one at least."""
         of_tier = [method for method in self.methods if method.tier == tier]
+        # All of a tier compute as much.
+        simplest = replace(of_tier[0], zero=0, offload=False)
+        rooms: dict[Pool, list[MethodRoom]] = {}
         for place in places:
             key = (id(place), tier)
             if key not in self._sites:
-                roomy = tuple(method for method in of_tier if self.has_room(place, method))
-                self._sites[key] = self._site_of(place, roomy) if roomy else None
+                pool = place.pool
+                if pool not in rooms:
+                    rooms[pool] = [self._room_of(pool, method) for method in of_tier]
+                self._sites[key] = self._site_of(place, rooms[pool], simplest)
             site = self._sites[key]
             if site:
                 yield site
 
-    def _site_of(self, place: Place, roomy: tuple[Method, ...]) -> Site:
-        precisions = {self._demand.precision(method, place.pool.hardware) for method in roomy}
+    def _site_of(self, place: Place, rooms: list[MethodRoom], simplest: Method) -> Site | None:
+        world = place.world
+        sufficient = [room for room in rooms if world >= room.least_world]
+        if not sufficient:
+            return None
+        roomy = tuple(room.method for room in sufficient)
+        precisions = {room.precision for room in sufficient}
         narrowest = next(precision for precision in PRECISIONS if precision in precisions)
-        simplest = replace(roomy[0], zero=0, offload=False)
         stand_in = Extent(place, simplest, narrowest, self._footprints, self._engines)
         risk = min(place_risk(place, method) for method in roomy)
         return Site(place, roomy, stand_in, risk)
@@ -216,7 +236,7 @@ class Extents:
         dtype."""
         key = (id(place), id(method))
         if key not in self._extents:
-            precision = self._demand.precision(method, place.pool.hardware)
+            precision = self._room_of(place.pool, method).precision
             # On one GPU ZeRO has no other rank to share with. It only costs, unless it offloads.
             has_use = place.world > 1 or not method.zero or method.offload
             extents: Iterable[Extent] = ()
@@ -282,17 +302,18 @@ class Extents:
 
     def has_room(self, place: Place, method: Method) -> bool:
         """True if the policy and the passes of a method have room on the GPUs of a place."""
-        # One lower bound per method and precision can rule out a whole product.
-        key = (id(place.pool), id(method))
-        least = self._least_worlds.get(key)
-        if least is None:
-            least = self._least_worlds[key] = self._least_world(place.pool, method)
-        return place.world >= least
+        return place.world >= self._room_of(place.pool, method).least_world
 
-    def _least_world(self, pool: Pool, method: Method) -> float:
-        """The least GPUs of a pool that may have room for a method; infinite if none."""
-        precision = self._demand.precision(method, pool.hardware)
-        if precision is None:
-            return inf
-        engined = not self._engines.why_none
-        return self._footprints.least_world(method, precision, pool.usable_bytes, engined=engined)
+    def _room_of(self, pool: Pool, method: Method) -> MethodRoom:
+        # One lower bound per method and precision can rule out a whole product.
+        key = (id(pool), id(method))
+        room = self._rooms.get(key)
+        if room is None:
+            precision = self._demand.precision(method, pool.hardware)
+            least = inf
+            if precision:
+                least = self._footprints.least_world(
+                    method, precision, pool.usable_bytes, engined=not self._engines.why_none
+                )
+            room = self._rooms[key] = MethodRoom(method, precision, least)
+        return room

@@ -6,7 +6,6 @@ these numbers. So do all the searches of one plan: on free nodes, on emptied nod
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
 from typing import NamedTuple
@@ -23,8 +22,6 @@ from . import batch
 from .demand import Demand
 from .methods import Method
 
-TRAINING_PHASES = ("load", "reference", "forward", "backward", "step")
-"""Phases to whose peak whatever samples the completions can only add."""
 NOWHERE = Engine(kind="Servers", length=1)
 """An engine that takes nothing of the trainer's GPUs."""
 Settings = tuple[bool, int, bool, int]
@@ -57,8 +54,7 @@ class Knobs(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class Footprint(NamedTuple):
     """One way of running the job and what it takes of each GPU."""
 
     method: Method
@@ -75,19 +71,13 @@ class Variants:
 
     def __init__(self, of: "Footprints", family: "Family", engine: Engine | None) -> None:
         """Works nothing out yet."""
-        demand = self._demand = of.demand
+        self._demand = of.demand
         self._predictor, self._template, self.engine = of.predictor, family.template, engine
-        self._world, self._method = family.world, family.method
-        self._whole = batch.generation_share(demand.spec, family.world)
-        has_engine = engine is not None
-        self._scores_old_policy = batch.should_score_old_policy(demand.spec, has_engine=has_engine)
-        self._alone = self
+        self._world, self._method, self._whole = family.world, family.method, family.whole
+        self._scores_old_policy = of.scores_old_policy[engine is not None]
         gathers = family.method.zero == 3 and engine is None
-        self._knobs = of.knobs(family.world, gathers=gathers)
-        if engine:
-            self._alone = family[None]
-            sizes = sizes_at_a_time(demand.spec, family.world, engine)
-            self._knobs = self._knobs._replace(generation_batch=sizes)
+        self._knobs = of.knobs(family.world, engine, gathers=gathers)
+        self._alone = family[None] if engine else self
         self._footprints: dict[Settings, Footprint] = {}
         self._setups: dict[Settings, Setup] = {}
         self._host: dict[int, int] = {}
@@ -184,15 +174,13 @@ class Variants:
         """Bytes of a GPU that training takes with everything else that saves memory."""
         key = (recomputes, micro_batch)
         if key not in self._training:
-            # An engine with GPUs of its own takes nothing here, and parameters that are not
-            # gathered to generate take less in training, too. So this bounds training beside any
-            # sampler.
-            settings = (False, self._knobs.generation_batch[-1], recomputes, micro_batch)
-            setup = self._new_setup(settings, NOWHERE)
-            prediction = self._demand.correct_prediction(self._predictor.predict(setup))
-            phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
-            training = Prediction(phases, prediction.static)
-            self._training[key] = self._demand.device_bytes(training, self._world)
+            # Under ZeRO-3 parameters that are not gathered to generate take less in training, too.
+            # So this bounds training beside any sampler.
+            gathers = self._method.zero != 3
+            settings = (gathers, self._knobs.generation_batch[-1], recomputes, micro_batch)
+            setup = self._setup(settings)
+            prediction = self._demand.correct_prediction(self._predictor.training(setup))
+            self._training[key] = self._demand.device_bytes(prediction, self._world)
         return self._training[key]
 
     @property
@@ -320,7 +308,7 @@ class Variants:
 
     def calls(self, setup: Setup) -> float:
         """Calls of generate per optimizer step."""
-        return generate_calls(self._demand.spec, setup)
+        return generate_calls(setup, self._whole, self._demand.updates_per_generation)
 
     def full_calls(self, setup: Setup) -> float:
         """The same where a last call that is not full counts as a part of one."""
@@ -329,21 +317,18 @@ class Variants:
     def _setup(self, settings: Settings) -> Setup:
         setup = self._setups.get(settings)
         if setup is None:
-            setup = self._setups[settings] = self._new_setup(settings, self.engine)
+            gather, generation_batch, checkpointing, micro_batch = settings
+            setup = self._setups[settings] = copy_with(
+                self._template,
+                micro_batch=micro_batch,
+                accumulation=self._template.accumulation // micro_batch,
+                generation_batch=generation_batch,
+                checkpointing=checkpointing,
+                gather=gather,
+                scores_old_policy=self._scores_old_policy,
+                engine=self.engine,
+            )
         return setup
-
-    def _new_setup(self, settings: Settings, engine: Engine | None) -> Setup:
-        gather, generation_batch, checkpointing, micro_batch = settings
-        return copy_with(
-            self._template,
-            micro_batch=micro_batch,
-            accumulation=self._template.accumulation // micro_batch,
-            generation_batch=generation_batch,
-            checkpointing=checkpointing,
-            gather=gather,
-            scores_old_policy=self._scores_old_policy,
-            engine=engine,
-        )
 
 
 class Family(dict[Engine | None, Variants]):
@@ -353,24 +338,19 @@ class Family(dict[Engine | None, Variants]):
         """Works nothing out yet but what all its setups share."""
         super().__init__()
         self._of, self.world, self.method, self.precision = of, world, method, precision
-        demand, spec = of.demand, of.demand.spec
-        self.template = Setup(
+        spec = of.demand.spec
+        self.whole = batch.generation_share(spec, world)
+        """Completions that a process generates for one generation batch."""
+        self.template = copy_with(
+            of.template,
             precision=precision,
-            prompt=spec.training.max_prompt_length,
-            prompts=demand.learned.prompts,
-            completion=spec.training.max_completion_length,
-            expected=demand.expected_completion,
-            micro_batch=1,
             accumulation=batch.accumulation(spec, world, 1),
             world=world,
             zero=method.zero,
             offload=method.offload,
             lora_rank=spec.adapter.rank if method.lora else 0,
-            lora_targets=tuple(spec.adapter.target_modules),
             eight_bit=method.eight_bit,
-            sorts_words=spec.training.top_p < 1,
             reference=method.reference,
-            iterations=spec.training.num_iterations,
         )
 
     def __missing__(self, engine: Engine | None) -> Variants:
@@ -378,18 +358,18 @@ class Family(dict[Engine | None, Variants]):
         return variants
 
 
-def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
+def generate_calls(setup: Setup, whole: int, updates: int) -> float:
     """Calls of generate per optimizer step, below 1 where one batch feeds several steps, or how
-    often an engine is filled with all that it samples at a time."""
+    often an engine is filled with all that it samples at a time; `whole`: completions of a process
+    for one generation batch, on which so many `updates` are taken."""
     engine = setup.engine
     if engine is None:
-        rounds = ceil(batch.generation_share(spec, setup.world) / setup.generation_batch)
-        return rounds / batch.updates_per_generation(spec)
+        return ceil(whole / setup.generation_batch) / updates
     # An engine may be limited to fewer completions than it has GPUs.
     if engine.kind == "Servers":
         completions = terms.replica_completions(setup)
     else:
-        completions = batch.generation_share(spec, setup.world) * engine.tensor_parallel
+        completions = whole * engine.tensor_parallel
     return ceil(completions / terms.sequences(setup)) * engine.syncs
 
 
@@ -418,8 +398,12 @@ class Footprints:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the
         fixes."""
         self.demand, self.predictor = demand, predictor
+        self.scores_old_policy = [
+            batch.should_score_old_policy(demand.spec, has_engine=has_engine)
+            for has_engine in (False, True)
+        ]
         self._families: dict[tuple[int, Method, Precision], Family] = {}
-        self._knobs: dict[tuple[int, bool], Knobs] = {}
+        self._knobs: dict[tuple[int, Engine | None, bool], Knobs] = {}
         self._resting: dict[tuple[Engine | None, Precision], dict[int, int]] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
 
@@ -427,6 +411,22 @@ class Footprints:
         """Footprints of the same job with another spec, with the cached facts of its model and
         memory."""
         return Footprints(self.demand.with_spec(spec), self.predictor)
+
+    @cached_property
+    def template(self) -> Setup:
+        """What all setups share."""
+        demand, spec = self.demand, self.demand.spec
+        return Setup(
+            precision="bfloat16",
+            prompt=spec.training.max_prompt_length,
+            prompts=demand.learned.prompts,
+            completion=spec.training.max_completion_length,
+            expected=demand.expected_completion,
+            micro_batch=1,
+            lora_targets=tuple(spec.adapter.target_modules),
+            sorts_words=spec.training.top_p < 1,
+            iterations=spec.training.num_iterations,
+        )
 
     @cached_property
     def worlds(self) -> list[int]:
@@ -470,15 +470,15 @@ class Footprints:
         completions of a process at a time; the same for all methods and numbers of processes."""
         return self._resting.setdefault((engine, precision), {})
 
-    def knobs(self, world: int, *, gathers: bool) -> Knobs:
+    def knobs(self, world: int, engine: Engine | None, *, gathers: bool) -> Knobs:
         """The settings that the spec's pins leave open; `gathers` under ZeRO-3, the only stage with
         parameters to gather."""
-        key = (world, gathers)
+        key = (world, engine, gathers)
         if key not in self._knobs:
-            self._knobs[key] = self._open_knobs(world, gathers)
+            self._knobs[key] = self._open_knobs(*key)
         return self._knobs[key]
 
-    def _open_knobs(self, world: int, gathers: bool) -> Knobs:
+    def _open_knobs(self, world: int, engine: Engine | None, gathers: bool) -> Knobs:
         spec = self.demand.spec
         pinned = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}
         gather = (
@@ -486,7 +486,7 @@ class Footprints:
         )
         return Knobs(
             gather=gather,
-            generation_batch=sizes_at_a_time(spec, world, None),
+            generation_batch=sizes_at_a_time(spec, world, engine),
             checkpointing=pinned[spec.training.gradient_checkpointing],
             micro_batch=tuple(reversed(batch.micro_batches(spec, world))),
         )

@@ -10,7 +10,7 @@ sites, of which most are never looked into.
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import chain, count, groupby, product, starmap
+from itertools import chain, count, groupby, product
 from math import inf
 
 from grpo_api.text.timing import DAY, HOUR
@@ -94,15 +94,22 @@ class Search:
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
+        return self._best_in_time(None)
 
+    @property
+    def choice_as_asked(self) -> Option | None:
+        """The same of what trains all parameters with AdamW."""
+        return self._best_in_time([method for method in self._methods if not method.tier])
+
+    def _best_in_time(self, of_methods: Sequence[Method] | None) -> Option | None:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
             return least_seconds(seconds, correction) <= self.most_seconds
 
         # Few jobs come near the limit, so the search without it, which prunes more, goes first.
-        best = self.best()
+        best = self.best(of_methods=of_methods)
         if best is None or is_in_time(best.seconds, best.correction):
             return best
-        return self.best(is_in_time=is_in_time)
+        return self.best(of_methods=of_methods, is_in_time=is_in_time)
 
     @cached_property
     def most_seconds(self) -> float:
@@ -239,7 +246,8 @@ class Search:
         """The same of candidates whose methods depart equally from what was asked.
 
         Entries wait in the order of a lower bound of their score: first a site, bounded by what
-        every method has to do there, then the same with the risk of each method, then the method's
+        every method has to do there, at first without sampling, which takes longer to work out.
+        Then come the same with the risk of each method, then the method's
         extents, bounded by its fastest settings and the fastest engine of its place, then the
         extent with each engine. An entry whose bound is above the best score reached can hold
         nothing better, nor can those after it.
@@ -271,9 +279,12 @@ class Search:
         return best
 
     def _parts(self, whole: Site | SiteMethod | Extent) -> Iterable[Candidate]:
-        """A site with each method, its extents by that method that can train, or an extent with
-        each engine that a GPU has room for."""
+        """A site with its sampling, then with each method, its extents by that method that can
+        train, or an extent with each engine that a GPU has room for."""
         if isinstance(whole, Site):
+            if whole.least_step is None:
+                self._times.least_step_at(whole)
+                return [whole]
             return [SiteMethod(whole, method) for method in whole.methods]
         if isinstance(whole, SiteMethod):
             extents = self._extents.at(whole.site.place, whole.method)
@@ -286,7 +297,10 @@ class Search:
         if isinstance(candidate, EnginedExtent):
             return self._bound_with(aim, *candidate)
         if isinstance(candidate, Site):
-            return score(aim, candidate.place, self._times.least_step_at(candidate), candidate.risk)
+            least = candidate.least_step
+            if least is None:
+                least = self._times.least_products(candidate)
+            return score(aim, candidate.place, least, candidate.risk)
         if isinstance(candidate, SiteMethod):
             place, seconds = candidate.site.place, self._times.least_step_at(candidate.site)
         else:
@@ -334,14 +348,19 @@ class Search:
         a GPU and of host memory, and the one that lacks least of them."""
         leanest = [self._leanest(extent) for extent in self._extents.in_pool(pool, method)]
 
+        shares = [part.shares for part in leanest]
+
+        def key(index: int, free: float) -> tuple[float, int, int]:
+            device, host = shares[index]
+            missing = max(0.0, device - free) + max(0.0, host - free)
+            place = leanest[index].extent.place
+            return missing, place.world, place.nodes
+
         # Equal shares on as many GPUs and nodes are the same option. So only of what is shown is
         # the time worked out.
-        def key(part: EnginedExtent, free: float) -> tuple[float, int, int]:
-            missing = sum(max(0.0, share - free) for share in part.shares)
-            return missing, part.extent.place.world, part.extent.place.nodes
-
-        nearest = [min(leanest, key=partial(key, free=free)) for free in (0.0, 1.0) if leanest]
-        return starmap(self._leanest_option, dict.fromkeys(nearest))
+        indices = range(len(leanest))
+        nearest = [min(indices, key=partial(key, free=free)) for free in (0.0, 1.0) if leanest]
+        return [self._leanest_option(*leanest[index]) for index in dict.fromkeys(nearest)]
 
     def _leanest(self, extent: Extent) -> EnginedExtent:
         """An extent with the engine that takes least; where even training does not fit, with

@@ -11,7 +11,7 @@ from ..memory.setup import Engine, Setup
 from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.sampling import generation_seconds, transformers_seconds
 from ..time.step_time import SamplingTime, StepTime, sampling_time, scoring_time, training_time
-from ..time.training import TrainingTime
+from ..time.training import TrainingTime, scoring_passes, update_seconds
 from .demand import Demand
 from .engines import Engines
 from .extent import Extent, Site
@@ -32,6 +32,9 @@ class Times:
     def __init__(self, demand: Demand, engines: Engines) -> None:
         """`engines`: those of the search."""
         self._demand, self._engines = demand, engines
+        self._shape = demand.shape
+        self._is_measured = demand.has_measured_steps
+        self._updates: dict[tuple[object, ...], float] = {}
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._generations: dict[tuple[object, ...], float] = {}
         self._least_sampling: dict[tuple[object, ...], float] = {}
@@ -62,11 +65,25 @@ class Times:
         if corrected_time is None:
             place = extent.place
             pool = place.pool
-            time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
-            correction = self._demand.correction(pool.label, place.world, place.nodes)
-            corrected_time = time.as_measured(correction)
+            compute = self._update_seconds(place, setup)
+            corrected_time = training_time(
+                self._shape, setup, pool.hardware, place.nodes, compute=compute
+            )
+            if self._is_measured:
+                correction = self._demand.correction(pool.label, place.world, place.nodes)
+                corrected_time = corrected_time.as_measured(correction)
             extent.training[key] = corrected_time
         return corrected_time
+
+    def _update_seconds(self, place: Place, setup: Setup) -> float:
+        """Seconds of computing an update, which all methods share that train the same."""
+        key = (
+            id(place), setup.has_lora, setup.micro_batch, setup.checkpointing,
+            scoring_passes(setup),
+        )  # fmt: skip
+        if key not in self._updates:
+            self._updates[key] = update_seconds(self._shape, setup, place.pool.hardware)
+        return self._updates[key]
 
     def least_training(self, extent: Extent) -> float:
         """Seconds of training at the fastest settings, whether or not they fit."""
@@ -88,7 +105,7 @@ class Times:
         """
         if site.least_products is None:
             site.least_products = 0.0
-            if not self._demand.has_measured_steps:
+            if not self._is_measured:
                 setup, _ = site.stand_in.without_engine.quickest
                 site.least_products = self.training(site.stand_in, setup).compute
         return site.least_products
@@ -134,7 +151,7 @@ class Times:
         key = (id(place), extent.precision, setup.zero)
         if key not in self._scoring:
             pool = place.pool
-            seconds = scoring_time(self._demand.shape, setup, pool.hardware, place.nodes)
+            seconds = scoring_time(self._shape, setup, pool.hardware, place.nodes)
             correction = self._demand.correction(pool.label, place.world, place.nodes)
             self._scoring[key] = seconds * (correction.training if correction else 1.0)
         return self._scoring[key]
@@ -191,9 +208,7 @@ class Times:
         largest = variants.with_batch(setup, sizes[0])
         calls = variants.full_calls(largest)
         hardware = extent.place.pool.hardware
-        generation = transformers_seconds(
-            self._demand.shape, largest, hardware, calls, smallest=sizes[-1]
-        )
+        generation = transformers_seconds(self._shape, largest, hardware, calls, smallest=sizes[-1])
         return sum(self._sampling_time(extent, largest, calls, generation))
 
     def fastest(self, extent: Extent, variants: Variants, setups: Iterable[Setup]) -> Setup:
@@ -245,9 +260,11 @@ class Times:
         """The same of a generation that takes so long."""
         place = extent.place
         time = sampling_time(
-            self._demand.shape, setup, place.pool.hardware, place.nodes, calls,
+            self._shape, setup, place.pool.hardware, place.nodes, calls,
             generation=generation,
         )  # fmt: skip
+        if not self._is_measured:
+            return time
         return time.as_measured(self._correction(place, setup.engine, server_pool))
 
     def _generation(self, extent: Extent, setup: Setup, calls: float, sampler: Product) -> float:
@@ -257,7 +274,7 @@ class Times:
         dtype = setup.compute_dtype if sort else extent.precision
         key = (id(extent.place), dtype, sort, setup.generation_batch)
         if key not in self._generations:
-            self._generations[key] = generation_seconds(self._demand.shape, setup, sampler, calls)
+            self._generations[key] = generation_seconds(self._shape, setup, sampler, calls)
         return self._generations[key]
 
     def correction(self, place: Place, engine: Engine | None) -> StepCorrection | None:

@@ -32,11 +32,11 @@ from .training import (
     PCIE_GB_PER_S,
     TrainingTime,
     communication_seconds,
-    compute_seconds,
     gathering_pass,
     micro_batch_seconds,
     offload_seconds,
     trained_length,
+    update_seconds,
 )
 
 TENSOR_SECONDS = 0.6e-3
@@ -127,16 +127,14 @@ class SamplingTime(NamedTuple):
 
 
 def training_time(
-    shape: Shape, setup: Setup, hardware: Product, nodes: int, constants: Constants = FITTED
+    shape: Shape, setup: Setup, hardware: Product, nodes: int, *, compute: float
 ) -> TrainingTime:
-    """Time of one step without its sampling; arguments as of step_time."""
+    """Time of one step without its sampling; `compute`: its update_seconds, other arguments as of
+    step_time."""
     link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
     latency = GATHER_SECONDS[nodes > 1]
-    return TrainingTime(
-        compute_seconds(shape, setup, hardware, trained_length(setup, constants), constants),
-        communication_seconds(shape, setup, link, latency),
-        offload_seconds(shape, setup),
-    )
+    communication = communication_seconds(shape, setup, link, latency)
+    return TrainingTime(compute, communication, offload_seconds(shape, setup))
 
 
 def scoring_time(
@@ -194,7 +192,8 @@ def step_time(
         servers: the GPU of engines in pods of their own.
         measured: how steps that were measured on these GPUs correct it.
     """
-    training = training_time(shape, setup, hardware, nodes).as_measured(measured)
+    compute = update_seconds(shape, setup, hardware)
+    training = training_time(shape, setup, hardware, nodes, compute=compute).as_measured(measured)
     generation = generation_seconds(shape, setup, servers or hardware, calls)
     sampling = sampling_time(shape, setup, hardware, nodes, calls, generation=generation)
     sampling = sampling.as_measured(measured)

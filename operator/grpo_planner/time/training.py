@@ -11,7 +11,7 @@ from ..hardware.products import Product
 from ..memory.setup import Setup
 from ..memory.states import trained_bytes, trained_parameters
 from ..model.shapes import Shape
-from .constants import Constants
+from .constants import FITTED, Constants
 from .lengths import longest
 from .measured_runs import StepCorrection
 
@@ -78,6 +78,8 @@ def expert_seconds(shape: Shape, hardware: Product, tokens: float, constants: Co
     It is bound by memory: on an H20, with a seventh of an H100's FLOP/s and more bandwidth, the
     experts of a 30B model take as long as on an H100.
     """
+    if not shape.experts:
+        return 0.0
     bytes_each = shape.active_experts * constants.expert_bytes
     return _moved_seconds(shape, hardware, tokens, bytes_each, constants)
 
@@ -170,6 +172,14 @@ def compute_seconds(
         shape, hardware, tokens, length, constants, shared=shared, units=units
     )
     return passes * setup.accumulation * seconds_per_pass + constants.step_seconds
+
+
+def update_seconds(
+    shape: Shape, setup: Setup, hardware: Product, constants: Constants = FITTED
+) -> float:
+    """The same of sequences as long as TRL pads them. How the model is sharded does not change
+    it."""
+    return compute_seconds(shape, setup, hardware, trained_length(setup, constants), constants)
 
 
 def gathering_pass(shape: Shape, setup: Setup, link: float, latency: float) -> float:
