@@ -15,6 +15,8 @@ from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import CycleInput, Verdict, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import release_age
+from grpo_operator.decide.restarts import pausing
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import (
@@ -103,6 +105,7 @@ def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mappin
         now=NOW,
         limits=LIMITS,
         default_image="trainer:1",
+        pauses={one.uid: pausing(one, release_age(one, NOW), LIMITS) for one in jobs},
         **more,
     )
     return schedule(asked, Plans()).verdicts

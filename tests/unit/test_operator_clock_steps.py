@@ -13,6 +13,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import Observation, observe
 from grpo_operator.decide.preflight import BLOCKED_SECONDS
+from grpo_operator.decide.restarts import pausing
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.preflights import Preflights
 from grpo_operator.report.status import to_json
@@ -203,3 +204,18 @@ def test_a_step_of_the_clock_starts_no_job_unchecked_before_its_time(
     found = preflights.look(job, NOW + passed + step, Observed(passed))
     assert found
     assert found.check.status.given_up is (60 + passed >= BLOCKED_SECONDS)
+
+
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 60))
+def test_a_step_of_the_clock_changes_no_pause_after_a_release(step: int, passed: int) -> None:
+    """The gang was released ten seconds before the first look."""
+    status, _ = PHASES["released"]
+    job, tracker, now = make_job(GPUS, status), FirstSeenTracker(), NOW + passed + step
+    for wall, at_second in ((NOW, 0), (now, passed)):
+        seen = observe(job, [], [], now=wall, at=Observed(at_second), first_seen_tracker=tracker)
+    decision = judged(seen)
+    left = LIMITS.release_pause_seconds - 10 - passed
+    assert decision.action is (Action.WAIT if left > 0 else Action.ADMIT)
+    released_for = tracker.times(job.key).released_for(job, now, seen.at)
+    assert (decision.look_again or 0.0) == pausing(job, released_for, LIMITS) == max(0.0, left)

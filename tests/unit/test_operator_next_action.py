@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.first_seen import release_age
 from grpo_operator.decide.observation import Silence
 from grpo_operator.decide.restarts import pausing
 from tests.unit.operator_world import (
@@ -200,13 +201,13 @@ def test_a_released_gang_pauses_before_it_asks_again() -> None:
 @pytest.mark.parametrize(("times", "pause"), [(1, 30), (2, 60), (3, 120), (6, 600), (10, 600)])
 def test_the_pause_grows_with_every_release_in_a_row(times: int, pause: float) -> None:
     job = make_job(status=released("PodsNotCreated", times))
-    assert pausing(job, NOW, LIMITS) == pytest.approx(pause - 10)
+    assert pausing(job, release_age(job, NOW), LIMITS) == pytest.approx(pause - 10)
 
 
 @given(back=st.floats(0, 1e9))
 def test_a_clock_that_was_set_back_makes_no_pause_longer(back: float) -> None:
     job = make_job(status=released("PodsNotCreated", 2))
-    assert pausing(job, NOW - 10 - back, LIMITS) <= 60
+    assert pausing(job, release_age(job, NOW - 10 - back), LIMITS) <= 60
 
 
 def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:

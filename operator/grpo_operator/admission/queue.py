@@ -37,6 +37,7 @@ from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Action, Decision, Limits
+from ..decide.first_seen import release_age
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
@@ -110,15 +111,18 @@ class AdmissionQueue:
         limits: Limits,
         clock: Callable[[], float],
         pods: PodDefaults,
+        released_for: Callable[[GRPOJobRecord], float] | None = None,
     ) -> None:
         """`jobs` are all GRPOJobs; `snapshot` gives the cluster as it is known now, the same object
         while nothing has changed; `pods` is what their pods have by default; `clock` gives unix
-        seconds."""
+        seconds; `released_for` gives the seconds since a gang's release, by default by that
+        clock."""
         self._jobs = jobs
         self._snapshot = snapshot
         self._limits = limits
         self._pods = pods
         self._clock = clock
+        self._released_for = released_for or (lambda job: release_age(job, clock()))
         self._plans = Plans()
         self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
@@ -155,16 +159,19 @@ class AdmissionQueue:
         self.wake()
 
     def _mark(self, job: GRPOJobRecord) -> _Mark:
-        pause = pausing(job, self._clock(), self._limits)
         return _Mark(
             job.uid,
             job.generation,
             job.is_waiting_for_admission,
             job.is_active,
             job.status.attempt,
-            pause > 0,
+            self._pause(job) > 0,
             check_reason(job),
         )
+
+    def _pause(self, job: GRPOJobRecord) -> float:
+        """Seconds that a released gang still stays out of the queue; 0 when it is in."""
+        return pausing(job, self._released_for(job), self._limits) if job.is_released else 0.0
 
     async def run(self) -> None:
         """Runs cycles when they are due, until cancelled."""
@@ -224,6 +231,8 @@ class AdmissionQueue:
         jobs = tuple(self._jobs)
         assumed = self._assumptions.claims()
         denied_recently = frozenset(self._assumptions.denial_pauses(now))
+        waiting = (job for job in jobs if job.is_waiting_for_admission)
+        pauses = {job.uid: self._pause(job) for job in waiting}
         return CycleInput(
             jobs=jobs,
             snapshot=snapshot,
@@ -231,6 +240,7 @@ class AdmissionQueue:
             limits=self._limits,
             assumed=assumed,
             passed_over=dict(self._passed_over),
+            pauses=pauses,
             denied_recently=denied_recently,
             default_image=self._pods.image,
             preflight=self._pods.preflight,

@@ -25,7 +25,6 @@ from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Limits
 from ..decide.preflight import is_checked, should_check
-from ..decide.restarts import pausing
 from ..pods.roles import replicas
 from ..records.job_class import with_class
 from ..records.reasons import Reason
@@ -90,6 +89,8 @@ class CycleInput:
     """By uid, attempts that were admitted and are not in their jobs' status yet."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """By uid, as counted by earlier cycles; a job's status may be behind."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """By uid, seconds that gangs still stay out of the queue after their release."""
     denied_recently: frozenset[str] = frozenset()
     """uids of jobs whose commit the API server has just denied."""
     default_image: str = ""
@@ -126,8 +127,7 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
         # an assumed job has its place already, although its status still says that it waits
         if job.uid in cycle_input.assumed or not job.is_waiting_for_admission:
             continue
-        pause = pausing(job, cycle_input.now, cycle_input.limits)
-        if pause:
+        if pause := cycle_input.pauses.get(job.uid):
             look_again = shortest_pause(look_again, pause)
         elif job.uid not in cycle_input.denied_recently:
             waiting.append(with_class(job, cycle_input.snapshot.job_classes))

@@ -18,8 +18,10 @@ from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 LEAST_STEP = 1.0
 """Seconds from which a difference of the two clocks counts as a step of the wall clock."""
 StoredTime = tuple[str, str]
-"""Names a moment that a status tells of: type and status of a condition, or COMPLETION."""
-COMPLETION: StoredTime = ("", "")
+"""Names a moment that a status tells of: type and status of a condition, COMPLETION, or the release
+of an attempt."""
+COMPLETION: StoredTime = ("completion", "")
+_RELEASE = "release"
 _MEASURED = (ConditionType.SCHEDULED, ConditionType.RUNNING, ConditionType.SUCCEEDED)
 """Conditions from which a time is measured."""
 
@@ -59,6 +61,11 @@ class FirstSeenTimes:
     def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
         """When a pod's deletion was first seen; now, if it is seen for the first time."""
         return self.deleted.get(pod.uid, at)
+
+    def released_for(self, job: GRPOJobRecord, now: float, at: Observed) -> float:
+        """Seconds since the job's gang was released."""
+        released_at = self.stored.get(_release_of(job))
+        return at - released_at if released_at else release_age(job, now)
 
 
 class FirstSeenTracker:
@@ -158,12 +165,17 @@ class FirstSeenTracker:
         see `update`."""
         before = self.forget(key)
         if not pods:
-            ages = {name: age for name, age in ages.items() if name == COMPLETION}
+            lasting = (COMPLETION[0], _RELEASE)
+            ages = {name: age for name, age in ages.items() if name[0] in lasting}
         if not ages:
             return FirstSeenTimes()
         first_seen = FirstSeenTimes(stored=_dated(before, ages, at))
         self._jobs[key] = first_seen
         return first_seen
+
+    def times(self, key: ObjectKey) -> FirstSeenTimes:
+        """A job's times as of the last look."""
+        return self._jobs.get(key, FirstSeenTimes())
 
     def forget(self, key: ObjectKey) -> FirstSeenTimes:
         """Drop the first-seen times of a job that is gone; return them."""
@@ -172,10 +184,11 @@ class FirstSeenTracker:
 
 def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
     """The ages, by the wall clock, of what the status tells of and a time is measured from."""
+    ages: dict[StoredTime, float] = {}
     if job.is_finished and job.time_to_live is not None:
-        ages = {COMPLETION: completion_age(job, now)}
-    else:
-        ages = {}
+        ages[COMPLETION] = completion_age(job, now)
+    if job.is_released:
+        ages[_release_of(job)] = release_age(job, now)
     for condition in filter(None, map(job.condition, _MEASURED)):
         ages[condition.type, condition.status] = condition_age(condition, now)
     return ages
@@ -189,6 +202,16 @@ def condition_age(condition: Condition, now: float) -> float:
 def completion_age(job: GRPOJobRecord, now: float) -> float:
     """Seconds since the job ended: see stored_age."""
     return stored_age(job.status.completion_time, now)
+
+
+def release_age(job: GRPOJobRecord, now: float) -> float:
+    """Seconds since the job's gang was released: see stored_age."""
+    ends = job.status.ends
+    return stored_age(ends[-1].end_time if ends else None, now)
+
+
+def _release_of(job: GRPOJobRecord) -> StoredTime:
+    return _RELEASE, str(job.status.attempt)
 
 
 def stored_age(stored: str | None, now: float) -> float:

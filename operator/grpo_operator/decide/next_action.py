@@ -228,7 +228,9 @@ def not_admitted(observation: Observation, limits: Limits) -> Decision | None:
     """Ask for an attempt if none is active; after a release, only when the pause is over."""
     if observation.job.is_active:
         return None
-    if seconds_left := pausing(observation.job, observation.now, limits):
+    job = observation.job
+    released_for = observation.first_seen.released_for(job, observation.now, observation.at)
+    if seconds_left := pausing(job, released_for, limits):
         return Decision(Action.WAIT, look_again=seconds_left)
     return Decision(Action.ADMIT)
 

@@ -17,7 +17,7 @@ from grpo_api.status.status import (
     GRPOJobStatus,
     Rollback,
 )
-from grpo_kube.objects.times import doubled_pause, seconds
+from grpo_kube.objects.times import doubled_pause
 from grpo_planner.memory.disk import less_disk_message
 
 from ..records.reasons import RELEASES, Reason
@@ -135,17 +135,15 @@ def restart_pause(observation: Observation, limits: Limits) -> float:
     )
 
 
-def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
-    """Seconds that a released gang still stays out of the queue; 0 when it is in."""
+def pausing(job: GRPOJobRecord, released_for: float, limits: Limits) -> float:
+    """Seconds that a gang, released so many seconds ago, still stays out of the queue; 0 when it is
+    in."""
     releases = releases_in_a_row(job.status.ends)
     if not releases or not job.is_released:
         return 0.0
     longest = limits.longest_release_pause_seconds
     pause = doubled_pause(limits.release_pause_seconds, longest, releases)
-    released_at = seconds(job.status.ends[-1].end_time) or now
-    seconds_left = released_at + pause - now
-    # A release in the future was written by a clock that has been set back, or by another's.
-    return seconds_left if 0 < seconds_left <= pause else 0.0
+    return max(0.0, pause - released_for)
 
 
 def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:

@@ -72,6 +72,7 @@ class Observer:
         preflights: Preflights,
         classes: Callable[[], JobClasses] = JobClasses,
         traces: AttemptTraces | None = None,
+        first_seen_tracker: FirstSeenTracker | None = None,
     ) -> None:
         """`rank0` gives the last answer of each job's rank 0; `classes` gives the GRPOJobClasses;
         `traces` receives the observation of each reconcile."""
@@ -84,7 +85,7 @@ class Observer:
         self._preflights = preflights
         self._classes = classes
         self._traces = traces
-        self.first_seen_tracker = FirstSeenTracker()
+        self.first_seen_tracker = first_seen_tracker or FirstSeenTracker()
         """When this process first saw each state of the jobs' children."""
 
     def job(self, key: ObjectKey) -> GRPOJobRecord | None:

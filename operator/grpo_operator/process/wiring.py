@@ -38,6 +38,7 @@ from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
 from ..admission.inventory import node_facts
 from ..admission.queue import AdmissionQueue
+from ..decide.first_seen import FirstSeenTracker
 from ..loop.attempt_starter import AttemptStarter
 from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
@@ -134,8 +135,15 @@ class Operator:
         )
         limits = settings.limits
         gangs = ReservedGangs(caches, self._process_clock, limits.scheduling_timeout_seconds)
+        self._first_seen_tracker = FirstSeenTracker()
         self._admission = AdmissionQueue(
-            gangs, self.facts.take, queue.add_all, limits=limits, clock=wall, pods=settings.pods
+            gangs,
+            self.facts.take,
+            queue.add_all,
+            limits=limits,
+            clock=wall,
+            pods=settings.pods,
+            released_for=self._released_for,
         )
         self._measured_runs: MeasuredRunStore | None = None
         if key := settings.measured_runs:
@@ -172,6 +180,7 @@ class Operator:
             preflights=preflights,
             classes=self.facts.job_classes,
             traces=self._traces,
+            first_seen_tracker=self._first_seen_tracker,
         )
         starter = AttemptStarter(
             cluster,
@@ -266,6 +275,11 @@ class Operator:
             self._traces.record_status(job, new, now)
         if self._measured_runs:
             self._measured_runs.record(job, new)
+
+    def _released_for(self, job: GRPOJobRecord) -> float:
+        """Seconds since the job's gang was released."""
+        times = self._first_seen_tracker.times(job.key)
+        return times.released_for(job, self._wall(), Observed(self._clock()))
 
     def _facts_changed(self) -> None:
         self._admission.wake()
