@@ -30,7 +30,7 @@ from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
-from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
+from .text.base import CREATING, Model, Rule, map_list, unique_by
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import HUB_ID_OR_PATH, Image, Name, PullPolicy
 from .text.problems import problem_message
@@ -153,9 +153,7 @@ class GRPOJobSpec(Model):
     """The model to train."""
     dataset: DatasetSpec
     """The training prompts."""
-    rewards: Annotated[
-        list[RewardSpec], Field(min_length=1, max_length=MAX_REWARDS, json_schema_extra=ATOMIC_LIST)
-    ]
+    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=MAX_REWARDS)]
     """Reward functions; their weighted sum is the reward."""
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     """GRPO and optimizer settings. Unset: the defaults below."""

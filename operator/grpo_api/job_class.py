@@ -14,7 +14,7 @@ from .pods.platform import PlatformSpec
 from .pods.template import PodMetadata, PullSecrets
 from .spec.generation import EngineArguments
 from .spec.run_policy import Toleration
-from .text.base import ATOMIC_LIST, Model
+from .text.base import Model
 from .text.names import Image, LabelKey, Labels, Name, PullPolicy
 
 
@@ -45,9 +45,7 @@ class PlacementSettings(Model):
 
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have, beside the job's. Unset: the job's."""
-    tolerations: Annotated[
-        list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
     """Tolerations, beside the job's. Unset: the job's."""
     priority_class_name: Name | None = None
     """PriorityClass. Unset: the job's."""
@@ -104,13 +102,9 @@ class ClassLimits(Model):
     """GPUs of a job, engines' included; the plan takes no more. Unset: no limit."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=31536000)] | None = None
     """Longest activeDeadlineSeconds, which is also that of jobs without one. Unset: no limit."""
-    priority_class_names: Annotated[
-        list[Name], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    priority_class_names: Annotated[list[Name], Field(max_length=32)] = []
     """PriorityClasses that a job may name. Unset: all."""
-    required_labels: Annotated[
-        list[LabelKey], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    required_labels: Annotated[list[LabelKey], Field(max_length=16)] = []
     """Labels that a GRPOJob must have, such as cost-center. Unset: none."""
 
 

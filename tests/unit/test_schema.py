@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.job_class import GRPOJobClass
-from grpo_api.text.base import ATOMIC_LIST, Model, Rule
+from grpo_api.text.base import Model, Rule
 from grpo_api.text.schema import NotStructural, Schema, schema_fields, structural_schema
 from grpo_codegen import __main__ as codegen
 from grpo_codegen.crd import definition, job_schema
@@ -216,17 +216,10 @@ class Alternatives(Model):
     """One or the other."""
 
 
-class Untyped(Model):
-    """A list without a list type."""
-
-    items: Annotated[list[int], Field(max_length=3)]
-    """Some numbers."""
-
-
 class Tree(Model):
     """A model that contains itself."""
 
-    below: Annotated[list["Tree"], Field(max_length=2, json_schema_extra=ATOMIC_LIST)] = []
+    below: Annotated[list["Tree"], Field(max_length=2)] = []
     """Smaller trees."""
 
 
@@ -252,7 +245,6 @@ def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
     [
         (Unbounded, "Unbounded.text: a string without maxLength"),
         (Alternatives, "Alternatives.either: a union"),
-        (Untyped, "Untyped.items: a list without x-kubernetes-list-type"),
         (Tree, "recursive model"),
     ],
 )

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..report.preflight import PromptLengths
 from ..spec.model import Architecture
-from ..text.base import ATOMIC_LIST, Model
+from ..text.base import Model
 from ..text.quantity import MAX_COUNT, Count
 
 MAX_LENGTH = 1048576
@@ -177,14 +177,9 @@ class Learned(Model):
     """Lengths and seconds of the last steps that differ from what was known."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
-    shortfalls: Annotated[
-        list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1)] = []
     """The plans that ran out of memory, oldest first; spec.retry empties the list."""
-    engine_failures: Annotated[
-        list[EngineFailure],
-        Field(max_length=MAX_ENGINE_FAILURES, json_schema_extra=ATOMIC_LIST),
-    ] = []
+    engine_failures: Annotated[list[EngineFailure], Field(max_length=MAX_ENGINE_FAILURES)] = []
     """The engines that failed, oldest first. spec.retry empties this list."""
 
     @property

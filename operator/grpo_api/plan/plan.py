@@ -19,7 +19,7 @@ from ..spec.rewards import RewardSpec
 from ..spec.run_policy import GuardSpec
 from ..spec.tracking import TrackingSpec
 from ..spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
-from ..text.base import ATOMIC_LIST, Model
+from ..text.base import Model
 from ..text.contract import ENGINE_PORT, RENDEZVOUS_PORT, WEIGHTS_PORT
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT, Count
@@ -162,7 +162,7 @@ class ExecutionPlan(Model):
     """What the range of that time is known from: published runs, or measured ones."""
     step_spread: Annotated[float, Field(ge=0)] | None = None
     """Share by which that time may be off where it is measured."""
-    step_runs: Annotated[list[RowId], Field(max_length=10, json_schema_extra=ATOMIC_LIST)] = []
+    step_runs: Annotated[list[RowId], Field(max_length=10)] = []
     """Ids of the measured runs that it rests on."""
     expected_completion_length: Positive | None = None
     """Mean tokens of a completion that times and an engine's cache are for; absent where they are
@@ -176,9 +176,9 @@ class ExecutionPlan(Model):
     """Steps between checkpoints."""
     reason: Text = ""
     """Why this plan, in a sentence."""
-    changes: Annotated[list[Text], Field(max_length=MAX_TEXTS, json_schema_extra=ATOMIC_LIST)] = []
+    changes: Annotated[list[Text], Field(max_length=MAX_TEXTS)] = []
     """What differs from what the user might expect to be trained."""
-    warnings: Annotated[list[Text], Field(max_length=MAX_TEXTS, json_schema_extra=ATOMIC_LIST)] = []
+    warnings: Annotated[list[Text], Field(max_length=MAX_TEXTS)] = []
     """What the planner could not know or could not check."""
 
     @property

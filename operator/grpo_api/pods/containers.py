@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
+from ..text.base import Model, Rule, map_list, unique_by
 from ..text.contract import CONTAINER, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
@@ -183,13 +183,9 @@ class ResourceRequirements(Model):
 
 
 _STANDARD = "the `restricted` pod security standard"
-Arguments = Annotated[
-    list[Annotated[str, Field(max_length=16384)]],
-    Field(max_length=64, json_schema_extra=ATOMIC_LIST),
-]
+Arguments = Annotated[list[Annotated[str, Field(max_length=16384)]], Field(max_length=64)]
 Capabilities = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=64)]],
-    Field(max_length=16, json_schema_extra=ATOMIC_LIST),
+    list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=16)
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
+from ..text.base import Model, Rule, exactly_one, map_list, unique_by
 from ..text.contract import (
     ALLOCATOR_ENV,
     ENV_PREFIX,
@@ -110,6 +110,4 @@ TrainerEnvironment = Annotated[
     Field(max_length=64, json_schema_extra=map_list("name")),
     unique_by("name"),
 ]
-EnvironmentSources = Annotated[
-    list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
-]
+EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16)]

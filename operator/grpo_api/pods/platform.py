@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
+from ..text.base import Model, Rule, exactly_one, map_list, unique_by
 from ..text.names import Name, Path
 from .containers import ResourceRequirements, SeccompProfile, TrainerMount
 
@@ -43,7 +43,7 @@ class PlatformCapabilities(Model):
 
     add: Annotated[
         list[Annotated[str, Field(min_length=2, max_length=64, pattern=r"^[A-Z][A-Z0-9_]*$")]],
-        Field(max_length=16, json_schema_extra=ATOMIC_LIST),
+        Field(max_length=16),
     ] = []
     """Such as IPC_LOCK. Unset: none."""
 
@@ -69,9 +69,7 @@ class PlatformSecurityContext(Model):
     """Group id. Unset: that of all jobs."""
     fs_group: _ID | None = None
     """Group of the volumes. Unset: that of all jobs."""
-    supplemental_groups: Annotated[
-        list[_ID], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    supplemental_groups: Annotated[list[_ID], Field(max_length=16)] = []
     """Further groups. Unset: none."""
     seccomp_profile: SeccompProfile | None = None
     """Filter of system calls. Unset: RuntimeDefault."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
+from ..text.base import Model, Rule, map_list, unique_by
 from ..text.contract import RESERVED_LABELS
 from ..text.names import Annotations, LabelKey, Labels, LocalObjectReference, Name
 from .containers import InitContainer
@@ -22,7 +22,7 @@ _VALUES_RULE = Rule(
 )
 Value = Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")]
 """A label's value, or the name of a node."""
-Values = Annotated[list[Value], Field(max_length=64, json_schema_extra=ATOMIC_LIST)]
+Values = Annotated[list[Value], Field(max_length=64)]
 Weight = Annotated[int, Field(ge=1, le=100)]
 
 
@@ -49,9 +49,7 @@ class LabelSelector(Model):
 
     match_labels: Labels = Field(default_factory=dict)
     """Labels with their values. Unset: any."""
-    match_expressions: Annotated[
-        list[LabelSelectorRequirement], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    match_expressions: Annotated[list[LabelSelectorRequirement], Field(max_length=16)] = []
     """Further requirements. Unset: none."""
 
 
@@ -63,7 +61,7 @@ class PodAffinityTerm(Model):
     topology_key: LabelKey
     """Label of nodes within whose value pods count as near, such as
     `topology.kubernetes.io/zone`."""
-    namespaces: Annotated[list[Name], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    namespaces: Annotated[list[Name], Field(max_length=16)] = []
     """Namespaces of the pods. Unset: the job's."""
     namespace_selector: LabelSelector | None = None
     """Further namespaces by their labels. Unset: none."""
@@ -82,12 +80,12 @@ class PodAffinity(Model):
     """Pods to be near to, or far from."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
-        list[PodAffinityTerm], Field(max_length=8, json_schema_extra=ATOMIC_LIST)
+        list[PodAffinityTerm], Field(max_length=8)
     ] = []
     """What must be so. The plan doesn't look at other pods' labels: the scheduler alone decides.
     Unset: none."""
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[WeightedPodAffinityTerm], Field(max_length=8, json_schema_extra=ATOMIC_LIST)
+        list[WeightedPodAffinityTerm], Field(max_length=8)
     ] = []
     """What had better be so. Unset: none."""
 
@@ -114,9 +112,7 @@ class NodeSelectorRequirement(Model):
     """For In, NotIn, Gt and Lt. Unset: none."""
 
 
-Requirements = Annotated[
-    list[NodeSelectorRequirement], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
-]
+Requirements = Annotated[list[NodeSelectorRequirement], Field(max_length=16)]
 
 
 class NodeSelectorTerm(Model):
@@ -131,9 +127,7 @@ class NodeSelectorTerm(Model):
 class NodeSelector(Model):
     """Terms of which a node meets at least one."""
 
-    node_selector_terms: Annotated[
-        list[NodeSelectorTerm], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC_LIST)
-    ]
+    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=8)]
     """The terms."""
 
 
@@ -152,7 +146,7 @@ class NodeAffinity(Model):
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
     """Nodes that the job must run on; the plan counts only these. Unset: any node."""
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[PreferredSchedulingTerm], Field(max_length=8, json_schema_extra=ATOMIC_LIST)
+        list[PreferredSchedulingTerm], Field(max_length=8)
     ] = []
     """Nodes that the job had better run on. Unset: none."""
 
@@ -219,16 +213,14 @@ class DNSConfig(Model):
     """Further settings of resolv.conf."""
 
     nameservers: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=45)]],
-        Field(max_length=3, json_schema_extra=ATOMIC_LIST),
+        list[Annotated[str, Field(min_length=1, max_length=45)]], Field(max_length=3)
     ] = []
     """Addresses of name servers. Unset: the cluster's only."""
     searches: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=253)]],
-        Field(max_length=32, json_schema_extra=ATOMIC_LIST),
+        list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=32)
     ] = []
     """Further search domains. Unset: the cluster's only."""
-    options: Annotated[list[DNSOption], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    options: Annotated[list[DNSOption], Field(max_length=16)] = []
     """Options. Unset: the cluster's only."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
+from ..text.base import Model, Rule, exactly_one
 from ..text.contract import RESERVED_VOLUMES, REWARD_VOLUME_PREFIX
 from ..text.names import (
     Annotations,
@@ -42,7 +42,7 @@ class KeyToPath(Model):
     """Permission bits. Unset: `defaultMode`."""
 
 
-Items = Annotated[list[KeyToPath], Field(max_length=32, json_schema_extra=ATOMIC_LIST)]
+Items = Annotated[list[KeyToPath], Field(max_length=32)]
 
 
 class ConfigMapVolume(Model):
@@ -110,9 +110,7 @@ class DownwardFile(Model):
 class DownwardProjection(Model):
     """Fields of the pod among projected sources."""
 
-    items: Annotated[
-        list[DownwardFile], Field(min_length=1, max_length=32, json_schema_extra=ATOMIC_LIST)
-    ]
+    items: Annotated[list[DownwardFile], Field(min_length=1, max_length=32)]
     """The files."""
 
 
@@ -185,9 +183,7 @@ AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWrit
 class EphemeralClaimSpec(Model):
     """A claim that goes with the pod."""
 
-    access_modes: Annotated[
-        list[AccessMode], Field(min_length=1, max_length=4, json_schema_extra=ATOMIC_LIST)
-    ]
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=4)]
     """Usually ReadWriteOnce: each pod has its own."""
     storage_class_name: Name | None = None
     """StorageClass. Unset: the cluster's default."""
@@ -239,9 +235,7 @@ class ProjectedSource(Model):
 class ProjectedVolume(Model):
     """Several sources in one folder."""
 
-    sources: Annotated[
-        list[ProjectedSource], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC_LIST)
-    ]
+    sources: Annotated[list[ProjectedSource], Field(min_length=1, max_length=8)]
     """The sources."""
     default_mode: Mode | None = None
     """Permission bits. Unset: 0644."""

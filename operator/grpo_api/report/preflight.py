@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..spec.model import Architecture
-from ..text.base import ATOMIC_LIST, Model
+from ..text.base import Model
 from ..text.quantity import Count
 from .revisions import Revisions
 
@@ -76,15 +76,11 @@ class PromptLengths(Model):
 class PreflightReport(Model):
     """The result of one preflight. It has passed if it has no problems."""
 
-    problems: Annotated[
-        list[PreflightProblem], Field(max_length=MAX_PROBLEMS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    problems: Annotated[list[PreflightProblem], Field(max_length=MAX_PROBLEMS)] = []
     """All mistakes that were found."""
     omitted_problems: Count = 0
     """Further mistakes for which the message had no room."""
-    skipped: Annotated[
-        list[SkippedCheck], Field(max_length=MAX_PROBLEMS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    skipped: Annotated[list[SkippedCheck], Field(max_length=MAX_PROBLEMS)] = []
     """Checks that could not be made."""
     prompts: PromptLengths | None = None
     """Lengths of the first prompts; absent where they could not be measured."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from ..spec.model import Architecture
-from ..text.base import ATOMIC_LIST, Model
+from ..text.base import Model
 from ..text.quantity import MAX_COUNT, Count
 from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
@@ -92,8 +92,7 @@ class Standstill(Model):
     waiting: bool = False
     """Whether it waited for other ranks, in a collective: then the cause is another."""
     frames: Annotated[
-        list[Annotated[str, Field(max_length=FRAME_CHARACTERS)]],
-        Field(max_length=MAX_FRAMES, json_schema_extra=ATOMIC_LIST),
+        list[Annotated[str, Field(max_length=FRAME_CHARACTERS)]], Field(max_length=MAX_FRAMES)
     ] = []
     """Of its main thread's stack, innermost first."""
 

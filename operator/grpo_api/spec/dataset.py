@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
+from ..text.base import Model, Rule, exactly_one
 from ..text.names import (
     ConfigMapFiles,
     Repository,
@@ -32,10 +32,7 @@ class DatasetFiles(Model):
     """Volume with the files. Unset: `configMap` must be set."""
     config_map: ConfigMapFiles | None = None
     """ConfigMap with the files (1 MiB at most). Unset: `volume` must be set."""
-    paths: Annotated[
-        list[SubPath],
-        Field(min_length=1, max_length=256, json_schema_extra=ATOMIC_LIST),
-    ]
+    paths: Annotated[list[SubPath], Field(min_length=1, max_length=256)]
     """Files relative to the volume or ConfigMap, read in this order; `*` matches within a
     folder."""
     format: Literal["Auto", "JSONL", "Parquet", "CSV"] = "Auto"

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
-from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.base import Model, Rule
 from ..text.json_map import JSONMap
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
@@ -138,7 +138,7 @@ class GenerationSpec(Model):
     stop: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=128)]],
-            Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST),
+            Field(min_length=1, max_length=16),
         ]
         | None
     ) = None

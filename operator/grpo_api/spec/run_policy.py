@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
+from ..text.base import Model, Rule, exactly_one
 from ..text.contract import MAX_JOB_NAME
 from ..text.names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from ..text.quantity import ByteQuantity
@@ -156,9 +156,7 @@ class PlacementSpec(Model):
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have. Unset: any node."""
-    tolerations: Annotated[
-        list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
     """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated.
     Unset: none."""
     objective: Objective = "Balanced"
@@ -234,7 +232,7 @@ class GuardSpec(Model):
     maxKL (DivergedKL). Rollback: the run goes back to the newest checkpoint from before the batch
     that it diverged on and never trains on that batch, at most twice; without any checkpoint it
     begins at the start, without that batch. Unset: Fail."""
-    stop_on: Annotated[list[FindingName], Field(max_length=15, json_schema_extra=ATOMIC_LIST)] = []
+    stop_on: Annotated[list[FindingName], Field(max_length=15)] = []
     """Findings (docs/reference/findings.md) that end the run with StoppedOnFinding. Unset: none."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The attempt ends with EngineMismatch when the engine's and the trainer's log-probabilities of
@@ -258,8 +256,7 @@ class ExitCodes(Model):
     operator: Literal["In", "NotIn"]
     """Whether the code must be one of the values or none of them."""
     values: Annotated[
-        list[Annotated[int, Field(ge=1, le=255)]],
-        Field(min_length=1, max_length=255, json_schema_extra=ATOMIC_LIST),
+        list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=255)
     ]
     """Exit codes, 1 to 255."""
 
@@ -284,20 +281,10 @@ class RestartRule(Model):
     job."""
     on_exit_codes: ExitCodes | None = None
     """The training container's exit code. Unset: another field says which ends."""
-    on_results: (
-        Annotated[
-            list[FailedResult], Field(min_length=1, max_length=17, json_schema_extra=ATOMIC_LIST)
-        ]
-        | None
-    ) = None
+    on_results: Annotated[list[FailedResult], Field(min_length=1, max_length=17)] | None = None
     """How the trainer, or the operator in its place, says that it ended. Unset: another field says
     which ends."""
-    on_reasons: (
-        Annotated[
-            list[EndReason], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC_LIST)
-        ]
-        | None
-    ) = None
+    on_reasons: Annotated[list[EndReason], Field(min_length=1, max_length=20)] | None = None
     """Kubernetes' word for the end: of the container (OOMKilled), of the pod (Evicted,
     UnexpectedAdmissionError) or of its disruption (PreemptionByScheduler, EvictionByEvictionAPI).
     Unset: another field says which ends."""
@@ -315,6 +302,6 @@ class RestartsSpec(Model):
     """Longest time from the moment when all pods have nodes until all of them run, pulls of images
     included. Then the gang is released, and the job fails when that has happened more than `limit`
     times in a row. Unset: 1800 s."""
-    rules: Annotated[list[RestartRule], Field(max_length=20, json_schema_extra=ATOMIC_LIST)] = []
+    rules: Annotated[list[RestartRule], Field(max_length=20)] = []
     """The first rule that an end matches decides what follows. Unset: failures restart and count,
     disruptions restart uncounted, and what the same input would give again fails the job."""

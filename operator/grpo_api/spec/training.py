@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.base import Model, Rule
 from .keyword_arguments import (
     ARGUMENTS_BELONG,
     ARGUMENTS_SUFFICE,
@@ -353,7 +353,7 @@ class AdapterSpec(Model):
     """Dropout before the adapter. Unset: 0."""
     target_modules: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=256)]],
-        Field(min_length=1, max_length=64, json_schema_extra=ATOMIC_LIST),
+        Field(min_length=1, max_length=64),
         AfterValidator(_with_all_linear_alone),
     ] = ["all-linear"]
     """Modules that get an adapter. Unset: `all-linear`."""

@@ -17,7 +17,7 @@ from ..report.report import MAX_FINDINGS, Finding, Outcome
 from ..report.revisions import Revisions
 from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
-from ..text.base import ATOMIC_LIST, Model, map_list
+from ..text.base import Model, map_list
 from ..text.contract import CLASS_KIND
 from ..text.quantity import Count
 from ..text.timing import Time
@@ -317,18 +317,13 @@ class GRPOJobStatus(Model):
     """Restarts after disruptions and other ends that don't count; see restarts.uncountedLimit."""
     retry: Annotated[int, Field(ge=0)] = 0
     """The spec.retry that was last acted on, or seen while the job had not failed."""
-    ends: Annotated[
-        list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS)] = []
     """How the last attempts ended, oldest first."""
-    rollbacks: Annotated[
-        list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    rollbacks: Annotated[list[Rollback], Field(max_length=MAX_ROLLBACKS)] = []
     """Attempts that diverged and were gone back from, oldest first; later ones leave out what they
     did so on. spec.retry keeps it."""
     avoided_nodes: Annotated[
-        list[Annotated[str, Field(max_length=253)]],
-        Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
+        list[Annotated[str, Field(max_length=253)]], Field(max_length=MAX_AVOIDED_NODES)
     ] = []
     """Nodes that further attempts are kept away from: two in a row ended there without an outcome,
     or a rank on it was a straggler for long. A suspension clears it."""
@@ -363,10 +358,7 @@ class GRPOJobStatus(Model):
     """How far the run is."""
     metrics: MetricsStatus | None = None
     """The last metrics."""
-    findings: (
-        Annotated[list[Finding], Field(max_length=MAX_FINDINGS, json_schema_extra=ATOMIC_LIST)]
-        | None
-    ) = None
+    findings: Annotated[list[Finding], Field(max_length=MAX_FINDINGS)] | None = None
     """What is wrong with the run at its last reported step; absent where nothing is."""
     memory: MemoryMeasurement | None = None
     """Predicted against measured memory."""
@@ -383,9 +375,7 @@ class GRPOJobStatus(Model):
     """How the last attempt ended."""
     usage: Usage | None = None
     """What became of the GPUs' time; absent for a job on CPUs."""
-    pods: Annotated[
-        list[PodStatus], Field(max_length=MAX_SHOWN_PODS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    pods: Annotated[list[PodStatus], Field(max_length=MAX_SHOWN_PODS)] = []
     """Pods of the current attempt by index, those that train first; of an engine that was made
     again the last."""
 

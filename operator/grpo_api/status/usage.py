@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model
+from ..text.base import Model
 from ..text.timing import HOUR, Beginning, Clock, Seconds, Time
 
 MAX_RECORDS = 6
@@ -94,7 +94,7 @@ class EngineUsage(Model):
     """Their product."""
     gpu_hour_price: Amount | None = None
     """Price of one for an hour when the attempt was planned; absent without one."""
-    pods: Annotated[list[PodTime], Field(max_length=MAX_PODS, json_schema_extra=ATOMIC_LIST)] = []
+    pods: Annotated[list[PodTime], Field(max_length=MAX_PODS)] = []
     """Pods that were bound, by name; those that have ended and are gone are only counted."""
     gone_seconds: Seconds = 0.0
     """Seconds of these."""
@@ -117,7 +117,7 @@ class AttemptUsage(Model):
     """When the operator committed the attempt, or saw it begin again."""
     ended: Annotated[str, Field(max_length=128)] = ""
     """Result of its outcome, or why the gang gave its GPUs back; empty while it is to run."""
-    pods: Annotated[list[PodTime], Field(max_length=MAX_PODS, json_schema_extra=ATOMIC_LIST)] = []
+    pods: Annotated[list[PodTime], Field(max_length=MAX_PODS)] = []
     """Pods that were bound, by name; those that have ended and are gone are only counted."""
     gone_seconds: Seconds = 0.0
     """Seconds of these."""
@@ -168,9 +168,7 @@ class Usage(Model):
     """Seconds in which the job was to run and held no GPU, without the wait that goes on."""
     waiting_since: Time | None = None
     """Since when it waits; absent while it holds GPUs, is suspended or has ended."""
-    attempts: Annotated[
-        list[AttemptUsage], Field(max_length=2 * MAX_RECORDS, json_schema_extra=ATOMIC_LIST)
-    ] = []
+    attempts: Annotated[list[AttemptUsage], Field(max_length=2 * MAX_RECORDS)] = []
     """What the sums are made of, oldest first."""
     earlier: UsageSum = UsageSum()
     """The attempts before these."""

@@ -182,9 +182,6 @@ def unique_by(field: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-ATOMIC_LIST: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
-
-
 def dotted_path(location: Sequence[int | str]) -> str:
     """A pydantic error location as users write it: `spec.rewards[1].format.pattern`."""
     path = ""

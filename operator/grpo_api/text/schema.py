@@ -87,6 +87,8 @@ class _Converter:
             )
         if "items" in result:
             result["items"] = self.convert(result["items"], f"{path}[]")
+            # Server-side apply replaces a list whole, unless map_list says how to merge it.
+            result.setdefault("x-kubernetes-list-type", "atomic")
         _require_bound(result, path)
         return result
 
@@ -214,7 +216,3 @@ def _require_bound(schema: Schema, path: str) -> None:
     bound = _BOUNDS.get(kind)
     if bound and bound not in schema and "enum" not in schema:
         raise NotStructural(f"{path}: a {kind} without {bound}")
-    if kind == "array" and "x-kubernetes-list-type" not in schema:
-        raise NotStructural(
-            f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()"
-        )
