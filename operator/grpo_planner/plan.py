@@ -9,7 +9,6 @@ from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
-from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
@@ -335,7 +334,7 @@ def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) ->
     reason = explain.reason_message(winner, sampling)
     warnings = explain.warnings(demand, winner)
     sentences = [*warnings, *advice(search, winner), *notes]
-    plan = explain.as_plan(demand, winner, ExecutionPlan, reason=reason, warnings=sentences)
+    plan = explain.as_plan(demand, winner, reason, sentences)
     message = reason if fits_now else f"needs {winner.place.name}, which are taken now; {reason}"
     result_reason = PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS
     return PlanResult(

@@ -28,16 +28,12 @@ _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
 
 
 def _sampler_name(engine: Engine | None) -> str:
-    return (
-        engine_name(
-            engine.kind,
-            engine.tensor_parallel,
-            sleeps=engine.sleeps,
-            offloads_base=engine.offloads_base,
-        )
-        if engine
-        else "Transformers"
-    )
+    if engine is None:
+        return "Transformers"
+    return engine_name(
+        engine.kind, engine.tensor_parallel, sleeps=engine.sleeps,
+        offloads_base=engine.offloads_base,
+    )  # fmt: skip
 
 
 def _is_kept_base(engine: Engine | None, other: Option) -> bool:

@@ -6,7 +6,7 @@ other. A table of candidates holds that answer, too, but not on its first line.
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import (
@@ -42,26 +42,12 @@ from ..time.step_time import assumed_link
 FULL = 0.92
 """Share of a GPU from which a plan says that it may be too little."""
 
-Plan = TypeVar("Plan", bound=ExecutionPlan)
-
 
 def as_plan(
-    demand: Demand,
-    option: Option,
-    kind: type[Plan],
-    *,
-    reason: str = "",
-    warnings: Sequence[str] = (),
-) -> Plan:
-    """Return the option as an ExecutionPlan, or as the subclass `kind` of it.
-
-    Args:
-        demand: the job.
-        option: a footprint in a place.
-        kind: class of the result.
-        reason: why this plan was chosen, in a sentence.
-        warnings: sentences for the user; the first 16 are kept.
-    """
+    demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()
+) -> ExecutionPlan:
+    """The plan of an option, with the reason why it was chosen and sentences for the user, of which
+    the first 16 are kept."""
     spec = demand.spec
     place = option.place
     pool = place.pool
@@ -85,7 +71,7 @@ def as_plan(
         millicores = round(1000 * demand.pod_cpu)
     link = assumed_link(pool.hardware, place.nodes, place.per_node)
     export = export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export)
-    return kind(
+    return ExecutionPlan(
         strategy=method.strategy,
         method=method_name,
         zero_stage=method.zero,
@@ -282,12 +268,10 @@ def candidates(demand: Demand, options: Sequence[Option], winner: Option | None)
     """The options with their verdicts: the chosen one, then what fits by time, then what does not
     by what it lacks."""
     ranked = sorted(options, key=lambda option: (option is not winner, *_rank(option)))
-    verdicts = []
-    for option in ranked:
-        candidate = as_plan(demand, option, Candidate)
-        rejection = _rejection(option, winner)
-        verdicts.append(candidate.model_copy(update={"rejected": rejection}))
-    return verdicts
+    return [
+        Candidate.from_plan(as_plan(demand, option), _rejection(option, winner))
+        for option in ranked
+    ]
 
 
 def _rank(option: Option) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ model is sharded."""
 from collections.abc import Iterable
 
 from grpo_api.plan.plan import MAX_TEXT, MAX_TEXTS, ExecutionPlan
+from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.messages import shorten
 from grpo_api.text.units import GIB
 
@@ -35,14 +36,8 @@ def sharding(zero_stage: int, *, offload: bool) -> str:
 def plan_name(plan: ExecutionPlan) -> str:
     """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4, vLLM Colocated over 2 GPUs`: all that
     distinguishes two plans of one job."""
-    engine = plan.engine
-    if engine is None:
-        return brief_plan_name(plan)
-    sampler = engine_name(
-        engine.kind, engine.tensor_parallel, sleeps=engine.sleep,
-        offloads_base=engine.offload_base, engines=engine.replicas,
-    )  # fmt: skip
-    return f"{brief_plan_name(plan)}, {sampler}"
+    sampler = f", {engine_plan_name(plan.engine)}" if plan.engine else ""
+    return f"{brief_plan_name(plan)}{sampler}"
 
 
 def brief_plan_name(plan: ExecutionPlan) -> str:
@@ -70,19 +65,19 @@ def needs_message(device: float, usable: float, phase: str, step: str) -> str:
     return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, {step}"
 
 
+def engine_plan_name(engine: EnginePlan) -> str:
+    """`vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM Servers, 2
+    engines`."""
+    return engine_name(
+        engine.kind, engine.tensor_parallel, sleeps=engine.sleep,
+        offloads_base=engine.offload_base, engines=engine.replicas,
+    )  # fmt: skip
+
+
 def engine_name(
     kind: str, gpus: int, *, sleeps: bool, offloads_base: bool = False, engines: int = 0
 ) -> str:
-    """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM
-    Servers, 2 engines`.
-
-    Args:
-        kind: where it is.
-        gpus: GPUs that share its weights.
-        sleeps: whether it gives its memory back while the policy is trained.
-        offloads_base: whether the frozen base is in host memory while it is awake.
-        engines: how many there are in pods of their own; 0 to leave that out.
-    """
+    """The same of an engine with these settings; with 0 `engines` their number is left out."""
     many = f", {plural(engines, 'engine')}" if engines else ""
     over = f" over {plural(gpus, 'GPU')}" if gpus > 1 else ""
     asleep = ", asleep while training" if sleeps else ""

@@ -13,7 +13,7 @@ from ..memory import engine as terms
 from ..memory.device import whole_mib
 from ..memory.host import PROCESS
 from ..memory.setup import Setup
-from ..result.formatting import engine_name, gib, plural
+from ..result.formatting import engine_plan_name, gib, plural
 from .demand import Demand
 from .engines import OWN_SHARE
 
@@ -109,20 +109,11 @@ def sampler_name(plan: ExecutionPlan) -> str:
     engine = plan.engine
     if engine is None:
         return "Transformers"
-    beside = (
-        f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's"
-        if engine.gpus
-        else ""
-    )
+    beside = ""
+    if engine.gpus:
+        beside = f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's"
     runner = ", model runner V1 without CUDA graphs" if engine.model_runner == "V1" else ""
-    return (
-        engine_name(
-            engine.kind, engine.tensor_parallel, sleeps=engine.sleep,
-            offloads_base=engine.offload_base, engines=engine.replicas,
-        )
-        + runner
-        + beside
-    )  # fmt: skip
+    return f"{engine_plan_name(engine)}{runner}{beside}"
 
 
 def short_sampler_name(plan: ExecutionPlan) -> str:
