@@ -133,7 +133,8 @@ def choose_pod(
         NotYet: no pod matches; the message lists the pods of the job.
     """
     pods_by_place: dict[tuple[int, int], dict[str, Any]] = {}
-    for pod in sorted(pods, key=_creation_time):
+    # Times of one form sort as texts.
+    for pod in sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or ""):
         place = _place(pod)
         is_engine = _labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE
         if place and is_engine == engine:
@@ -148,12 +149,6 @@ def choose_pod(
         raise NotYet(f"no pod of attempt {attempt or 1} {missing}; there are: {there}")
     name: str = pods_by_place[attempt, index]["metadata"]["name"]
     return name
-
-
-def _creation_time(pod: dict[str, Any]) -> str:
-    """When the pod was created; times of one form sort as texts."""
-    created: str = pod["metadata"].get("creationTimestamp") or ""
-    return created
 
 
 def _labels(pod: dict[str, Any]) -> dict[str, str]:

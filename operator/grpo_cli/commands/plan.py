@@ -47,19 +47,6 @@ _FIELDS = {
 """Options that describe a job without a file, by the section and the field that they set."""
 
 
-class JobRequest(NamedTuple):
-    """A job to plan."""
-
-    name: str
-    """Of the job, or of the model where there is no job."""
-    job: Job
-
-    @property
-    def namespace(self) -> str | None:
-        """As the file says it."""
-        return self.job.metadata.get("namespace")
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     """The arguments that say which job."""
     source = parser.add_mutually_exclusive_group(required=True)
@@ -88,8 +75,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def requested_jobs(options: Namespace) -> list[JobRequest]:
-    """The jobs that the options name.
+def requested_jobs(options: Namespace) -> list[Job]:
+    """The jobs that the options name; one of a model alone has its name.
 
     Raises:
         ManifestError: the file can't be read, or a job in it is wrong.
@@ -104,15 +91,14 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
                 f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
             )
         _ask_back(options)
-        return [JobRequest(options.model, Job({}, _of_model(options.model, model_options)))]
+        return [Job({"name": options.model}, _of_model(options.model, model_options))]
     if model_options:
         option, (section, field) = next(iter(model_options)), _FIELDS[next(iter(model_options))]
         raise OptionError(
             f"--{option.replace('_', '-')} goes with a model's name: the file says "
             f"spec.{section}.{field}; to compare, add --what-if {field}={model_options[option]}"
         )
-    jobs = load_specs(options.filename)
-    return [JobRequest(job.metadata["name"], job) for job in jobs]
+    return load_specs(options.filename)
 
 
 def _ask_back(options: Namespace) -> None:
@@ -185,7 +171,7 @@ def run(options: Namespace) -> int:
     if options.to and len(jobs) > 1:
         raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
     # A wrong option for any job is refused before the first plan is printed.
-    specs = [_requested_specs(options, request.job) for request in jobs]
+    specs = [_requested_specs(options, job) for job in jobs]
     return max(map(partial(_plan_job, options), jobs, specs))
 
 
@@ -208,17 +194,18 @@ def _requested_specs(options: Namespace, job: Job) -> RequestedSpecs:
     job_class = None if options.model else job_classes.class_of(options, job)
     spec = job_classes.with_class(job.spec, job_class, job.metadata)
     _refuse_slips(options, spec)
-    changed_specs = {
-        change: job_classes.with_class(changed, job_class, job.metadata)
-        for change, changed in _changed_specs(options, job.spec).items()
-    }
+    changed_specs = {}
+    for change in options.what_if:
+        changed = with_change(job.spec, change)
+        changed_specs[change] = job_classes.with_class(changed, job_class, job.metadata)
     return RequestedSpecs(job_class, spec, changed_specs)
 
 
-def _plan_job(options: Namespace, request: JobRequest, specs: RequestedSpecs) -> int:
+def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
     """Plans and prints one job."""
-    name, job_class, spec = request.name, specs.job_class, specs.spec
-    learned = None if options.model else sources.fetch_learned(options, name, request.namespace)
+    name, namespace = job.metadata["name"], job.metadata.get("namespace")
+    job_class, spec = specs.job_class, specs.spec
+    learned = None if options.model else sources.fetch_learned(options, name, namespace)
     result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
@@ -247,7 +234,7 @@ def _plan_job(options: Namespace, request: JobRequest, specs: RequestedSpecs) ->
         size_table.show_sizes(console(), sources.curve(options, spec, learned))
     code = exit_code(result)
     if options.show_prompt:
-        code = max(code, _show_prompt(request))
+        code = max(code, _show_prompt(name, namespace, job.spec))
     for change, changed_spec in specs.changed.items():
         changed = sources.make_plan(options, changed_spec, learned)
         left_out = unused_changes(spec, changed_spec)
@@ -256,50 +243,33 @@ def _plan_job(options: Namespace, request: JobRequest, specs: RequestedSpecs) ->
     return code
 
 
-def _changed_specs(options: Namespace, spec: GRPOJobSpec) -> dict[str, GRPOJobSpec]:
-    """The spec with each change of --what-if. Only the table shows a difference."""
-    if options.what_if and options.output != "table":
-        raise OptionError("--what-if is shown as a table; leave out -o")
-    return {change: with_change(spec, change) for change in options.what_if}
-
-
 def _refuse_slips(options: Namespace, spec: GRPOJobSpec) -> None:
     """A slip in an option is answered before anything is printed."""
-    if options.show_prompt:
-        _require_prompt_options(options)
-    if options.sizes:
-        _require_sizes_options(options, spec)
-
-
-def _require_sizes_options(options: Namespace, spec: GRPOJobSpec) -> None:
-    """Say where there is no curve of GPUs against time."""
-    if options.output != "table":
-        raise OptionError("--sizes is shown as a table; leave out -o")
-    if spec.placement.accelerator == "CPU":
-        raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
-
-
-def _require_prompt_options(options: Namespace) -> None:
-    """Say where no prompt can be shown."""
-    if options.model:
+    is_table = options.output == "table"
+    if options.show_prompt and options.model:
         raise OptionError("--show-prompt shows a prompt of a job's dataset: name its file by -f")
-    if options.output != "table":
+    if options.show_prompt and not is_table:
         raise OptionError("--show-prompt is shown below the table; leave out -o")
-    from ..inputs import local_preflight
+    if options.show_prompt:
+        from ..inputs import local_preflight
 
-    local_preflight.require_trainer()
+        local_preflight.require_trainer()
+    if options.sizes and not is_table:
+        raise OptionError("--sizes is shown as a table; leave out -o")
+    if options.sizes and spec.placement.accelerator == "CPU":
+        raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
+    if options.what_if and not is_table:
+        raise OptionError("--what-if is shown as a table; leave out -o")
 
 
-def _show_prompt(request: JobRequest) -> int:
+def _show_prompt(name: str, namespace: str | None, spec: GRPOJobSpec) -> int:
     """Print the first prompt, or why it is missing; return the exit code."""
     from ..inputs import local_preflight
     from ..show.preflight_report import print_prompt, print_report
 
     out = console()
-    report, prompt = local_preflight.check_here(
-        request.name, request.namespace, request.job.spec, only_prompt=True
-    )
-    print_report(out, request.name, report)
+    report, prompt = local_preflight.check_here(name, namespace, spec, only_prompt=True)
+    print_report(out, name, report)
     if prompt:
         print_prompt(out, prompt)
     return WRONG if report.problems else PLANNED
@@ -347,13 +317,16 @@ def with_change(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     key, separator, text = change.partition("=")
     if not separator:
         raise OptionError(f"--what-if {change!r} has no value; write it as numGenerations=16")
-    value = _value(change, text)
+    try:
+        value = load_value(text)
+    except ValueError as error:
+        raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
     if key == "gpus" and isinstance(value, int):
         value = {"min": value, "max": value}
     path = path_of(key)
     try:
-        if path == ENGINE:
-            spec = _without_values(spec, _others_settings(spec, value))
+        for other_path in _others_settings(spec, value) if path == ENGINE else ():
+            spec = with_value(spec, other_path, None)
         return with_value(spec, path, value)
     except SpecInvalid as error:
         raise OptionError(
@@ -375,19 +348,6 @@ def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
     return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
 
 
-def _without_values(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
-    for path in paths:
-        spec = with_value(spec, path, None)
-    return spec
-
-
-def _value(change: str, text: str) -> Any:
-    try:
-        return load_value(text)
-    except ValueError as error:
-        raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
-
-
 def path_of(key: str) -> str:
     """Return the path that a key means: the key itself if it begins with `spec.`, else the field
     with this name.
@@ -404,17 +364,11 @@ def path_of(key: str) -> str:
     for section in SECTIONS:
         kind = GRPOJobSpec.model_fields[section].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            field_paths = {field: f"spec.{section}.{field}" for field in _names(kind)} | field_paths
+            for name_in_python, field in kind.model_fields.items():
+                alias = field.alias or name_in_python
+                field_paths.setdefault(alias, f"spec.{section}.{alias}")
     if name in field_paths:
         return field_paths[name]
     close = get_close_matches(name, field_paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write the path, spec.training.…"
     raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; {hint}")
-
-
-def _names(kind: type[BaseModel]) -> set[str]:
-    """Field names as users write them."""
-    names: set[str] = set()
-    for name, field in kind.model_fields.items():
-        names.add(field.alias or name)
-    return names

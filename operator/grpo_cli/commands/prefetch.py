@@ -57,7 +57,11 @@ def run(options: Namespace) -> int:
     jobs = _jobs(options)
     # A file's last job is refused before the minutes that the first one's cache takes.
     for job in jobs:
-        _require_cache(job)
+        if job.spec.model.cache is None:
+            raise OptionError(
+                f"{job.metadata['name']}: spec.model.cache is unset, so there is nothing to fill: "
+                "name the claim to share there"
+            )
     return max(_fill_cache(options, job) for job in jobs)
 
 
@@ -82,15 +86,6 @@ def _jobs(options: Namespace) -> list[Job]:
 def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec) -> GRPOJobSpec:
     """The spec with the class that the cluster has for it."""
     return job_classes.with_class(spec, job_classes.class_in_cluster(options, spec), metadata)
-
-
-def _require_cache(job: Job) -> None:
-    """Refuse a job without a cache."""
-    if job.spec.model.cache is None:
-        raise OptionError(
-            f"{job.metadata['name']}: spec.model.cache is unset, so there is nothing to fill: "
-            "name the claim to share there"
-        )
 
 
 def _fill_cache(options: Namespace, job: Job) -> int:
@@ -145,12 +140,12 @@ def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
         if job is None:
             raise NotYet(f"job {name} was deleted")
         pods = job_pods.find_pods(options, name)
-        for pod in (pod for pod in pods if _has_log(pod) and pod["metadata"]["name"] not in shown):
-            shown.add(pod["metadata"]["name"])
-            print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
-            subprocess.run(
-                kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False
-            )
+        for pod in filter(_has_log, pods):
+            pod_name = pod["metadata"]["name"]
+            if pod_name not in shown:
+                shown.add(pod_name)
+                print(f"job {name}: pod {pod_name}", flush=True)
+                subprocess.run(kubectl.command(options, "logs", "--follow", pod_name), check=False)
         if end := job_pods.job_end(job):
             return _print_end(end, pods)
         waiting = job_pods.waiting_message(options, name, pods)

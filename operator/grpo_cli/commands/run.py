@@ -73,8 +73,9 @@ def run(options: Namespace) -> int:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionError(f"--{name} is {value}; it takes 1 or more")
+    numbered = (FOLDER / str(number) for number in count(1))
     runs = LocalRuns(
-        options.folder or _next_folder(),
+        options.folder or next(folder for folder in numbered if not folder.exists()),
         volumes=dict(map(_volume, options.volume)),
         config_maps=load_config_maps(options.filename),
         processes=options.processes,
@@ -85,10 +86,6 @@ def run(options: Namespace) -> int:
         if code := _run_job(runs, job):
             return code
     return 0
-
-
-def _next_folder() -> Path:
-    return next(folder for number in count(1) if not (folder := FOLDER / str(number)).exists())
 
 
 def _volume(option: str) -> tuple[str, Path]:
@@ -109,7 +106,10 @@ def _run_job(runs: LocalRuns, job: Job) -> int:
         print(f"\n{name}: stopping", file=sys.stderr, flush=True)
         runs.suspend(name)
         raise
-    _show_curve(runs.rows(name))
+    out = console()
+    curve = curves_of(standing_rows(runs.rows(name)), ("reward",))
+    for line in plot_lines(curve, min(out.width, 80)):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     return _show_end(runs, name, status)
 
 
@@ -136,12 +136,6 @@ def step_line(row: Row) -> str:
     """One step, such as `step 3  reward 0.412  kl 0.0012`."""
     numbers = [f"{key} {row[key]:.4g}" for key in SHOWN if isinstance(row.get(key), int | float)]
     return "  ".join([f"step {row.get(STEP)}", *numbers])
-
-
-def _show_curve(rows: list[Row]) -> None:
-    out = console()
-    for line in plot_lines(curves_of(standing_rows(rows), ("reward",)), min(out.width, 80)):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_end(runs: LocalRuns, name: str, status: GRPOJobStatus) -> int:

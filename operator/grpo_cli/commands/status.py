@@ -7,6 +7,7 @@ where its pods are.
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -220,11 +221,8 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
     if not conditions:
         return
     headings = ("condition", "status", "since", "reason", "message")
-    show_table(out, headings, conditions, _condition_cells, _stacked_condition)
-
-
-def _condition_cells(one: Condition) -> tuple[str, ...]:
-    return one.type, one.status, one.last_transition_time, one.reason, one.message
+    cells = attrgetter("type", "status", "last_transition_time", "reason", "message")
+    show_table(out, headings, conditions, cells, _stacked_condition)
 
 
 def _stacked_condition(condition: Condition) -> tuple[Text, ...]:

@@ -4,7 +4,7 @@ The folder may come from anywhere and hold anything: what is in it is compared a
 run or believed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -184,10 +184,6 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
     return signing.key_id(public)
 
 
-def _is_ignored(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What a folder has against what it should have."""
@@ -203,7 +199,7 @@ class Comparison:
 def compare_files(
     folder: Path,
     statement: Described,
-    ignored: Iterable[str] = (),
+    ignored: Sequence[str] = (),
     report_bytes: ReportBytes = lambda _: None,
 ) -> Comparison:
     """Compares every file; `report_bytes` is called, from any thread, with the bytes of each piece.
@@ -216,14 +212,14 @@ def compare_files(
     """
     expected = statement.sums
     paths = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
-    patterns = tuple(ignored)
-    added = [name for name in paths.keys() - expected.keys() if not _is_ignored(name, patterns)]
+    unknown = paths.keys() - expected.keys()
+    unknown -= {name for name in unknown for pattern in ignored if fnmatchcase(name, pattern)}
     there = {name: path for name, path in paths.items() if name in expected}
     odd = [name for name, path in there.items() if not is_regular_file(path)]
     whole = {name: path for name, path in there.items() if name not in odd}
     hashes = dict(zip(whole, digests(list(whole.values()), report_bytes), strict=True))
     problems = [f"{name} is missing" for name in expected.keys() - paths.keys()]
-    problems += [f"{name} was added: the provenance doesn't name it" for name in added]
+    problems += [f"{name} was added: the provenance doesn't name it" for name in unknown]
     problems += [f"{name} is a link or no file" for name in odd]
     changed = [name for name, actual in hashes.items() if actual != expected[name]]
     problems += [

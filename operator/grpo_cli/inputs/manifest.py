@@ -161,7 +161,9 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
     """The objects of a file that name their kind."""
     try:
-        documents = load_documents(_text_of(file) if stdin is None else stdin)
+        if stdin is None:
+            stdin = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        documents = load_documents(stdin)
     except OSError as error:
         raise ManifestError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -169,10 +171,6 @@ def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ManifestError(f"{file}: {error}") from error
     return [document for document in documents if "kind" in document]
-
-
-def _text_of(file: str) -> str:
-    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
 def reading_problem(job: dict[str, Any]) -> str:
