@@ -57,14 +57,13 @@ LIFETIME_SECONDS = 86400
 TTL_SECONDS = 60
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 _KEPT = (
-    *(
-        "securityContext",
-        "tolerations",
-        "serviceAccountName",
-        "imagePullSecrets",
-        "runtimeClassName",
-    ),
-    *("dnsPolicy", "dnsConfig"),
+    "securityContext",
+    "tolerations",
+    "serviceAccountName",
+    "imagePullSecrets",
+    "runtimeClassName",
+    "dnsPolicy",
+    "dnsConfig",
 )
 _READS: Manifest = {
     "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -87,9 +86,13 @@ def export_job(
     template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
     pod_labels = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
+    # Of a training pod's labels the user's: by ours it would pass for one.
+    ours = (f"{GROUP}/", "app.kubernetes.io/")
     labels = {
-        key: value for key, value in template["metadata"]["labels"].items() if _is_given(key)
-    } | pod_labels
+        key: value
+        for key, value in template["metadata"]["labels"].items()
+        if not key.startswith(ours)
+    }
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": attempt.uid}
     return {
         "apiVersion": "batch/v1",
@@ -104,16 +107,14 @@ def export_job(
             "activeDeadlineSeconds": LIFETIME_SECONDS,
             "ttlSecondsAfterFinished": TTL_SECONDS,
             "template": {
-                "metadata": {"labels": labels, "annotations": template["metadata"]["annotations"]},
+                "metadata": {
+                    "labels": labels | pod_labels,
+                    "annotations": template["metadata"]["annotations"],
+                },
                 "spec": _pod(template["spec"], attempt, merge, dtype, history=history),
             },
         },
     }
-
-
-def _is_given(label: str) -> bool:
-    """True if a label of a training pod is a user's: by ours it would pass for one."""
-    return not label.startswith((f"{GROUP}/", "app.kubernetes.io/"))
 
 
 def _pod(
@@ -132,8 +133,8 @@ def _pod(
         "name": "export",
         "image": trainer["image"],
         "imagePullPolicy": trainer["imagePullPolicy"],
-        "command": _delivery_command(merge, dtype, history=history),
-        "env": [variable for variable in trainer["env"] if _is_needed_variable(variable, merge)],
+        "command": _command(merge, dtype, history=history),
+        "env": _variables(trainer, merge),
         "resources": _conversion_resources(attempt, dtype) if converts else _READS,
         "securityContext": trainer["securityContext"],
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -159,24 +160,16 @@ def _pod(
     return {**pod, "nodeSelector": dict(selector)} if selector else pod
 
 
-def _delivery_command(merge: bool, dtype: str | None, *, history: bool) -> list[str]:
-    command = [*DELIVERY, "serve"]
-    if history:
-        command.append("--history")
-    if merge:
-        command.append("--merge")
-    if dtype:
-        command += ["--dtype", dtype]
-    return command
+def _variables(trainer: Manifest, merge: bool) -> list[Manifest]:
+    """Plain values, and for a merge the hub's token: it fetches the base model."""
+    names = ("HF_TOKEN",) if merge else ()
+    return [each for each in trainer["env"] if "value" in each or each["name"] in names]
 
 
-def _is_needed_variable(variable: Manifest, merge: bool) -> bool:
-    """True for plain values, and for a merge the hub's token: it fetches the base model. Other
-    secrets stay out."""
-    if "value" in variable:
-        return True
-    name: str = variable["name"]
-    return merge and name == "HF_TOKEN"
+def _command(merge: bool, dtype: str | None, *, history: bool) -> list[str]:
+    flags = {"--history": history, "--merge": merge}
+    command = [*DELIVERY, "serve", *(flag for flag, is_set in flags.items() if is_set)]
+    return [*command, "--dtype", dtype] if dtype else command
 
 
 def _mount(mount: Manifest) -> Manifest:
@@ -245,17 +238,15 @@ class Delivery:
                 if pause is None or "(Forbidden)" in str(error):
                     raise
                 self._clock.sleep(pause)
-            else:
-                return self._require_same_listing(listing)
+                continue
+            if self._listing not in (None, listing):
+                raise KubectlError(
+                    "the export is another one than it was at the beginning; run the same command "
+                    "again"
+                )
+            self._listing = listing
+            return listing
         raise AssertionError("the last try returns or raises")
-
-    def _require_same_listing(self, listing: Listing) -> Listing:
-        if self._listing is not None and listing != self._listing:
-            raise KubectlError(
-                "the export is another one than it was at the beginning; run the same command again"
-            )
-        self._listing = listing
-        return listing
 
     def read_file(self, name: str, offset: int) -> Iterable[bytes]:
         """The bytes of a file from there on.
@@ -320,8 +311,7 @@ class Delivery:
 
     def _find_pod(self) -> Manifest:
         """The Job's pod; empty while it has none."""
-        pods = find_pods(self._options, self._job)
-        return pods[0] if pods else {}
+        return next(iter(find_pods(self._options, self._job)), {})
 
     def _phase(self) -> str:
         """The pod's phase; empty if it is gone, and Running while nobody can say."""
@@ -380,20 +370,14 @@ def _state(pod: Manifest) -> tuple[str, str]:
     state = containers[0].get("state") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or {}
-    why = _reason_and_message(ended or waiting or _false_condition(status)) or _reason_and_message(
-        status
-    )
+    conditions = status.get("conditions") or ()
+    unmet = next((condition for condition in conditions if condition.get("status") == "False"), {})
+    why = _reason_and_message(ended or waiting or unmet) or _reason_and_message(status)
     phase = status.get("phase", "")
     # the kubelet sets a pod's phase a moment after its container's end
     if ended and phase == "Running":
         phase = "Failed" if ended.get("exitCode") else "Succeeded"
     return phase, why
-
-
-def _false_condition(status: dict[str, Any]) -> dict[str, Any]:
-    """Return the first condition that is False; empty without one."""
-    conditions = status.get("conditions") or ()
-    return next((condition for condition in conditions if condition.get("status") == "False"), {})
 
 
 def _reason_and_message(part: dict[str, Any]) -> str:

@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
     before = load_measured_rows(options.to) if options.to.exists() else []
     runs = MeasuredRuns.newest([*before, *rows])
     save_measured_rows(options.to, runs.rows)
-    _show(rows)
+    show_table(console(), HEADINGS, rows, _cells, right=HEADINGS[3:])
     print(f"{options.to} has {len(runs.rows)} runs; grpo plan --calibration {options.to} uses them")
     return 0
 
@@ -107,11 +107,6 @@ def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]
             yield row
         elif names:
             raise NotYet(f"{source} has no measured step, or has not ended: leave it out")
-
-
-def _show(rows: list[MeasuredRow]) -> None:
-    """Prints a row per run."""
-    show_table(console(), HEADINGS, rows, _cells, right=HEADINGS[3:])
 
 
 def _cells(row: MeasuredRow) -> tuple[str, ...]:
