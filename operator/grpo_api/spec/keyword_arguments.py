@@ -23,7 +23,6 @@ from pydantic.alias_generators import to_snake
 from ..text.base import Model, Rule
 from ..text.messages import value_text
 from ..text.problems import requirement
-from .trl_places import PLACES
 
 LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -67,21 +66,20 @@ def override_refusal(name: str, value: object) -> str:
     """Why `training.overrides` has no field of that name, and what to write instead."""
     path = f"spec.training.overrides.{name[:_MOST_LETTERS]}"
     value_note = f"(got {value_text(value, 40)})"
+    # Right specs need no table of TRL's fields.
+    from .trl_places import PLACES
+
     place = PLACES.get(name)
     if place is None:
-        suggestion = _suggestion(name)
+        close: list[str] = []
+        if len(name) <= _MOST_LETTERS:
+            close = get_close_matches(to_snake(name), PLACES, n=1, cutoff=0.8)
+        suggestion = f"; did you mean {close[0]}?" if close else ""
         return f"{path}: GRPOConfig of the pinned TRL has no such field{suggestion} {value_note}"
     if place.kind == "Spec":
         return f"{path}: is no override; set spec.{place.path} instead {value_note}"
     instead = f"; see spec.{place.path}" if place.path else ""
     return f"{path}: can't be set: {place.reason}{instead} {value_note}"
-
-
-def _suggestion(name: str) -> str:
-    if len(name) > _MOST_LETTERS:
-        return ""
-    close = get_close_matches(to_snake(name), PLACES, n=1, cutoff=0.8)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 class ScheduleArguments(KeywordArguments):

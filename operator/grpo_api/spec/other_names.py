@@ -3,11 +3,10 @@
 Who writes a first job knows these words. An unknown field is answered with the right one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from pydantic.alias_generators import to_snake
-
-from .trl_places import CLI_PLACES, PLACES
 
 _CLAIMS = frozenset({"pvc", "claim", "claim_name", "persistent_volume_claim"})
 _ARGUMENTS = frozenset({"args", "arguments", "config", "kwargs", "parameters", "params"})
@@ -63,7 +62,11 @@ def _letters(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-_SPELLINGS = {_letters(name): name for name in (*OTHER_NAMES, *CLI_PLACES, *PLACES)}
+@cache
+def _spellings() -> Mapping[str, str]:
+    from .trl_places import CLI_PLACES, PLACES
+
+    return {_letters(name): name for name in (*OTHER_NAMES, *CLI_PLACES, *PLACES)}
 
 
 def other_name_hint(location: Sequence[int | str]) -> str:
@@ -82,9 +85,12 @@ def other_name_hint(location: Sequence[int | str]) -> str:
         return f"did you mean {near}?"
     if len(parents) > 1:
         return ""
-    name = _SPELLINGS.get(_letters(str(field)), to_snake(str(field)))
+    name = _spellings().get(_letters(str(field)), to_snake(str(field)))
     if name in _CLAIMS and parents in (["checkpoint"], ["model"]):
         return f"did you mean spec.{parents[0]}.volume?"
+    # Right specs need no table of TRL's fields.
+    from .trl_places import CLI_PLACES, PLACES
+
     place = PLACES.get(name) or CLI_PLACES.get(name)
     path = OTHER_NAMES.get(name) if place is None else place.path
     if place is not None and place.kind == "Refused":

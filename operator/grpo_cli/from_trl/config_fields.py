@@ -1,4 +1,4 @@
-"""Puts GRPOConfig's fields where the spec has them, by the decisions of `trl_places.py`.
+"""Puts GRPOConfig's fields where the spec has them, by the decisions of trl_places.yaml.
 
 A job must train what the script trains. So TRL's defaults are written where a job has others, and a
 field that has no place becomes a note. A few fields have the same meaning in other units: batches,
