@@ -36,34 +36,61 @@ class Metric:
     """Key in TRL's logs that it is read from; empty for our own."""
 
 
+OPERATOR: list[Metric] = []
+"""Everything that the operator exports, beside prometheus_client's `process_*`.
+
+What controller-runtime has, too, has the name that its dashboards know.
+"""
+VLLM: list[Metric] = []
+"""What is exported of vLLM."""
+
+
+def _exported(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
+    metric = Metric(name, kind, unit, text, labels)
+    OPERATOR.append(metric)
+    return metric
+
+
 def _job(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"grpo_job_{name}", kind, unit, text, ("namespace", "grpojob", *labels))
+    return _exported(f"grpo_job_{name}", unit, text, "namespace", "grpojob", *labels, kind=kind)
 
 
 def _operator(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"grpo_operator_{name}", kind, unit, text, labels)
+    return _exported(f"grpo_operator_{name}", unit, text, *labels, kind=kind)
 
 
 def _controller(name: str, unit: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"controller_runtime_{name}", kind, unit, text, ("controller", *labels))
+    return _exported(f"controller_runtime_{name}", unit, text, "controller", *labels, kind=kind)
 
 
 def _queue(name: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"workqueue_{name}", kind, unit, text, ("name",))
+    return _exported(f"workqueue_{name}", unit, text, "name", kind=kind)
 
 
+JOBS = _exported(
+    "grpo_jobs", "1", "GRPOJobs by phase, those that have ended among them.", "namespace", "phase"
+)
+JOBS_WAITING = _exported(
+    "grpo_jobs_waiting", "1", "Jobs that wait to run, by status.reason.", "reason"
+)
+JOBS_LONGEST_WAIT = _exported(
+    "grpo_jobs_longest_wait_seconds",
+    "seconds",
+    "For how long the job that waits longest has not run, by status.reason.",
+    "reason",
+)
+JOBS_EXPECTED_WAIT = _exported(
+    "grpo_jobs_expected_wait_seconds",
+    "seconds",
+    "How long jobs wait at most if the jobs that run end at their ETA and later ones take as "
+    "long, by status.reason; 0 where nothing but the cluster is waited for.",
+    "reason",
+)
+BY_REASON = (JOBS_WAITING, JOBS_LONGEST_WAIT, JOBS_EXPECTED_WAIT)
+"""What the operator exports of the jobs that wait."""
 JOB_INFO = _job("info", "1", "One per GRPOJob, with its plan as labels.", "model", "strategy")
 JOB_GPUS = _job(
     "gpus", "1", "GPUs of the job's plan, by product; 0 on CPUs, absent after its end.", "product"
-)
-JOB_POD_INFO = _job(
-    "pod_info",
-    "1",
-    "One per pod of the job's running attempt, bound to a node; component is trainer or engine.",
-    "attempt",
-    "pod",
-    "node",
-    "component",
 )
 JOB_CONDITION = _job(
     "condition",
@@ -74,15 +101,22 @@ JOB_CONDITION = _job(
     "reason",
 )
 JOB_PHASE = _job("phase", "1", "1 for the job's phase; the others are absent.", "phase")
-JOBS = Metric(
-    "grpo_jobs",
-    "gauge",
-    "1",
-    "GRPOJobs by phase, those that have ended among them.",
-    ("namespace", "phase"),
-)
 JOB_STEP = _job("step", "steps", "Finished steps as last seen by the operator.")
 JOB_ATTEMPTS = _job("attempts_total", "1", "Gang starts so far.", kind="counter")
+JOB_RESTARTS = _job("restarts_total", "1", "Restarts that count against the limit.", kind="counter")
+JOB_GPU_SECONDS = _job(
+    "gpu_seconds",
+    "GPU-seconds",
+    "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost is "
+    "taken out of other states.",
+    "state",
+)
+JOB_QUEUED_SECONDS = _job(
+    "queued_seconds", "seconds", "Finished waits of the job for GPUs and before restarts."
+)
+JOB_COST = _job(
+    "cost", "currency of the prices", "Cost of the GPUs so far; absent without a price."
+)
 JOB_PROGRESS_TIME = _job(
     "progress_timestamp_seconds",
     "unix seconds",
@@ -103,50 +137,30 @@ JOB_STAGE_TIME = _job(
     "none runs.",
     "stage",
 )
-JOB_RESTARTS = _job("restarts_total", "1", "Restarts that count against the limit.", kind="counter")
-
-JOB_GPU_SECONDS = _job(
-    "gpu_seconds",
-    "GPU-seconds",
-    "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost is "
-    "taken out of other states.",
-    "state",
+JOB_POD_INFO = _job(
+    "pod_info",
+    "1",
+    "One per pod of the job's running attempt, bound to a node; component is trainer or engine.",
+    "attempt",
+    "pod",
+    "node",
+    "component",
 )
-JOB_QUEUED_SECONDS = _job(
-    "queued_seconds", "seconds", "Finished waits of the job for GPUs and before restarts."
-)
-JOB_COST = _job(
-    "cost", "currency of the prices", "Cost of the GPUs so far; absent without a price."
-)
-
 JOB_RECONCILE_FAILURES = _job(
     "reconcile_failures",
     "1",
     "Reconciles of the job that have failed in a row; absent after one that succeeded.",
 )
-JOBS_WAITING = Metric(
-    "grpo_jobs_waiting", "gauge", "1", "Jobs that wait to run, by status.reason.", ("reason",)
-)
-JOBS_LONGEST_WAIT = Metric(
-    "grpo_jobs_longest_wait_seconds",
-    "gauge",
-    "seconds",
-    "For how long the job that waits longest has not run, by status.reason.",
-    ("reason",),
-)
-JOBS_EXPECTED_WAIT = Metric(
-    "grpo_jobs_expected_wait_seconds",
-    "gauge",
-    "seconds",
-    "How long jobs wait at most if the jobs that run end at their ETA and later ones take as long, "
-    "by status.reason; 0 where nothing but the cluster is waited for.",
-    ("reason",),
-)
+JOB = tuple(metric for metric in OPERATOR if metric.name.startswith("grpo_job_"))
+"""What the operator exports of each GRPOJob that has not ended."""
+ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
+"""A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the
+ENDED_JOBS newest."""
 
 
 def _time_to(name: str, what: str) -> Metric:
     text = f"Time from a GRPOJob's creation until {what}, in its first attempt."
-    return Metric(f"grpo_jobs_time_to_{name}_seconds", "histogram", "seconds", text)
+    return _exported(f"grpo_jobs_time_to_{name}_seconds", "seconds", text, kind="histogram")
 
 
 TIME_TO_ADMITTED = _time_to("admitted", "it was admitted")
@@ -154,12 +168,12 @@ TIME_TO_SCHEDULED = _time_to("scheduled", "all of its pods had a node")
 TIME_TO_RUNNING = _time_to("running", "all of its pods ran")
 TIME_TO_FIRST_STEP = _time_to("first_step", "the operator read of a finished step")
 TIMES_TO = (TIME_TO_ADMITTED, TIME_TO_SCHEDULED, TIME_TO_RUNNING, TIME_TO_FIRST_STEP)
-RESTARTS = Metric(
+RESTARTS = _exported(
     "grpo_jobs_restarts_total",
-    "counter",
     "1",
     "Restarts of all jobs since this operator started, by how the attempt before ended.",
-    ("reason",),
+    "reason",
+    kind="counter",
 )
 CONTROLLER = "grpojob"
 """Value of the labels `controller` and `name` under which controller-runtime's dashboards find this
@@ -179,12 +193,14 @@ RECONCILE_SECONDS = _controller(
 )
 ACTIVE_WORKERS = _controller("active_workers", "1", "Jobs that are being worked on.")
 MAX_WORKERS = _controller("max_concurrent_reconciles", "1", "Jobs that may be worked on at a time.")
-API_REQUESTS = Metric(
+API_REQUESTS = _exported(
     "rest_client_requests_total",
-    "counter",
     "1",
     "Requests to the API server.",
-    ("method", "resource", "code"),
+    "method",
+    "resource",
+    "code",
+    kind="counter",
 )
 QUEUE_DEPTH = _queue("depth", "1", "Jobs waiting for a reconcile.")
 QUEUE_ADDS = _queue("adds_total", "1", "Jobs that were put into the queue.", kind="counter")
@@ -202,26 +218,6 @@ QUEUE_LONGEST = _queue(
     "seconds",
     "How long the oldest reconcile that has not ended takes already.",
 )
-HEARD = _operator(
-    "watch_heard_timestamp_seconds",
-    "unix seconds",
-    "Time of the last LIST, event or bookmark of a kind of object, in the namespace where that "
-    "is longest ago.",
-    "resource",
-)
-LEADER = _operator(
-    "leader",
-    "1",
-    "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics "
-    "are the leader's.",
-)
-TAKEOVER = _operator(
-    "takeover_seconds",
-    "seconds",
-    "Time from the last sign of the leader before, or this operator's start, until this one "
-    "worked; absent before.",
-)
-BUILD_INFO = _operator("build_info", "1", "1, with the operator's version as a label.", "version")
 PROGRESS_PULLS = _operator(
     "progress_pulls_total",
     "1",
@@ -261,67 +257,32 @@ UNREADABLE_OBJECTS = _operator(
 MEMORY_LIMIT = _operator(
     "memory_limit_bytes", "bytes", "Memory limit of the operator's container; absent without one."
 )
-JOB = (
-    JOB_INFO,
-    JOB_GPUS,
-    JOB_CONDITION,
-    JOB_PHASE,
-    JOB_STEP,
-    JOB_ATTEMPTS,
-    JOB_RESTARTS,
-    JOB_GPU_SECONDS,
-    JOB_QUEUED_SECONDS,
-    JOB_COST,
-    JOB_PROGRESS_TIME,
-    JOB_PATIENCE,
-    JOB_STAGE_TIME,
-    JOB_POD_INFO,
-    JOB_RECONCILE_FAILURES,
+HEARD = _operator(
+    "watch_heard_timestamp_seconds",
+    "unix seconds",
+    "Time of the last LIST, event or bookmark of a kind of object, in the namespace where that "
+    "is longest ago.",
+    "resource",
 )
-"""What the operator exports of each GRPOJob that has not ended."""
-ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
-"""A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the
-ENDED_JOBS newest."""
-BY_REASON = (JOBS_WAITING, JOBS_LONGEST_WAIT, JOBS_EXPECTED_WAIT)
-"""What the operator exports of the jobs that wait."""
-OPERATOR = (
-    JOBS,
-    *BY_REASON,
-    *JOB,
-    *TIMES_TO,
-    RESTARTS,
-    RECONCILES,
-    RECONCILE_SECONDS,
-    ACTIVE_WORKERS,
-    MAX_WORKERS,
-    API_REQUESTS,
-    QUEUE_DEPTH,
-    QUEUE_ADDS,
-    QUEUE_RETRIES,
-    QUEUE_SECONDS,
-    QUEUE_LONGEST,
-    PROGRESS_PULLS,
-    EVENTS,
-    SPANS,
-    LOOP_LAG,
-    UNREADABLE_OBJECTS,
-    MEMORY_LIMIT,
-    HEARD,
-    LEADER,
-    TAKEOVER,
-    BUILD_INFO,
+LEADER = _operator(
+    "leader",
+    "1",
+    "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics "
+    "are the leader's.",
 )
-"""Everything that the operator exports, beside prometheus_client's `process_*`.
-
-What controller-runtime has, too, has the name that its dashboards know.
-"""
-
-
-_LABELS = ("engine", "model_name")
+TAKEOVER = _operator(
+    "takeover_seconds",
+    "seconds",
+    "Time from the last sign of the leader before, or this operator's start, until this one "
+    "worked; absent before.",
+)
+BUILD_INFO = _operator("build_info", "1", "1, with the operator's version as a label.", "version")
 
 
 def _vllm(name: str, kind: Kind, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(f"vllm:{name}", kind, unit, text, (*_LABELS, *labels))
+    metric = Metric(f"vllm:{name}", kind, unit, text, ("engine", "model_name", *labels))
+    VLLM.append(metric)
+    return metric
 
 
 RUNNING = _vllm("num_requests_running", "gauge", "1", "Requests in the engine's batch.")
@@ -354,17 +315,3 @@ TIME_TO_FIRST_TOKEN = _vllm(
 REQUEST_SECONDS = _vllm(
     "e2e_request_latency_seconds", "histogram", "seconds", "Duration of a request."
 )
-VLLM = (
-    RUNNING,
-    WAITING,
-    CACHE_USAGE,
-    SLEEP_STATE,
-    PREEMPTIONS,
-    PROMPT_TOKENS,
-    GENERATION_TOKENS,
-    PREFIX_QUERIES,
-    PREFIX_HITS,
-    TIME_TO_FIRST_TOKEN,
-    REQUEST_SECONDS,
-)
-"""What is exported of vLLM."""
