@@ -371,7 +371,9 @@ def _state(pod: Manifest) -> tuple[str, str]:
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or {}
     conditions = status.get("conditions") or ()
-    unmet = next((condition for condition in conditions if condition.get("status") == "False"), {})
+    unmet: dict[str, Any] = next(
+        (condition for condition in conditions if condition.get("status") == "False"), {}
+    )
     why = _reason_and_message(ended or waiting or unmet) or _reason_and_message(status)
     phase = status.get("phase", "")
     # the kubelet sets a pod's phase a moment after its container's end

@@ -21,7 +21,7 @@ from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS
 from grpo_api.text.messages import shorten
 
 from ..hardware.products import obstacle_message
-from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
+from ..memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from ..result.formatting import (
     distinct_seconds,
     gib,
@@ -32,7 +32,7 @@ from ..result.formatting import (
 )
 from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
-from ..search.demand import Demand, step_fields
+from ..search.demand import Demand, step_fields, training_fields
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.notes import low_rate_message
 from ..search.option import Option
@@ -53,10 +53,7 @@ def as_plan(
     pool = place.pool
     setup = option.footprint.setup
     method = option.footprint.method
-    method_name = "LoRA" if method.lora else "Full"
-    offload = "CPU" if method.offload else "None"
-    optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
-    dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
+    offload: Literal["None", "CPU"] = "CPU" if method.offload else "None"
     # Without ZeRO, PEFT's float32 adapters on bfloat16 weights need autocast; DeepSpeed has them in
     # bfloat16, too.
     narrow_without_zero = setup.precision == "bfloat16" and not setup.zero
@@ -70,11 +67,8 @@ def as_plan(
     if demand.pod_cpu is not None:
         millicores = round(1000 * demand.pod_cpu)
     link = assumed_link(pool.hardware, place.nodes, place.per_node)
-    export = export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export)
     return ExecutionPlan(
-        strategy=method.strategy,
-        method=method_name,
-        zero_stage=method.zero,
+        **training_fields(demand, method, setup),
         offload=offload,
         gpus=place.world,
         nodes=place.nodes,
@@ -84,19 +78,10 @@ def as_plan(
         gpu_hour_price=pool.price or None,
         gpu_resource=pool.resource,
         node_selector=dict(pool.selector),
-        micro_batch=setup.micro_batch,
-        gradient_accumulation=setup.accumulation,
-        steps_per_generation=generated // setup.micro_batch,
         generation_sub_batch=sub_batch,
-        gradient_checkpointing=setup.checkpointing,
         gather_for_generation=setup.gather,
         engine=_engine(demand, option),
-        optimizer=optimizer,
-        dtype=dtype,
         autocast=autocast,
-        parameters=demand.model.label,
-        architecture=demand.model.source,
-        shape_source=demand.model.found_in,
         memory=_memory(demand, option),
         cpu_millicores=millicores,
         host_memory_bytes=host_memory,
@@ -104,8 +89,6 @@ def as_plan(
         **step_fields(option.correction),
         expected_completion_length=demand.expected_completion,
         link_bytes_per_second=link,
-        export_bytes=export,
-        save_every_steps=spec.checkpoint.every_steps,
         reason=shorten(reason, MAX_TEXT),
         changes=plan_texts(changes(demand, option)),
         warnings=plan_texts(warnings),

@@ -13,7 +13,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import EngineServersSpec
 
 from ..hardware.products import CPU, CPU_LABEL
-from ..memory.device import export_bytes, whole_mib
+from ..memory.device import whole_mib
 from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
 from ..memory.phases import predict
 from ..memory.setup import Engine, Setup
@@ -28,7 +28,7 @@ from .batch import (
     micro_batches,
     should_score_old_policy,
 )
-from .demand import Demand, step_fields
+from .demand import Demand, step_fields, training_fields
 from .engine_plan import cpu_engine_plan, engine_warnings
 from .engines import check, engine_of
 from .footprints import generate_calls
@@ -61,32 +61,16 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     whole = generation_share(spec, world)
     at_once = whole if setup.engine else generation_sizes(spec, world)[0]
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
-    trained = "LoRA" if method.lora else "Full"
-    optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
-    dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
     engine = cpu_engine_plan(demand, setup, memory) if setup.engine else None
     time = _time_fields(demand, setup, nodes)
     return ExecutionPlan(
-        strategy=method.strategy,
-        method=trained,
-        zero_stage=setup.zero,
+        **training_fields(demand, method, setup),
         accelerator="CPU",
         nodes=nodes,
         processes_per_node=processes,
-        micro_batch=setup.micro_batch,
-        gradient_accumulation=setup.accumulation,
-        steps_per_generation=whole // setup.micro_batch,
         generation_sub_batch=at_once if at_once < whole else 0,
-        gradient_checkpointing=setup.checkpointing,
-        optimizer=optimizer,
-        dtype=dtype,
-        parameters=demand.model.label,
-        architecture=demand.model.source,
-        shape_source=demand.model.found_in,
         host_memory_bytes=memory,
         engine=engine,
-        export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
-        save_every_steps=spec.checkpoint.every_steps,
         reason=(
             f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}"
         ),

@@ -14,7 +14,7 @@ from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
 from ..hardware.products import Product
 from ..memory.activations import no_grad_transient
-from ..memory.device import MARGIN, WORKSPACES, device_bytes
+from ..memory.device import MARGIN, WORKSPACES, device_bytes, export_bytes
 from ..memory.disk import disk_note, disk_request
 from ..memory.host import tracker_bytes
 from ..memory.phases import Prediction
@@ -283,6 +283,28 @@ def build_demand(
         if reward.model
     )
     return Demand(spec, model, tuple(scorers), learned or Learned(), measured)
+
+
+def training_fields(demand: Demand, method: Method, setup: Setup) -> dict[str, Any]:
+    """The plan's fields that say what is trained, and how a step is split."""
+    spec, model = demand.spec, demand.model
+    share = batch.generation_share(spec, setup.world)
+    return {
+        "strategy": method.strategy,
+        "method": "LoRA" if method.lora else "Full",
+        "zero_stage": method.zero,
+        "micro_batch": setup.micro_batch,
+        "gradient_accumulation": setup.accumulation,
+        "steps_per_generation": share // setup.micro_batch,
+        "gradient_checkpointing": setup.checkpointing,
+        "optimizer": "AdamW8bit" if setup.eight_bit else "AdamW",
+        "dtype": "bfloat16" if setup.precision == "bfloat16" else "float32",
+        "parameters": model.label,
+        "architecture": model.source,
+        "shape_source": model.found_in,
+        "export_bytes": export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
+        "save_every_steps": spec.checkpoint.every_steps,
+    }
 
 
 def step_fields(correction: StepCorrection | None) -> dict[str, Any]:
