@@ -4,6 +4,7 @@ docs/reference/findings.md.
 The references list every metric, span, attribute, finding and limit, and no other.
 """
 
+from collections.abc import Iterable
 from inspect import cleandoc
 
 from grpo_api.findings import thresholds
@@ -89,7 +90,7 @@ def metrics() -> str:
     )
 
 
-def _section(title: str, declared: tuple[Metric, ...], introduction: str = "") -> str:
+def _section(title: str, declared: Iterable[Metric], introduction: str = "") -> str:
     rows = [
         f"## {title}",
         "",

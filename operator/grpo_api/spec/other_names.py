@@ -70,14 +70,8 @@ def _spellings() -> Mapping[str, str]:
 
 
 def other_name_hint(location: Sequence[int | str]) -> str:
-    """Say what to write instead of an unknown field of the spec or of one of its sections.
-
-    Args:
-        location: the field's path below `spec`.
-
-    Returns:
-        Half a sentence; empty where the name is no known one.
-    """
+    """Say what to write instead of an unknown field of the spec or of one of its sections: half a
+    sentence, empty where the name is no known one."""
     *parents, field = location
     if parents[-1:] == ["python"] and field in _ARGUMENTS:
         return "bind a reward's arguments in its file, as by functools.partial, and name the result"

@@ -139,10 +139,7 @@ def problem_message(
 ) -> str:
     """`spec.training.beta: must be at least 0 (got -1)`.
 
-    Args:
-        problem: pydantic's error.
-        schema: the structural schema of the spec.
-        other_name: of the path of an unknown field what to write, if it is another program's.
+    `other_name`: of the path of an unknown field what to write, if it is another program's.
     """
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":

@@ -36,16 +36,10 @@ def add_timeout(parser: ArgumentParser) -> None:
 def wait_for_end(
     options: Namespace, name: str, clock: Clock = SYSTEM_CLOCK, began_at: float | None = None
 ) -> int:
-    """Wait until the job has succeeded or failed, print what changes, and return the exit code.
+    """Wait until the job has succeeded or failed, print what changes, and return the exit code: 0
+    after success, 1 after failure, 6 where the timeout came first.
 
-    Args:
-        options: `timeout` is the longest wait, in seconds.
-        name: of the job.
-        clock: of the wait.
-        began_at: since when the timeout counts; None: since now.
-
-    Returns:
-        0 after success, 1 after failure, 6 where the timeout came first.
+    The timeout counts since `began_at`, or since now.
 
     Raises:
         KubectlError: there is no such job any more, or the cluster does not answer for too long.

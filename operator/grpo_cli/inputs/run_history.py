@@ -38,10 +38,7 @@ SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, a file of logged 
 def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> list[Row]:
     """The rows of a run, or the lines of another of its history files.
 
-    Args:
-        options: those of add_pod_arguments.
-        source: an existing file or folder, or - for standard input; else the name of a job.
-        name: of the file.
+    `source`: an existing file or folder, or - for standard input; else the name of a job.
 
     Raises:
         ManifestError: the file can't be read, or the folder has none.

@@ -88,13 +88,9 @@ class LocalPod(NamedTuple):
 def local_spec(
     name: str, spec: GRPOJobSpec, processes: int | None, steps: int | None
 ) -> GRPOJobSpec:
-    """Return the spec as it is planned here: on CPUs of one node, with checkpoints.
+    """Return the spec of a job as it is planned here: on CPUs of one node, with checkpoints.
 
-    Args:
-        name: the job's name.
-        spec: as the user wrote it.
-        processes: of the gang; None: as many as the job has on CPUs, else 1.
-        steps: optimizer steps; None: the spec's.
+    Without a number of processes, the gang has as many as the job has on CPUs, else 1.
     """
     placement = spec.placement
     if processes is None:
@@ -124,12 +120,9 @@ def local_spec(
 
 
 def local_pod(attempt: Attempt, config_maps: ConfigMaps, variables: Mapping[str, str]) -> LocalPod:
-    """Return the processes of an attempt's only pod.
+    """Return the processes of an attempt's only pod, of a spec that local_spec returned.
 
-    Args:
-        attempt: of a spec that local_spec returned.
-        config_maps: those that are known here.
-        variables: this process's environment, where values of Secrets are looked for.
+    Values of Secrets are looked for in `variables`, this process's environment.
 
     Raises:
         OptionError: with everything that this machine does not have.
@@ -307,13 +300,9 @@ def mount_variables(root: PurePath) -> dict[str, str]:
 def local_plan(
     plan: TrainingPlan, mounts: Collection[str], root: PurePath, port: int
 ) -> TrainingPlan:
-    """The plan for this machine.
+    """A pod's plan for this machine, where the gang meets at `port`.
 
-    Args:
-        plan: a pod's.
-        mounts: paths of what is mounted in the pod; other paths are this machine's own.
-        root: folder below which they are.
-        port: where the gang meets.
+    What the pod has mounted is below `root`; other paths are this machine's own.
     """
 
     def moved_path(path: str) -> str:

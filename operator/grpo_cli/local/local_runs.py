@@ -114,9 +114,7 @@ class LocalRuns:
         """Take the folder, which may not exist yet.
 
         Args:
-            folder: of the runs.
             volumes: a folder for each claim's name; other claims get a folder in `folder`.
-            config_maps: files of ConfigMaps that jobs name.
             processes: of each gang; None: as many as a job has on CPUs, else 1.
             steps: of each run; None: the spec's.
             job_class: file with GRPOJobClasses; None: those in a job's own file.

@@ -117,10 +117,6 @@ class Pool:
 
         It is never more than the pod's share of its node, in whole cores, so that the rest of the
         node's GPUs stay usable.
-
-        Args:
-            gpus: of the pod.
-            engine: whether it is the pod of an engine.
         """
         wanted = gpus * MILLICORES_PER_GPU + (ENGINE_POD_MILLICORES if engine else 0)
         share = gpus * self.cores_per_gpu
@@ -134,11 +130,8 @@ class Pool:
         """Where `world` processes run on as few nodes as can be, or on exactly `nodes`; None if
         there is no room.
 
-        Args:
-            world: processes, one per GPU.
-            nodes: exact number of nodes, None for the fewest.
-            cpu: cores of one pod, None for the default.
-            memory: host memory that one pod asks for in bytes, None for all that its node has.
+        `cpu`: cores of one pod, None for the default; `memory`: host memory that one pod asks for
+        in bytes, None for all that its node has.
         """
         key = (world, nodes, cpu, memory)
         if key not in self._places:

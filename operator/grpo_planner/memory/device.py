@@ -32,11 +32,8 @@ def device_bytes(prediction: Prediction, world: int, margin: float, *, expandabl
     """Bytes that a GPU must have: allocated bytes with margin, fragmentation, CUDA context and
     communicator.
 
-    Args:
-        prediction: the allocated bytes.
-        world: processes of the gang.
-        margin: share of the allocated bytes kept free.
-        expandable: whether torch's allocator has expandable segments.
+    `margin`: share of the allocated bytes kept free; `expandable`: whether torch's allocator has
+    expandable segments.
     """
     communicator = COMMUNICATOR if world > 1 else 0
     # What stays allocated is never returned to the allocator, so only the rest can fragment.

@@ -39,12 +39,7 @@ converted (assumed)."""
 
 
 def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
-    """Bytes that one pod writes to /tmp at most.
-
-    Args:
-        spec: the job.
-        policy: shape of its model, for a spec that gives no size; None where it is unknown.
-    """
+    """Bytes that one pod writes to /tmp at most; a spec that gives no size needs the policy's."""
     return WORKING + _fetched_bytes(spec, policy) + staged_bytes(spec, policy)
 
 
@@ -139,11 +134,8 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
     """Bytes of ephemeral storage that one pod requests; 0 for no request. The spec's own request
     takes precedence.
 
-    Args:
-        spec: the job.
-        reported: whether its nodes say how much they have. One that doesn't, as some rootless ones,
-            takes no pod that asks.
-        policy: as of scratch_bytes.
+    `reported`: whether the nodes say how much they have. One that doesn't, as some rootless ones,
+    takes no pod that asks.
     """
     requested = spec.resources.completed_requests.get(EPHEMERAL_STORAGE)
     if requested is not None:

@@ -302,8 +302,8 @@ def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
 def backward_peak(
     shape: Shape, setup: Setup, passes: PassBytes, waiting: float, state: StateBytes
 ) -> float:
-    """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the
-    embedding's.
+    """The highest of four moments, in bytes beside states and gathered parameters: the head's
+    backward, the top layer's, the bottom layer's, the embedding's.
 
     From the top down activations go and gradients come, so the peak is at an end: at the top where
     activations weigh more (many tokens), at the bottom where gradients do (a big model without
@@ -312,15 +312,7 @@ def backward_peak(
     added, so there is one at a time beside those that wait. ZeRO-2 makes a second partition for
     each micro-batch as soon as a gradient has been reduced, and adds it at the end.
 
-    Args:
-        shape: the policy's shape.
-        setup: the run's settings.
-        passes: its passes.
-        waiting: gradients that were there before this micro-batch.
-        state: what lives from step to step.
-
-    Returns:
-        Bytes beside states and gathered parameters.
+    `waiting`: gradients that were there before this micro-batch.
     """
     matrix = 0 if setup.has_lora else setup.weight_bytes
     fresh = not (setup.is_accumulating or setup.is_partitioned)

@@ -119,12 +119,8 @@ def fullest_rank(
     are cached: the function walks through all tensors, and many methods and fixes ask for the same
     ones.
 
-    Args:
-        matrices: elements of each, in their order.
-        weight_bytes: bytes of an element.
-        world: ranks.
-        size: returns the bytes of the buffer that holds a given number of bytes.
-        least: elements of the smallest that counts.
+    `matrices`: elements of each, in their order; `size` returns the bytes of the buffer that holds
+    a given number of bytes.
     """
     of_ranks = [
         sum(size(weight_bytes * tensor) for tensor, _ in pieces if tensor >= least)

@@ -125,12 +125,7 @@ def measured_row(
 ) -> MeasuredRow | None:
     """The row of a run for the plans of other jobs; None where nothing can be learned of it.
 
-    Args:
-        run: the plan that the steps ran by.
-        measured: its steps.
-        source: `namespace/job`.
-        date: when it ended, in UTC.
-        cluster: where it ran.
+    `source` is `namespace/job`, `date` when it ended, in UTC.
     """
     if not measured.is_complete:
         return None

@@ -35,13 +35,8 @@ HOST_RISE = 1.5
 
 
 def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
-    """Return what is known of the job once an attempt of this run has ended as OutOfMemory.
-
-    Args:
-        run: the attempt's plan, and what was known before.
-        attempt: its number.
-        outcome: its end, in the trainer's own words or concluded.
-    """
+    """Return what is known of the job once an attempt of this run has ended as OutOfMemory, by the
+    trainer's own words or as concluded."""
     on_cpus = run.plan.accelerator == "CPU"
     unreported = MemoryShortage(memory="Host") if on_cpus else MemoryShortage(memory="Device")
     shortage = outcome.shortage or unreported

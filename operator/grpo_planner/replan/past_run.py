@@ -127,12 +127,7 @@ class Run:
 
     def with_engine(self, engine: Engine | None, servers: Pool | None) -> "Run":
         """The same split with another engine, which samples as many at a time as fit, and what that
-        takes.
-
-        Args:
-            engine: None for Transformers.
-            servers: where an engine with GPUs of its own is.
-        """
+        takes; None is Transformers, `servers` is where an engine with GPUs of its own is."""
         run = self
         for at_once in sizes_at_a_time(self.spec, self.plan.world_size, engine):
             run = self._with_generation_batch(engine, servers, at_once)

@@ -29,14 +29,9 @@ GPU_ENGINE_POD = 2 * GIB
 def engine_plan(
     demand: Demand, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None
 ) -> EnginePlan:
-    """The engine of a setup on GPUs.
+    """The engine of a setup on GPUs that have `usable` bytes each; of `servers`, if it has its own.
 
-    Args:
-        demand: the job's.
-        setup: the run's settings.
-        usable: bytes of one of the engine's GPUs.
-        sync: seconds of one sync.
-        servers: where it is, if it has GPUs of its own.
+    `sync`: seconds of one sync.
     """
     engine = terms.engine_of(setup)
     fields = settings(demand, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}

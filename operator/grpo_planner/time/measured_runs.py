@@ -222,12 +222,8 @@ class MeasuredRuns:
         return MeasuredRuns(self.rows, namespace)
 
     def of_model(self, parameters: int, active: int) -> "MeasuredRuns":
-        """The rows of models of the same size that this fit predicted.
-
-        Args:
-            parameters: of the model.
-            active: those that a token passes.
-        """
+        """The rows of models of the same size that this fit predicted; a token passes the `active`
+        parameters."""
         rows = (
             row
             for row in self.rows

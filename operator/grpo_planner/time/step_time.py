@@ -184,10 +184,6 @@ def step_time(
     """Time of one optimizer step.
 
     Args:
-        shape: the policy's shape.
-        setup: the run's settings.
-        hardware: the GPU.
-        nodes: nodes that the gang runs on.
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
         servers: the GPU of engines in pods of their own.
         measured: how steps that were measured on these GPUs correct it.
@@ -203,17 +199,11 @@ def step_time(
 def sync_seconds(
     shape: Shape, setup: Setup, hardware: Product, link: float, constants: Constants = FITTED
 ) -> float:
-    """One sync: the weights sent, proven in the engine, and the wake before it.
+    """One sync: the weights sent, proven in the engine, and the wake before it; ranks are `link`
+    bytes per second apart.
 
     A base in host memory comes to the GPU twice: tensor by tensor to the engine, and at once before
     the policy is trained. Nothing goes to the host, since the copy there stays as it is.
-
-    Args:
-        shape: the policy's shape.
-        setup: the run's settings.
-        hardware: the trainer's GPU.
-        link: bytes per second between ranks.
-        constants: of the time model.
     """
     whole = shape.parameters * setup.compute_bytes
     proven = 2 * whole / (hardware.bandwidth * GIGA * HASHED_SHARE)

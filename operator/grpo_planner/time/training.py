@@ -113,11 +113,7 @@ def micro_batch_seconds(
     takes longer.
 
     Args:
-        shape: the policy's shape.
-        hardware: the GPU.
-        tokens: tokens of the micro-batch.
         length: tokens of one sequence.
-        constants: of the time model.
         shared: GPUs that share one copy of the model. Each has a part of the products of as many
             micro-batches as there are GPUs, and launches the kernels of all of them.
         units: groups of a layer's weights that are gathered and launched one by one.
