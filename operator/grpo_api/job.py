@@ -30,7 +30,7 @@ from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
-from .text.base import CREATING, Model, Rule, map_list, unique_by
+from .text.base import CREATING, MapList, Model, Rule
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import HUB_ID_OR_PATH, Image, Name, PullPolicy
 from .text.problems import problem_message
@@ -217,11 +217,7 @@ class GRPOJobSpec(Model):
     two cores per GPU, or the GPU's share of its node's cores where that is less (accelerator CPU: a
     core per process), of the host memory that the plan predicts and of the ephemeral storage that
     /tmp will take, and no limits."""
-    volume_mounts: Annotated[
-        list[TrainerMount],
-        Field(max_length=32, json_schema_extra=map_list("mountPath")),
-        unique_by("mount_path"),
-    ] = []
+    volume_mounts: Annotated[list[TrainerMount], Field(max_length=32), MapList("mountPath")] = []
     """Volumes of podTemplate.spec.volumes in the training container. Unset: none."""
     shared_memory: ByteQuantity | None = None
     """Size of /dev/shm. Unset: half of the pod's memory at most."""

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ..text.base import Model, Rule, map_list, unique_by
+from ..text.base import MapList, Model, Rule
 from ..text.contract import CONTAINER, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
@@ -318,11 +318,7 @@ class InitContainer(Model):
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """Requests and limits; the pod takes what is more, this or the trainer's, and a sidecar's on
     top. Unset: none."""
-    volume_mounts: Annotated[
-        list[VolumeMount],
-        Field(max_length=32, json_schema_extra=map_list("mountPath")),
-        unique_by("mount_path"),
-    ] = []
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32), MapList("mountPath")] = []
     """Volumes of podTemplate.spec.volumes. Unset: none."""
     security_context: SecurityContext = Field(default_factory=SecurityContext)
     """Its rights. Unset: those of the training container."""

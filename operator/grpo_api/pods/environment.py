@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ..text.base import Model, Rule, exactly_one, map_list, unique_by
+from ..text.base import MapList, Model, Rule, exactly_one
 from ..text.contract import (
     ALLOCATOR_ENV,
     ENV_PREFIX,
@@ -102,12 +102,6 @@ class EnvFromSource(Model):
     """The Secret. Unset: `configMapRef` must be set."""
 
 
-Environment = Annotated[
-    list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique_by("name")
-]
-TrainerEnvironment = Annotated[
-    list[TrainerEnvVar],
-    Field(max_length=64, json_schema_extra=map_list("name")),
-    unique_by("name"),
-]
+Environment = Annotated[list[EnvVar], Field(max_length=64), MapList("name")]
+TrainerEnvironment = Annotated[list[TrainerEnvVar], Field(max_length=64), MapList("name")]
 EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16)]

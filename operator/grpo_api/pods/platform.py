@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..text.base import Model, Rule, exactly_one, map_list, unique_by
+from ..text.base import MapList, Model, Rule, exactly_one
 from ..text.names import Name, Path
 from .containers import ResourceRequirements, SeccompProfile, TrainerMount
 
@@ -121,11 +121,7 @@ class PlatformSpec(Model):
     of their own; NetworkPolicies don't apply. Unset: false."""
     security_context: PlatformSecurityContext = Field(default_factory=PlatformSecurityContext)
     """User, groups and rights. Unset: those of all jobs."""
-    volumes: Annotated[
-        list[PlatformVolume],
-        Field(max_length=16, json_schema_extra=map_list("name")),
-        unique_by("name"),
-    ] = []
+    volumes: Annotated[list[PlatformVolume], Field(max_length=16), MapList("name")] = []
     """Folders of the node and ConfigMaps in the training container. Unset: none."""
     gpu_hour_prices: Annotated[dict[Product, Price], Field(max_length=64)] = Field(
         default_factory=dict

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..text.base import Model, Rule, map_list, unique_by
+from ..text.base import MapList, Model, Rule
 from ..text.contract import RESERVED_LABELS
 from ..text.names import Annotations, LabelKey, Labels, LocalObjectReference, Name
 from .containers import InitContainer
@@ -173,11 +173,7 @@ def _cel_key_matches(reserved: str) -> str:
     return f"key.startsWith('{reserved}')" if reserved.endswith("/") else f"key == '{reserved}'"
 
 
-PullSecrets = Annotated[
-    list[LocalObjectReference],
-    Field(max_length=16, json_schema_extra=map_list("name")),
-    unique_by("name"),
-]
+PullSecrets = Annotated[list[LocalObjectReference], Field(max_length=16), MapList("name")]
 """Pull secrets of the job's namespace."""
 
 
@@ -270,15 +266,9 @@ class PodSpec(Model):
     its name. Unset: ClusterFirst."""
     dns_config: DNSConfig | None = None
     """Further settings of resolv.conf. Unset: none."""
-    volumes: Annotated[
-        list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")
-    ] = []
+    volumes: Annotated[list[Volume], Field(max_length=16), MapList("name")] = []
     """Further volumes; spec.volumeMounts shows them to the trainer. Unset: none."""
-    init_containers: Annotated[
-        list[InitContainer],
-        Field(max_length=8, json_schema_extra=map_list("name")),
-        unique_by("name"),
-    ] = []
+    init_containers: Annotated[list[InitContainer], Field(max_length=8), MapList("name")] = []
     """Containers that run before the trainer, in this order, or beside it. Unset: none."""
     host_network: bool | None = None
     """Rejected when true: goes beyond the `restricted` standard. Unset: false."""

@@ -17,7 +17,7 @@ from ..report.report import MAX_FINDINGS, Finding, Outcome
 from ..report.revisions import Revisions
 from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
-from ..text.base import Model, map_list
+from ..text.base import MapList, Model
 from ..text.contract import CLASS_KIND
 from ..text.quantity import Count
 from ..text.timing import Time
@@ -305,9 +305,7 @@ class GRPOJobStatus(Model):
     """One word, derived from the conditions."""
     reason: Annotated[str, Field(max_length=128)] | None = None
     """Reason of the first condition that is not well; absent while all are."""
-    conditions: Annotated[
-        list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))
-    ] = []
+    conditions: Annotated[list[Condition], Field(max_length=32), MapList("type")] = []
     """The state of the job."""
     attempt: Annotated[int, Field(ge=0)] = 0
     """Gang starts so far; the current attempt's number."""
@@ -366,10 +364,7 @@ class GRPOJobStatus(Model):
     """The newest complete checkpoint."""
     export: Export | None = None
     """The trained model, once it is exported."""
-    tracking: (
-        Annotated[list[TrackerReport], Field(max_length=8, json_schema_extra=map_list("name"))]
-        | None
-    ) = None
+    tracking: Annotated[list[TrackerReport], Field(max_length=8), MapList("name")] | None = None
     """The run in the trackers of spec.tracking."""
     outcome: Outcome | None = None
     """How the last attempt ended."""

@@ -15,9 +15,17 @@ from textwrap import dedent
 from types import NoneType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel, to_snake
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from .cel import predicate
 
@@ -162,24 +170,31 @@ def exactly_one(*fields: str, message: str = "") -> Rule:
     return Rule(cel, message or f"set exactly one of {listed}")
 
 
-def map_list(*keys: str) -> dict[str, Any]:
-    """Marks a list as a map keyed by the named fields, so that server-side apply merges it item by
-    item."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+class MapList(NamedTuple):
+    """Marks a list as a map: no two items have the same key, and server-side apply merges it item
+    by item."""
 
+    key: str
+    """Field of the items, as users write it."""
 
-def unique_by(field: str) -> AfterValidator:
-    """Reject a list with two items of the same `field`, as the API server does for `map_list`."""
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
 
-    def check(items: list[Any]) -> list[Any]:
-        keys = [getattr(item, field) for item in items]
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        marks = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+        return handler(schema) | marks
+
+    def _check(self, items: list[Any]) -> list[Any]:
+        keys = [getattr(item, to_snake(self.key)) for item in items]
         if repeated := {key for key in keys if keys.count(key) > 1}:
             raise PydanticCustomError(
                 "duplicate", "more than one item with {keys}", {"keys": ", ".join(repeated)}
             )
         return items
-
-    return AfterValidator(check)
 
 
 def dotted_path(location: Sequence[int | str]) -> str:

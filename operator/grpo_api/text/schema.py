@@ -87,7 +87,7 @@ class _Converter:
             )
         if "items" in result:
             result["items"] = self.convert(result["items"], f"{path}[]")
-            # Server-side apply replaces a list whole, unless map_list says how to merge it.
+            # Server-side apply replaces a list whole, unless MapList says how to merge it.
             result.setdefault("x-kubernetes-list-type", "atomic")
         _require_bound(result, path)
         return result
