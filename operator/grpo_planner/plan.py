@@ -22,6 +22,7 @@ from .explain.no_capacity import (
     experts_result,
     is_without_engine_for_experts,
     place_rejection,
+    refusal,
     smallest_hardware,
     without_engine,
     without_size,
@@ -259,15 +260,9 @@ def _no_capacity_result(
     fixes = _fixes(footprints, emptied, pools)
     if options:
         result = _nothing_fits(demand, options, fixes)
-        return _on_one_node(demand, result)
-    rejection = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
-    result = PlanResult(
-        feasible=False,
-        reason=rejection.reason,
-        message=str(rejection),
-        fixes=fixes,
-        architecture=demand.model.source,
-    )
+    else:
+        rejection = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
+        result = refusal(demand, rejection.reason, str(rejection), fixes=fixes)
     return _on_one_node(demand, result)
 
 
@@ -364,12 +359,7 @@ def _too_slow(search: Search) -> PlanResult:
         "use fewer or shorter completions, a smaller model or more GPUs, or set "
         "spec.placement.allowSlow to true"
     )
-    return PlanResult(
-        feasible=False,
-        reason=PlanReason.TOO_SLOW,
-        message=message,
-        architecture=demand.model.source,
-    )
+    return refusal(demand, PlanReason.TOO_SLOW, message)
 
 
 def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> PlanResult:
@@ -394,14 +384,7 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
         would_fit = "; or ".join(fix.message for fix in fixes)
         message += f"; would fit: {would_fit}"
     ranked = explain.candidates(demand, notable(options, None), None)
-    return PlanResult(
-        feasible=False,
-        reason=reason,
-        message=message,
-        candidates=ranked,
-        fixes=fixes,
-        architecture=demand.model.source,
-    )
+    return refusal(demand, reason, message, candidates=ranked, fixes=fixes)
 
 
 def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:

@@ -224,7 +224,9 @@ def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_
         places = [
             path
             for path, _ in schema_fields(schema, "spec")
-            if _last_part(path) == wanted and not _is_of_containers_or_volumes(path)
+            # No setting of a job belongs into an item of a pod's list.
+            if path.lower().rpartition(".")[2] == wanted
+            and not (path.startswith("spec.podTemplate.") and "[]" in path)
         ]
         if 0 < len(places) <= _MAX_PLACES:
             nearest = min(places, key=lambda path: path.count("."))
@@ -234,16 +236,6 @@ def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_
         return f"unknown field; did you mean {spelled[close[0]]}?"
     section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
     return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
-
-
-def _is_of_containers_or_volumes(path: str) -> bool:
-    """True for a field of an item of a pod's list, where no setting of a job belongs."""
-    return path.startswith("spec.podTemplate.") and "[]" in path
-
-
-def _last_part(path: str) -> str:
-    """The name of a field, in small letters, of its path."""
-    return path.rpartition(".")[2].lower()
 
 
 def _schema_at(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:

@@ -114,17 +114,13 @@ def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str
     existing = kubectl.get_json(options, "persistentvolumeclaims")["items"] if claims else []
     bound: dict[str, list[str]] = {}
     for claim in existing:
-        name, modes = claim["metadata"]["name"], _modes(claim)
+        name = claim["metadata"]["name"]
+        # The volume's modes, once there is one, which may allow more than was asked for.
+        spec, status = (claim.get(part) or {} for part in ("spec", "status"))
+        modes = list(status.get("accessModes") or spec.get("accessModes") or ())
         if name in claims and modes and MANY_NODES.isdisjoint(modes):
             bound[name] = modes
     return bound
-
-
-def _modes(claim: Manifest) -> list[str]:
-    """The volume's, once there is one, which may allow more than was asked for."""
-    status = claim.get("status") or {}
-    spec = claim.get("spec") or {}
-    return list(status.get("accessModes") or spec.get("accessModes") or ())
 
 
 def _holders_of_pod(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:

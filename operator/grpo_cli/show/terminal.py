@@ -56,10 +56,6 @@ def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:
     table.add_row(*map(plain_text, cells), style=style)
 
 
-def _no_style(_: object) -> str:
-    return ""
-
-
 def show_table(
     out: Console,
     headings: Sequence[str],
@@ -68,7 +64,7 @@ def show_table(
     stack: Callable[[Item], Sequence[Text]] | None = None,
     *,
     right: Iterable[str] = (),
-    style: Callable[[Item], str] = _no_style,
+    style: Callable[[Item], str] = lambda _: "",
 ) -> None:
     """Prints a table with a row of plain texts per item where it fits, else each item as a line
     with indented lines below, wrapped and whole.
@@ -82,16 +78,15 @@ def show_table(
         out.print(wide)
         return
     for item in items:
-        first, *below = stack(item) if stack else _labelled(headings, cells(item))
+        if stack:
+            first, *below = stack(item)
+        else:
+            name, *values = cells(item)
+            pairs = map(" ".join, zip(headings[1:], values, strict=True))
+            first, below = plain_text(name, "bold"), [plain_text(", ".join(pairs))]
         out.print(first, overflow="fold")
         for line in below:
             out.print(Padding(line, (0, 0, 0, _INDENT)), overflow="fold")
-
-
-def _labelled(headings: Sequence[str], cells: Sequence[str]) -> tuple[Text, ...]:
-    pairs = zip(headings[1:], cells[1:], strict=True)
-    numbers = ", ".join(f"{heading} {cell}" for heading, cell in pairs)
-    return plain_text(cells[0], "bold"), plain_text(numbers)
 
 
 def gib(count: float) -> float:

@@ -8,7 +8,6 @@ other. A table of candidates holds that answer, too, but not on its first line.
 from collections.abc import Sequence
 from typing import Literal
 
-from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import (
     MAX_TEXT,
     STEP_ESTIMATES,
@@ -136,9 +135,10 @@ def changes(demand: Demand, option: Option) -> list[str]:
         module_names = ", ".join(modules)
         adapter_parameters = demand.shape.adapter_parameters(rank, tuple(modules))
         share = adapter_parameters / demand.shape.parameters
+        rate = f"{low_rate_message(spec)}; " if spec.adapter.learning_rate is None else ""
         sentences.append(
             f"trains a LoRA adapter of rank {rank} on {module_names} only ({share:.2%} of the "
-            f"parameters), because no plan with all parameters fits; {_rate_message(spec)}"
+            f"parameters), because no plan with all parameters fits; {rate}"
             "adapter.use Never refuses an adapter, Always asks for one"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
@@ -146,12 +146,6 @@ def changes(demand: Demand, option: Option) -> list[str]:
             "keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits"
         )
     return sentences
-
-
-def _rate_message(spec: GRPOJobSpec) -> str:
-    """What is wrong with an adapter's learning rate, as a part of a sentence; empty where the user
-    set one for it."""
-    return f"{low_rate_message(spec)}; " if spec.adapter.learning_rate is None else ""
 
 
 def warnings(demand: Demand, option: Option) -> list[str]:

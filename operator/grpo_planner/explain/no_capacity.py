@@ -11,7 +11,7 @@ been planned.
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_camel
 
@@ -38,16 +38,17 @@ HardwarePlanner = Callable[[GRPOJobSpec], Callable[[Inventory], Search]]
 """What a spec may run as on each of several inventories."""
 
 
+def refusal(demand: Demand, reason: PlanReason, message: str, **more: Any) -> PlanResult:
+    """The answer without a plan."""
+    source = demand.model.source
+    return PlanResult(feasible=False, reason=reason, message=message, architecture=source, **more)
+
+
 def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
     """The explanation where it is the nodes' disks alone that keep the gang away."""
     reasons = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
     message = f"the job would fit, but for the room on nodes' disks: {reasons}"
-    return PlanResult(
-        feasible=False,
-        reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE,
-        architecture=demand.model.source,
-        message=message,
-    )
+    return refusal(demand, PlanReason.OUT_OF_EPHEMERAL_STORAGE, message)
 
 
 def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
@@ -100,14 +101,8 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     changes = [*(Change(path=other, value="null") for other in removed)]
     changes.append(Change(path=path, value=engine))
     fix = Fix(changes=changes, message=f"{way} (generates many times slower)")
-    return PlanResult(
-        feasible=False,
-        reason=PlanReason.INVALID_COMBINATION,
-        message=message,
-        fixes=[fix],
-        hardware=hardware,
-        architecture=demand.model.source,
-    )
+    reason = PlanReason.INVALID_COMBINATION
+    return refusal(demand, reason, message, fixes=[fix], hardware=hardware)
 
 
 def _bearable_choice(search: Search) -> Option | None:

@@ -104,7 +104,7 @@ def check(demand: Demand) -> None:
         servers = wanted.servers or EngineServersSpec()
         field, gpus = "servers.gpusPerReplica", servers.gpus_per_replica
     if engine in ("Colocated", "Servers") and not is_splittable(demand, gpus):
-        counts = ", ".join(map(str, _splittable_counts(demand)))
+        counts = ", ".join(str(count) for count in TENSOR_PARALLEL if is_splittable(demand, count))
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
@@ -118,10 +118,6 @@ def is_splittable(demand: Demand, gpus: int) -> bool:
     # vLLM repeats key heads where there are fewer of them than GPUs.
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
-
-
-def _splittable_counts(demand: Demand) -> list[int]:
-    return [gpus for gpus in TENSOR_PARALLEL if is_splittable(demand, gpus)]
 
 
 class Engines:
