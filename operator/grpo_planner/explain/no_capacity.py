@@ -190,20 +190,14 @@ class _RentedGpus(NamedTuple):
     @property
     def inventory(self) -> Inventory:
         """They alone, with the host memory and cores that such nodes usually have."""
-        gpus = self.per_node
-        host_memory = DEFAULT_HOST_GIB * GIB * gpus
-        cores = float(DEFAULT_CPU * gpus)
         node = Node(
             gpu_product=self.product,
-            gpus_free=gpus,
-            gpus_total=gpus,
-            host_memory_free=host_memory,
-            host_memory_total=host_memory,
-            cpu_free=cores,
-            cpu_total=cores,
+            gpus_total=self.per_node,
+            host_memory_total=DEFAULT_HOST_GIB * GIB * self.per_node,
+            cpu_total=float(DEFAULT_CPU * self.per_node),
             count=self.nodes,
         )
-        return Inventory((node,))
+        return Inventory((node.without_usage,))
 
 
 def smallest_hardware(

@@ -11,7 +11,7 @@ inventory file, it is derived from the memory that is built in. A plan that fill
 have pods that no node takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -101,9 +101,7 @@ class Inventory:
     @cached_property
     def without_usage(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
-        nodes = tuple(node.without_usage for node in self.nodes)
-        short_of_disk = tuple(node.without_usage for node in self.short_of_disk)
-        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
+        return self._with(lambda nodes: tuple(node.without_usage for node in nodes))
 
     @cached_property
     def with_merged_nodes(self) -> "Inventory":
@@ -112,28 +110,27 @@ class Inventory:
 
         Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
         """
-        nodes = _merge(self.nodes)
-        short_of_disk = _merge(self.short_of_disk)
-        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
+        return self._with(_merge)
 
     def with_prices(self, prices: Mapping[str, float]) -> "Inventory":
         """The same nodes with these prices of a GPU hour, by product; others stay."""
-        if not prices:
-            return self
-        nodes, short_of_disk = (
-            tuple(
+
+        def priced(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+            return tuple(
                 replace(node, gpu_hour_price=prices.get(node.gpu_product, node.gpu_hour_price))
-                for node in group
+                for node in nodes
             )
-            for group in (self.nodes, self.short_of_disk)
-        )
-        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
+
+        return self._with(priced) if prices else self
 
     @property
     def with_larger_disks(self) -> "Inventory":
         """What there would be if all disks had room."""
         all_nodes = self.nodes + self.short_of_disk
         return replace(self, nodes=all_nodes, short_of_disk=())
+
+    def _with(self, change: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> "Inventory":
+        return replace(self, nodes=change(self.nodes), short_of_disk=change(self.short_of_disk))
 
 
 def _merge(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -164,19 +161,15 @@ def declared_inventory(placement: PlacementSpec) -> Inventory:
     gpus = placement.gpus_per_node or 0
     if is_slice(product):
         gpus = min(1, gpus)
-    cores = float(ENDLESS)
     group = Node(
         gpu_product=product,
-        gpus_free=gpus,
         gpus_total=gpus,
         gpu_resource=resource_of(product),
-        host_memory_free=ENDLESS,
         host_memory_total=ENDLESS,
-        cpu_free=cores,
-        cpu_total=cores,
+        cpu_total=float(ENDLESS),
         count=placement.nodes or 0,
     )
-    return Inventory((group,))
+    return Inventory((group.without_usage,))
 
 
 RESERVED_SHARES = ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06))

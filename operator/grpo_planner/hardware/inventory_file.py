@@ -158,15 +158,12 @@ def _node(group: NodeGroup) -> Node:
     selector = ((label, product),) if product else ()
     gpus = min(1, group.gpus_per_node) if is_slice(product) else group.gpus_per_node
     links = group.interconnect
-    return Node(
+    node = Node(
         gpu_product=product,
         gpu_memory_mib=group.gpu_memory_mib,
-        gpus_free=gpus,
         gpus_total=gpus,
         gpu_resource=resource,
-        host_memory_free=memory,
         host_memory_total=memory,
-        cpu_free=group.cpu,
         cpu_total=group.cpu,
         node_selector=selector,
         count=group.count,
@@ -174,3 +171,4 @@ def _node(group: NodeGroup) -> Node:
         node_gbps=links.node_gbps,
         gpu_gbps=links.gpu_gbps,
     )
+    return node.without_usage
