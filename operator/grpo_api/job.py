@@ -338,10 +338,7 @@ class SpecInvalid(ValueError):
 def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
     """The typed spec of a GRPOJob object. As strict as the API server: `"4"` is not an integer.
 
-    Args:
-        spec: the spec as it came from JSON or YAML.
-        creating: whether the object is new, and so has to keep the rules that stored ones may
-            break.
+    `creating`: the object is new, and so has to keep the rules that stored ones may break.
 
     Raises:
         SpecInvalid: with every wrong field at once, by its path.

@@ -63,13 +63,8 @@ def plan_job(
     """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same
     bytes.
 
-    Args:
-        spec: the job.
-        inventory: nodes that its pods may be bound to.
-        facts: what the caller knows of the model beside the spec.
-        learned: what earlier attempts of the job found of its model, its links and the memory that
-            it needs.
-        measured: runs that were measured on the cluster.
+    The pods may be bound to all nodes of the inventory. `facts`: what the caller knows of the model
+    beside the spec; `learned`: what earlier attempts of the job found.
     """
     return Planner(spec, facts=facts, learned=learned, measured=measured).plan(inventory)
 

@@ -65,20 +65,15 @@ def _encoder_message(config: Mapping[str, Any]) -> str:
     if isinstance(architectures, list):
         classes = [str(name) for name in architectures]
     is_decoder = config.get("is_encoder_decoder") is not True
-    if is_decoder and _generates_text(classes, str(kind)):
+    # By its type where config.json names no class.
+    generates = any(name.endswith(GENERATORS) for name in classes)
+    if is_decoder and (generates if classes else str(kind) not in ENCODERS):
         return ""
     model = ", ".join(classes) or kind
     return (
         f"config.json is that of {model}, model_type {kind}, which doesn't generate text from "
         "left to right: set spec.model.name to a causal language model (…ForCausalLM)"
     )
-
-
-def _generates_text(classes: list[str], kind: str) -> bool:
-    """By the names of the model's classes, or by its type where config.json names no class."""
-    if classes:
-        return any(name.endswith(GENERATORS) for name in classes)
-    return kind not in ENCODERS
 
 
 def _quantised_message(config: Mapping[str, Any]) -> str:

@@ -145,15 +145,11 @@ def problem_message(
     if problem["type"] == "extra_forbidden":
         message = _unknown_field_message(problem["loc"], schema, other_name(problem["loc"]))
         return f"{dotted_path(path)}: {message}"
-    return f"{dotted_path(path)}: {requirement(problem, schema)}{_value_message(problem)}"
-
-
-def _value_message(problem: ErrorDetails) -> str:
-    """Return the value as YAML's flow style has it. A broken rule over several fields has no single
-    value, what is missing has none, and a list that is too long says so by its length."""
-    if problem["type"] in ("rule", "missing", "too_long"):
-        return ""
-    return f" (got {value_text(problem['input'])})"
+    # A broken rule over several fields has no single value, what is missing has none, and a list
+    # that is too long says so by its length.
+    has_value = problem["type"] not in ("rule", "missing", "too_long")
+    value = f" (got {value_text(problem['input'])})" if has_value else ""
+    return f"{dotted_path(path)}: {requirement(problem, schema)}{value}"
 
 
 def requirement(problem: ErrorDetails, schema: Schema) -> str:

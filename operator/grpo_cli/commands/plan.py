@@ -90,7 +90,13 @@ def requested_jobs(options: Namespace) -> list[Job]:
             raise OptionError(
                 f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
             )
-        _ask_back(options)
+        name_meant = meant_name(options.model)
+        # Something else may say what the model is.
+        if name_meant and not (options.parameters or options.config or options.fetch_config):
+            raise OptionError(
+                f"{options.model}: did you mean {name_meant}? A model of your own takes "
+                "--parameters SIZE, --config PATH or --fetch-config"
+            )
         return [Job({"name": options.model}, _of_model(options.model, model_options))]
     if model_options:
         option, (section, field) = next(iter(model_options)), _FIELDS[next(iter(model_options))]
@@ -99,16 +105,6 @@ def requested_jobs(options: Namespace) -> list[Job]:
             f"spec.{section}.{field}; to compare, add --what-if {field}={model_options[option]}"
         )
     return load_specs(options.filename)
-
-
-def _ask_back(options: Namespace) -> None:
-    """Refuse a model's name that is a likely slip, unless something else says what the model is."""
-    suggested_name = meant_name(options.model)
-    if suggested_name and not (options.parameters or options.config or options.fetch_config):
-        raise OptionError(
-            f"{options.model}: did you mean {suggested_name}? A model of your own takes "
-            "--parameters SIZE, --config PATH or --fetch-config"
-        )
 
 
 def _of_model(model: str, model_options: dict[str, Any]) -> GRPOJobSpec:

@@ -46,6 +46,8 @@ BATCHING = (
     "steps_per_generation",
     "num_generations",
 )
+READ_ELSEWHERE = ("model_init_kwargs", "reward_weights")
+"""Read with the model or the rewards."""
 
 
 class ConfigFields:
@@ -61,31 +63,24 @@ class ConfigFields:
             "ds3_gather_for_generation": self._put_switch,
             "generation_kwargs": self._put_sampling,
             "gradient_checkpointing": self._put_switch,
-            "hub_model_id": self._read_with,
-            "hub_private_repo": self._read_with,
             "learning_rate": self._put_rate,
             "log_completions": self._put_samples,
             "max_steps": self._put_steps,
-            "model_init_kwargs": self._skip,
             "optim": self._put_optimizer,
-            "project": self._read_with,
             "push_to_hub": self._put_hub,
             "ref_model_mixup_alpha": self._put_sync,
             "ref_model_sync_steps": self._put_sync,
             "report_to": lambda name, setting: put_trackers(self.run, self.builder, name, setting),
-            "reward_weights": self._skip,
-            "run_name": self._read_with,
             "scale_rewards": self._put_scale,
             "sync_ref_model": self._put_sync,
             "top_k": self._put_top_k,
-            "trackio_space_id": self._read_with,
             "use_cpu": self._put_accelerator,
             "use_vllm": self._put_engine,
             "vllm_importance_sampling_correction": self._put_correction,
             "vllm_importance_sampling_mode": self._put_correction_mode,
-            "vllm_mode": self._read_with,
             "vllm_tensor_parallel_size": self._put_tensor_parallel,
             "warmup_steps": self._put_warmup,
+            **dict.fromkeys(SWITCHED_BY, self._read_with),
         }
         """Fields whose value the spec has in other words."""
 
@@ -100,7 +95,7 @@ class ConfigFields:
                 self._note(name, setting, "TRL 1.16 has no such field")
             elif name in self._special:
                 self._special[name](name, setting)
-            elif name not in BATCHING:
+            elif name not in (*BATCHING, *READ_ELSEWHERE):
                 self._put_by_place(name, setting)
 
     def _put_defaults(self) -> None:
@@ -133,9 +128,6 @@ class ConfigFields:
 
     def _note(self, name: str, setting: TrlSetting, advice: str) -> None:
         self.run.note(setting.line, name, setting.value, advice)
-
-    def _skip(self, name: str, setting: TrlSetting) -> None:
-        """Read with the model or the rewards."""
 
     def _read_with(self, name: str, setting: TrlSetting) -> None:
         """Read with another field; without that one it has no effect."""

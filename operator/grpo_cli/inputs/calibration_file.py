@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from grpo_planner.time.measured_runs import (
     FIT,
@@ -48,14 +47,17 @@ def read_calibration(file: str | None) -> MeasuredRuns:
 
 
 def load_measured_rows(file: Path) -> list[MeasuredRow]:
-    """The rows of a file.
+    """The rows of a file, or of the ConfigMap in it.
 
     Raises:
         InventoryError: it can't be read, or a row is wrong.
     """
     try:
         document = load_value(file.read_text(encoding="utf-8"))
-        rows, problems = read_rows(_runs_of(document))
+        if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+            texts = document.get("data") or {}
+            document = next((json.loads(text) for text in texts.values()), None)
+        rows, problems = read_rows(document)
     except OSError as error:
         raise InventoryError(f"{file}: {error.strerror}") from error
     except ValueError as error:
@@ -65,14 +67,6 @@ def load_measured_rows(file: Path) -> list[MeasuredRow]:
         listed = [f"{file}: {problem}" for problem in problems[:MOST_PROBLEMS]]
         raise InventoryError(*listed, *([f"{file}: {more} more"] if more > 0 else []))
     return rows
-
-
-def _runs_of(document: Any) -> Any:
-    """The rows' document, in a ConfigMap the one that it holds."""
-    if isinstance(document, dict) and document.get("kind") == "ConfigMap":
-        texts = document.get("data") or {}
-        return next((json.loads(text) for text in texts.values()), None)
-    return document
 
 
 def save_measured_rows(file: Path, rows: Iterable[MeasuredRow]) -> None:

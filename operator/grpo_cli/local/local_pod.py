@@ -184,8 +184,13 @@ class _PodReader:
             path, volume = mount["mountPath"], mount["name"]
             if volume in _MACHINE_VOLUMES:
                 continue
-            if volume == SIGNING_VOLUME:
-                self._require_signing_key()
+            if volume == SIGNING_VOLUME and SIGNING_KEY_ENV not in self._variables:
+                self.problems.append(
+                    "spec.export.signingKeySecretRef names a Secret, which only the cluster has; "
+                    f"set {SIGNING_KEY_ENV} to the key's file, or leave it out"
+                )
+            elif volume == SIGNING_VOLUME:
+                continue
             elif _is_in(path, _TRAINER_MOUNTS):
                 mounts |= self._mount_source(mount)
             else:
@@ -270,13 +275,6 @@ class _PodReader:
                     f"{path} takes variables from {reference['name']}, which only the cluster has; "
                     "set them in this shell and leave it out"
                 )
-
-    def _require_signing_key(self) -> None:
-        if SIGNING_KEY_ENV not in self._variables:
-            self.problems.append(
-                "spec.export.signingKeySecretRef names a Secret, which only the cluster has; set "
-                f"{SIGNING_KEY_ENV} to the key's file, or leave it out"
-            )
 
     def _command(self, path: str, command_line: Sequence[str]) -> list[str]:
         """The command line with this process's Python."""

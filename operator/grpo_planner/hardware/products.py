@@ -44,7 +44,10 @@ def obstacle_message(product: str, resource: str, capability: Capability | None)
     if capability is None:
         return ""
     has_capability = f"{name} has compute capability {format_capability(capability)}"
-    if not _has_kernels(capability):
+    major, minor = capability
+    # Code runs on its own major version from its own minor version on (CUDA programming guide,
+    # compute capability).
+    if not any(built == major and least <= minor for built, least in IMAGE):
         supported = ", ".join(map(format_capability, IMAGE))
         return f"{has_capability}, and the torch of the trainer's image is built for {supported}"
     if capability < BFLOAT16:
@@ -59,14 +62,6 @@ def format_capability(capability: Capability) -> str:
     """`8.6`."""
     major, minor = capability
     return f"{major}.{minor}"
-
-
-def _has_kernels(capability: Capability) -> bool:
-    """Code runs on its own major version from its own minor version on (CUDA programming guide,
-    compute capability)."""
-    major, minor = capability
-    kernel_minors = [kernel_minor for kernel_major, kernel_minor in IMAGE if kernel_major == major]
-    return any(kernel_minor <= minor for kernel_minor in kernel_minors)
 
 
 NVLINK_GB_PER_S = 150.0

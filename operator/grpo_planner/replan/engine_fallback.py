@@ -66,9 +66,7 @@ def fallback_plan(run: Run) -> ExecutionPlan:
 def costly_message(learned: Learned, cost: float | None) -> str:
     """Why Transformers may not take the place of the engine that failed first; empty where it may.
 
-    Args:
-        learned: with one engine failure at least.
-        cost: predicted GPU-seconds of a step with Transformers; None where nobody knows them.
+    `cost`: predicted GPU-seconds of a step with Transformers; None where nobody knows them.
     """
     with_engine = learned.engine_failures[0].gpu_seconds
     if cost is None or with_engine is None:
@@ -98,7 +96,10 @@ def _on_model_runner_v1(run: Run) -> Iterator[Run]:
     engine = run.plan.engine
     assert engine is not None, "one has failed"
     if engine.kind == "Servers":
-        yield run.with_published_engine(_served_by_v1(run, engine))
+        # They have their GPUs for themselves, so what they take stays.
+        slower = engine.model_copy(update={"model_runner": "V1"})
+        graphs = settings(run.demand, run.with_plan(engine=slower).setup)["graphs_bytes"]
+        yield run.with_published_engine(slower.model_copy(update={"graphs_bytes": graphs}))
         return
     pinned = run.spec.generation.tensor_parallel
     for gpus in [pinned] if pinned else TENSOR_PARALLEL:
@@ -106,13 +107,6 @@ def _on_model_runner_v1(run: Run) -> Iterator[Run]:
             continue
         if is_splittable(run.demand, gpus):
             yield run.with_engine(_colocated_v1(run, engine, gpus), None)
-
-
-def _served_by_v1(run: Run, engine: EnginePlan) -> EnginePlan:
-    """Servers on the first rung; they have their GPUs for themselves, so what they take stays."""
-    slower = engine.model_copy(update={"model_runner": "V1"})
-    graphs = settings(run.demand, run.with_plan(engine=slower).setup)["graphs_bytes"]
-    return slower.model_copy(update={"graphs_bytes": graphs})
 
 
 def _colocated_v1(run: Run, engine: EnginePlan, gpus: int) -> Engine:

@@ -133,20 +133,16 @@ def engine_numbers(engine: EnginePlan) -> str:
         sync = f", a sync of weights takes {engine.sync_seconds:.1f} s"
     if engine.offload_base:
         sync += ", for which the frozen base waits in host memory and comes back over the host link"
+    mismatch = "log-probabilities that differ from the trainer's are only printed"
+    if engine.max_mismatch is not None:
+        mismatch = (
+            "log-probabilities may differ from the trainer's by "
+            f"{engine.max_mismatch:g} nats in the mean"
+        )
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
         f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "
         f"{gib(engine.graphs_bytes)}, "
         f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it); "
-        f"{_mismatch_message(engine)}"
-    )
-
-
-def _mismatch_message(engine: EnginePlan) -> str:
-    """What follows from numbers that are not the trainer's."""
-    if engine.max_mismatch is None:
-        return "log-probabilities that differ from the trainer's are only printed"
-    return (
-        "log-probabilities may differ from the trainer's by "
-        f"{engine.max_mismatch:g} nats in the mean"
+        f"{mismatch}"
     )

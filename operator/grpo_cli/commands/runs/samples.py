@@ -105,13 +105,10 @@ def _print_completion(out: Console, completion: Row) -> None:
     cut = ", truncated" if completion.get("truncated") else ""
     head = f"step {completion[STEP]}: {', '.join(numbers)} ({completion.get('tokens')} tokens{cut})"
     out.print(plain_text(head, "bold"))
-    out.print(plain_text(_prompt_text(completion), "dim"), soft_wrap=True)
+    prompt = completion.get("prompt")
+    # Of a chat the last message.
+    messages = dictionaries_of(prompt)
+    text = str(messages[-1].get("content") if messages else prompt)
+    out.print(plain_text(text, "dim"), soft_wrap=True)
     out.print(plain_text(str(completion.get("completion"))), soft_wrap=True)
     out.print()
-
-
-def _prompt_text(completion: Row) -> str:
-    """The prompt as text; of a chat the last message."""
-    prompt = completion.get("prompt")
-    messages = dictionaries_of(prompt)
-    return str(messages[-1].get("content")) if messages else str(prompt)
