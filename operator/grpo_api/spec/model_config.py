@@ -24,12 +24,9 @@ def untrainable_message(config: Mapping[str, Any]) -> str:
 
 
 def quantised_message(evidence: str, path: str, copy: str = "") -> str:
-    """The refusal of a quantised model.
+    """The refusal of a quantised model, which the field at `path` names.
 
-    Args:
-        evidence: where it shows.
-        path: the field that names the model.
-        copy: hub id of the same model in bfloat16; empty where none is known.
+    `copy`: hub id of the same model in bfloat16; empty where none is known.
     """
     original = f"{copy}, its copy in bfloat16" if copy else "the bfloat16 original"
     return (

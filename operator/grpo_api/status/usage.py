@@ -45,14 +45,8 @@ class GPUSeconds(Model):
     @property
     def total(self) -> float:
         """GPU-seconds of all states."""
-        return (
-            self.productive_seconds
-            + self.loading
-            + self.proving
-            + self.saving
-            + self.lost
-            + self.other
-        )
+        states: dict[str, float] = self.model_dump()
+        return sum(states.values())
 
     @property
     def productive_seconds(self) -> float:

@@ -6,7 +6,6 @@ A CustomResourceDefinition has no type for any JSON value. So the API server kee
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -32,7 +31,7 @@ def _validate_map(values: dict[str, Any]) -> HashableMap:
     for name in values:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r:.80} is no name of an argument: letters, digits and _")
-    if _depth(values) > MAX_DEPTH:
+    if _is_deeper(values, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     try:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
@@ -56,20 +55,12 @@ def _as_served(value: Any) -> Any:
     return value
 
 
-def _depth(value: Any) -> int:
-    """Levels of lists and objects, counted to one more than is allowed."""
-    level, depth = [value], 0
-    while depth <= MAX_DEPTH:
-        nested = [each for each in level if isinstance(each, list | dict)]
-        if not nested:
-            break
-        depth += 1
-        level = [child for each in nested for child in _children(each)]
-    return depth
-
-
-def _children(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+def _is_deeper(value: Any, levels: int) -> bool:
+    """True if lists and objects are nested deeper than so many levels."""
+    if not isinstance(value, list | dict):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(child, levels - 1) for child in children)
 
 
 JSONMap = Annotated[
