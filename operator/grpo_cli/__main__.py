@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """The command line `grpo`, also installed as `kubectl-grpo` (`kubectl grpo …`).
 
-Each command is a module with `register(parser)`, which adds its arguments and sets `run(options) ->
+Each command is a module with `register(parser)`, which adds its arguments, and `run(options) ->
 exit code`. It is imported when it is named: what one command needs costs the others, and `--help`,
 nothing.
 """
@@ -187,14 +187,17 @@ def command_parser(line_words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
     """Return the function that adds a command's arguments; its module is imported by the call. One
-    of a module of its own is `register`, another `register_NAME`."""
+    of several in a module has `register_NAME`, which sets its `run`, too."""
     where = COMMANDS[name]
     rooms = f".{where.room}" if where.room else ""
-    module = f"{__package__}.commands{rooms}.{where.module or name}"
-    function = f"register_{name}" if where.module else "register"
 
     def register(parser: argparse.ArgumentParser) -> None:
-        getattr(import_module(module), function)(parser)
+        module = import_module(f"{__package__}.commands{rooms}.{where.module or name}")
+        if where.module:
+            getattr(module, f"register_{name}")(parser)
+        else:
+            module.register(parser)
+            parser.set_defaults(run=module.run)
 
     return register
 

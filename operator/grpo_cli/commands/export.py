@@ -42,7 +42,6 @@ def register(parser: ArgumentParser) -> None:
         help="convert the weights, in the cluster. Unset: as they are",
     )
     add_pod_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -16,7 +16,6 @@ HEADINGS = ("product", "short names", "GiB", "TFLOP/s", "GB/s", "the trainer's i
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments: there are none."""
-    parser.set_defaults(run=run)
 
 
 def run(_: Namespace) -> int:

@@ -43,7 +43,6 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--parameters", metavar="SIZE", help="size of a model that the planner doesn't know"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

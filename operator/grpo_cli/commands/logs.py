@@ -55,7 +55,6 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument("--tail", type=int, default=-1, help="only the last lines. Unset: all")
     parser.add_argument("--since", help="only lines of this time, such as 10m. Unset: all")
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

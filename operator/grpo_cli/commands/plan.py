@@ -158,7 +158,6 @@ def register(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="write the picture here; unset: <job>.png, or svg to the terminal",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

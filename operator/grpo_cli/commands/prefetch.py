@@ -48,7 +48,6 @@ def register(parser: ArgumentParser) -> None:
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
     pod_defaults.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -45,7 +45,6 @@ def register(parser: ArgumentParser) -> None:
     )
     pod_defaults.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -38,7 +38,6 @@ def register(parser: ArgumentParser) -> None:
     kubectl.add_namespace(parser)
     sources.add_arguments(parser)
     job_classes.add_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -58,7 +58,6 @@ def register(parser: ArgumentParser) -> None:
         help=f"for the runs. Unset: the next number in {FOLDER}/",
     )
     job_classes.add_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

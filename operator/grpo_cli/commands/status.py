@@ -38,7 +38,6 @@ def register(parser: ArgumentParser) -> None:
         "-o", "--output", choices=["screen", "json"], default="screen", help="unset: screen"
     )
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -40,7 +40,6 @@ def register(parser: ArgumentParser) -> None:
         "-o", "--output", choices=("table", "json"), default="table", help="unset: table"
     )
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

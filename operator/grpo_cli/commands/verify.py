@@ -56,7 +56,6 @@ def register(parser: ArgumentParser) -> None:
         help=("files that may be there besides, such as .gitattributes or '.cache/*'; again for "
              "more"),
     )  # fmt: skip
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

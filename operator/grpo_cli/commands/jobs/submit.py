@@ -24,7 +24,6 @@ def register(parser: ArgumentParser) -> None:
     )
     add_timeout(parser)
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

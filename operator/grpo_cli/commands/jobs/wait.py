@@ -11,7 +11,6 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument("name", help="name of the GRPOJob")
     add_timeout(parser)
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -18,7 +18,6 @@ def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -46,7 +46,6 @@ def register(parser: ArgumentParser) -> None:
         "--to", type=Path, default=Path(FILE), metavar="FILE", help=f"default: {FILE}"
     )
     kubectl.add_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

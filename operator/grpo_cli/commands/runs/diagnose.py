@@ -37,7 +37,6 @@ def register(parser: ArgumentParser) -> None:
         "-o", "--output", choices=("text", "json"), default="text", help="unset: text"
     )
     add_pod_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -50,7 +50,6 @@ def register(parser: ArgumentParser) -> None:
         "--rolled-back", action="store_true", help="in CSV also the steps that were rolled back"
     )
     add_pod_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:

@@ -46,7 +46,6 @@ def register(parser: ArgumentParser) -> None:
         "--files", type=Path, metavar="FOLDER", help="what the functions' ConfigMaps hold"
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:
