@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_planner.memory import states
 from grpo_planner.memory.setup import Engine, Setup
-from grpo_planner.model.architecture import from_config
 from grpo_trainer.generation import colocated
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
@@ -23,6 +22,7 @@ from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.weights.host_base import HostBase
 from grpo_trainer.weights.models import load_policy
 from tests.support.facts.reference_facts import whole
+from tests.support.ledger.config_shapes import from_config
 from tests.support.ranks import demo_model, runs
 from tests.trainer.test_engine_colocated import FakeEngine
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
-from grpo_planner.model.architecture import from_config
 from grpo_planner.plan import plan_job
 from tests.generated import cases as so_many
 from tests.support.ledger import ledger_sites
+from tests.support.ledger.config_shapes import from_config
 from tests.support.ledger.ledger_cases import (
     CASES,
     HELD,

@@ -14,8 +14,8 @@ import torch
 
 from grpo_planner.memory.setup import Setup
 from grpo_planner.memory.states import optimizer_state
-from grpo_planner.model.architecture import from_config
 from tests.support.facts.saver_facts import STEPS, observed, resumed_states
+from tests.support.ledger.config_shapes import from_config
 from tests.support.ranks import demo_model, runs
 
 RANK = 64

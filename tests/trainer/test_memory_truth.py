@@ -21,11 +21,11 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.memory import states
-from grpo_planner.model.architecture import from_config
 from grpo_planner.plan import plan_job
 from grpo_trainer.weights import proof
 from tests.generated import cases as so_many
 from tests.support.ledger.accounting import account
+from tests.support.ledger.config_shapes import from_config
 from tests.support.ledger.fake_models import Case
 from tests.support.ledger.memory_cases import CASES, GATE, UNFUSED, case, counted, predicted
 from tests.unit.test_planner_properties import GROUPS, jobs

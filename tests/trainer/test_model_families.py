@@ -13,10 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo_planner.memory.generation import cached_positions
 from grpo_planner.memory.setup import Setup
-from grpo_planner.model.architecture import from_architecture, from_config
+from grpo_planner.model.architecture import from_architecture
 from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
 from grpo_trainer.weights.model_files import architecture_of_config
 from grpo_trainer.weights.models import architecture_of
+from tests.support.ledger.config_shapes import from_config
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
-from grpo_planner.model.architecture import ModelFacts, from_config, resolve_model
+from grpo_planner.model.architecture import ModelFacts, resolve_model
 from grpo_planner.model.catalogue import base_name, hub_ids, is_named_after, meant_name
 from grpo_planner.model.shapes import families
 from grpo_planner.result.result import PlanReason, SpecRejected
+from tests.support.ledger.config_shapes import from_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,

@@ -327,16 +327,6 @@ def from_architecture(architecture: Architecture) -> Shape:
     )
 
 
-def from_config(config_json: Mapping[str, Any]) -> Shape:
-    """The shape in a Hugging Face config.json.
-
-    Raises:
-        SpecRejected: a width is missing or no number.
-    """
-    architecture = config.architecture_of(config_json)
-    return from_architecture(architecture)
-
-
 def _suggestion(name: str) -> str:
     """The end of a sentence on an unknown name: what it may be a slip of."""
     similar = meant_name(name) or " or ".join(catalogue.similar_names(name))

@@ -16,9 +16,9 @@ from grpo_planner.memory.host import offloaded_state
 from grpo_planner.memory.phases import Prediction, predict
 from grpo_planner.memory.setup import Precision, Setup, Strategy, ZeroStage
 from grpo_planner.memory.states import gathering_buffers, live_parameters
-from grpo_planner.model.architecture import from_config
 from grpo_planner.model.shapes import Shape
 
+from .config_shapes import from_config
 from .live_ledger import Peaks
 
 PROMPT, COMPLETION = 5, 2

@@ -10,10 +10,10 @@ from typing import Any
 from grpo_planner.memory.phases import Prediction, predict
 from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
-from grpo_planner.model.architecture import from_config
 from grpo_planner.model.shapes import Shape
 
 from .accounting import Account
+from .config_shapes import from_config
 from .fake_models import Case
 
 
