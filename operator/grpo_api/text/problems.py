@@ -83,55 +83,30 @@ _OTHER_VALUES = {
 }
 """Values by other names, in small letters."""
 
-Limits = dict[str, Any]
-
-
-def _number(limit: float) -> str:
-    """Return a limit without the fraction that a whole number has as a float."""
-    return str(int(limit)) if limit == int(limit) else str(limit)
-
-
-def _items(limits: Limits, word: str, bound: str) -> str:
-    count = limits[bound]
-    noun = "item" if count == 1 else "items"
-    return f"must have {word} {count} {noun}, not {limits['actual_length']}"
-
-
-def _characters(limits: Limits, word: str, bound: str) -> str:
-    count = limits[bound]
-    return f"must have {word} {count} {'character' if count == 1 else 'characters'}"
-
-
-_REQUIREMENTS: dict[str, Callable[[Limits], str]] = {
-    "missing": lambda _: "is required",
-    "extra_forbidden": lambda _: "unknown field",
-    "greater_than": lambda limits: f"must be above {_number(limits['gt'])}",
-    "greater_than_equal": lambda limits: f"must be at least {_number(limits['ge'])}",
-    "less_than": lambda limits: f"must be below {_number(limits['lt'])}",
-    "less_than_equal": lambda limits: f"must be at most {_number(limits['le'])}",
-    "too_short": lambda limits: _items(limits, "at least", "min_length"),
-    "too_long": lambda limits: _items(limits, "at most", "max_length"),
-    "string_too_short": lambda limits: _characters(limits, "at least", "min_length"),
-    "string_too_long": lambda limits: _characters(limits, "at most", "max_length"),
-    "string_type": lambda _: "must be text; a number in quotes is text",
-    "string_unicode": lambda _: "must be text of Unicode characters",
-    "dict_type": lambda _: "must be an object of keys and values",
-    "int_from_float": lambda _: "must be a whole number",
-    "finite_number": lambda _: "must be a finite number",
-    **{
-        kind: (lambda _: "must be a whole number, without quotes")
-        for kind in ("int_type", "int_parsing")
-    },
-    **{
-        kind: (lambda _: "must be a number, without quotes")
-        for kind in ("float_type", "float_parsing")
-    },
-    **{
-        kind: (lambda _: "must be true or false, without quotes")
-        for kind in ("bool_type", "bool_parsing")
-    },
+_REQUIREMENTS = {
+    "missing": "is required",
+    "extra_forbidden": "unknown field",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} item{s}, not {actual_length}",
+    "too_long": "must have at most {max_length} item{s}, not {actual_length}",
+    "string_too_short": "must have at least {min_length} character{s}",
+    "string_too_long": "must have at most {max_length} character{s}",
+    "string_type": "must be text; a number in quotes is text",
+    "string_unicode": "must be text of Unicode characters",
+    "dict_type": "must be an object of keys and values",
+    "int_from_float": "must be a whole number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number, without quotes",
+    "int_parsing": "must be a whole number, without quotes",
+    "float_type": "must be a number, without quotes",
+    "float_parsing": "must be a number, without quotes",
+    "bool_type": "must be true or false, without quotes",
+    "bool_parsing": "must be true or false, without quotes",
 }
-"""What is allowed, by pydantic's type of an error; the limits are those of the field."""
+"""What is allowed, by pydantic's type of an error, with the limits of the field."""
 
 
 def problem_message(
@@ -171,7 +146,13 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
             return f"must be a list: write [{json.dumps(text, ensure_ascii=False)}]"
         return f"must be a list{_example(place.get('items', {}), 'items such as `- ')}"
     if kind in _REQUIREMENTS:
-        return _REQUIREMENTS[kind](limits)
+        # A whole number that is a float, without its fraction.
+        numbers = {
+            name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+            for name, limit in limits.items()
+        }
+        ending = "" if 1 in (limits.get("min_length"), limits.get("max_length")) else "s"
+        return _REQUIREMENTS[kind].format(**numbers, s=ending)
     return problem["msg"].removeprefix("Value error, ")
 
 
