@@ -28,15 +28,10 @@ class TrlField(NamedTuple):
     """Whether GRPOConfig declares it; it inherits the others, most from TrainingArguments."""
 
 
-def _fields() -> dict[str, TrlField]:
-    rows = json.loads(files(__package__).joinpath("trl_fields.json").read_text(encoding="utf-8"))
-    return {
-        row["name"]: TrlField(row["name"], row["type"], row["default"], row["isOwn"])
-        for row in rows
-    }
-
-
-FIELDS: Mapping[str, TrlField] = _fields()
+_ROWS = json.loads(files(__package__).joinpath("trl_fields.json").read_text(encoding="utf-8"))
+FIELDS: Mapping[str, TrlField] = {
+    row["name"]: TrlField(row["name"], row["type"], row["default"], row["isOwn"]) for row in _ROWS
+}
 """Every field of GRPOConfig by its name, in GRPOConfig's order."""
 
 

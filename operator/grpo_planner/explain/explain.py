@@ -179,7 +179,8 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         )
     if not hardware.has_bfloat16:
         sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
-    if _has_unknown_network(demand, option):
+    is_declared = option.place.nodes == 1 or hardware.node_network
+    if not is_declared and not demand.spec.resources.network_cards:
         assumed_gbps = option.place.per_node * hardware.network
         sentences.append(
             f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these GPUs, but "
@@ -204,14 +205,6 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             f"not after spec.guard.hangTimeoutSeconds = {hang_timeout}; raise that"
         )
     return sentences
-
-
-def _has_unknown_network(demand: Demand, option: Option) -> bool:
-    """True for several nodes whose network nobody declared, with pods that ask for no card of an
-    RDMA plugin."""
-    if option.place.nodes == 1 or option.place.pool.hardware.node_network:
-        return False
-    return not demand.spec.resources.network_cards
 
 
 def reason_message(option: Option, sampling: str) -> str:
@@ -330,20 +323,19 @@ def decision_message(result: PlanResult) -> str:
         return ""
     others = result.candidates[1:]
     # Of those that don't fit, the first lacks least.
-    full = next(
-        (other for other in others if other.method == "Full" and _lacks_memory(other)), None
-    )
+    lacking = [other for other in others if _is_rejected(other, "DeviceMemory", "HostMemory")]
+    full = next((other for other in lacking if other.method == "Full"), None)
     if plan.method == "LoRA" and full:
         shortage = _shortage_message(full, "training all parameters")
         return f"an adapter, because {shortage}"
     # Some differ from the plan by what a name leaves out, such as the size of micro-batches.
     own_name = plan_name(plan)
-    fitting = [other for other in others if _is_outdone(other) and plan_name(other) != own_name]
+    outdone = [other for other in others if _is_rejected(other, "Slower", "NoBetter")]
+    fitting = [other for other in outdone if plan_name(other) != own_name]
     if not fitting:
-        nearest = next((other for other in others if _lacks_memory(other)), None)
-        if nearest is None:
+        if not lacking:
             return ""
-        shortage = _shortage_message(nearest, f"the nearest, {plan_name(nearest)},")
+        shortage = _shortage_message(lacking[0], f"the nearest, {plan_name(lacking[0])},")
         return f"nothing else fits: {shortage}"
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
@@ -358,14 +350,8 @@ def _step_seconds(plan: ExecutionPlan) -> float:
     return plan.estimated_step_seconds or 0
 
 
-def _is_outdone(candidate: Candidate) -> bool:
-    reason = candidate.rejected.reason if candidate.rejected else ""
-    return reason in ("Slower", "NoBetter")
-
-
-def _lacks_memory(candidate: Candidate) -> bool:
-    reason = candidate.rejected.reason if candidate.rejected else ""
-    return reason in ("DeviceMemory", "HostMemory")
+def _is_rejected(candidate: Candidate, *reasons: str) -> bool:
+    return candidate.rejected is not None and candidate.rejected.reason in reasons
 
 
 def _shortage_message(candidate: Candidate, what: str) -> str:
