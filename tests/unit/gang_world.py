@@ -44,6 +44,7 @@ OTHER_CAUSES: dict[str, Result] = {
     KILLED: Result.ERROR,
     "is killed while it writes": Result.ERROR,
     "is killed for memory": Result.OUT_OF_MEMORY,
+    "gets a real-time signal": Result.ERROR,
     "exits with 0": Result.ERROR,
     "hangs": Result.HANG,
     "gets SIGTERM": Result.PREEMPTED,
@@ -185,6 +186,8 @@ class Process:
         elif story.cause in (KILLED, "is killed for memory"):
             self._pod.oom_kills += story.cause != KILLED
             self.kill()
+        elif story.cause == "gets a real-time signal":
+            self.end(-signal.SIGRTMIN - 1)
         elif story.cause == "exits with 0":
             self.end(0)
         else:

@@ -299,11 +299,19 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown, shortage=short)
     end = f"ended with exit code {code}"
     if code < 0:
-        end = f"was ended by {signal.Signals(-code).name}"
+        end = f"was ended by {_signal_name(-code)}"
     if worker.was_killed:
         end = "did not end after another process of the pod and was killed"
     text = f"rank {worker.rank} {end} without an outcome"
     return make_outcome(worker.rank, worker.exit_result(), text, unknown)
+
+
+def _signal_name(number: int) -> str:
+    """A signal's name; real-time signals have none but the first and the last."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def oom_kills() -> int:
