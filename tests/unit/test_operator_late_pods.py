@@ -45,7 +45,7 @@ def seen(*things: JobRecord | PodRecord) -> Observation:
 
 
 async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disruption() -> None:
-    cluster, caches = Listed(pod_object(state=terminated(1))), Caches()
+    cluster, caches = Listed(pod_object(state=terminated(139))), Caches()
     before = seen(ENDED)
     assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
     assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ async def test_a_job_that_ends_before_its_pods_are_watched_is_judged_by_their_en
     cluster = Cluster(status=active_status())
     cluster.store(JOBS, child_object(ended="Failed", reason="BackoffLimitExceeded"))
     cluster.watch_is_late = True
-    cluster.store(PODS, pod_object(state=terminated(1)))
+    cluster.store(PODS, pod_object(state=terminated(139)))
     await cluster.reconcile()
     assert cluster.job["status"]["restarts"] == 1
     (end,) = cluster.job["status"]["ends"]

@@ -129,15 +129,17 @@ def require_true_pod(story: Story, pod: Pod, code: int) -> None:
             assert kept[rank].result is story.result
 
 
-def story_of(cause: str, *ranks: Rank, has_lost_child: bool = False) -> Story:
-    """One pod whose first rank is the culprit, while it saves."""
-    return Story(
-        1, len(ranks), list(ranks), cause, 0, "Saving", [1.0], b"", has_lost_child=has_lost_child
-    )
+def story_of(
+    cause: str, *ranks: Rank, has_lost_child: bool = False, latencies: tuple[float, ...] = (1.0,)
+) -> Story:
+    """Pods whose first rank is the culprit, while it saves; one pod for each latency."""
+    nodes = len(latencies)
+    shape = nodes, len(ranks) // nodes, list(ranks)
+    return Story(*shape, cause, 0, "Saving", list(latencies), b"", has_lost_child=has_lost_child)
 
 
 QUICK, SLOW, STUCK = Rank(None, 0.0, True), Rank(None, 8.0, True), Rank(None, None, True)
-SILENT = Rank(None, 0.0, False)
+SILENT, LOST = Rank(None, 0.0, False), Rank(0.0, 0.0, False)
 
 
 @settings(max_examples=cases(120, gate=30))
@@ -150,6 +152,7 @@ SILENT = Rank(None, 0.0, False)
 @example(story_of("user code raises", QUICK, STUCK, has_lost_child=True))
 @example(story_of("a reward fails", SILENT, QUICK))
 @example(story_of("is done", QUICK, SILENT))
+@example(story_of("the data is wrong", QUICK, LOST, latencies=(2.0, 1.0)))
 def test_the_cause_is_what_a_gang_and_the_operator_tell_of(
     tmp_path_factory: pytest.TempPathFactory, story: Story
 ) -> None:

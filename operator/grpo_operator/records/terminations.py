@@ -23,6 +23,8 @@ from grpo_kube.objects.times import Reported
 from .evictions import eviction_of
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
+_SYMPTOMS = (Result.SUCCEEDED, Result.ERROR, Result.HANG, Result.RENDEZVOUS_TIMEOUT)
+_SYMPTOM_CODES = {EXIT_CODES[result] for result in _SYMPTOMS}
 MAX_DETAIL = 8192
 _DETAILS = tuple(
     (name,)
@@ -69,12 +71,13 @@ class PodTermination:
 
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received
         SIGTERM reports Preempted. A process that died without a report was not stopped by a peer's
-        end. One that ended with 0 may be done and have lost its report: rank 0 tells.
+        end. One that ended with the exit code of these results may have lost its report to a full
+        disk, and so may one that ended with 0 and is done: rank 0 tells.
         """
         if self.tier <= CausePriority.DISRUPTION:
             return True
-        has_failed = self.tier is not CausePriority.TERMINATED and self.exit_code != 0
-        return not self.reported and has_failed
+        may_be_symptom = self.tier is CausePriority.TERMINATED or self.exit_code in _SYMPTOM_CODES
+        return not self.reported and not may_be_symptom
 
     @property
     def is_own_failure(self) -> bool:
