@@ -74,8 +74,9 @@ RULES: dict[FindingName, RuleSet] = {
     ),
     "RewardFalling": RuleSet(
         learning_rules.reward_falling,
-        "The reward has been higher: unless the data got harder, go back to the best step's "
-        "checkpoint with a lower training.learningRate or a higher training.beta.",
+        "The reward has been higher: look whether the data or a reward changed. Otherwise go back "
+        "to the best step's checkpoint with a lower training.learningRate or a higher "
+        "training.beta.",
     ),
     "RewardHacking": RuleSet(
         learning_rules.reward_hacking,

@@ -267,7 +267,7 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
         guarded = max(guarded, _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl))
     unpaid = 0.0
     if best is not None and best.kl is not None:
-        evidence |= {"klAtBestReward": best.kl, "bestReward": best.value}
+        evidence |= {"klUntilBestReward": best.kl, "bestReward": best.value}
         needed = max(limits.KL_GROWTH.value * best.kl, best.kl + limits.KL_RISE.value)
         has_stood_still = run.series[REWARD].count - best.num_rewards >= PATIENCE
         is_unpaid = has_stood_still and not _has_paid_for_kl(run)

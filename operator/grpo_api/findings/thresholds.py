@@ -74,7 +74,9 @@ KL_ABSURD = Threshold(
     5.0, "KL in nats per token", "a usual token is then e^5 times as likely as it was"
 )
 KL_GROWTH = Threshold(
-    3.0, "KL over that at the best reward", "with a small beta the KL grows as long as a run learns"
+    3.0,
+    "KL over the highest until the best reward",
+    "with a small beta the KL grows as long as a run learns",
 )
 KL_RISE = Threshold(
     0.1, "rise of the KL in nats per token", "below it the policy is near its start"
@@ -104,7 +106,9 @@ SLOW_RANK = Threshold(
     1.3, "a rank's own seconds over the median rank's", "GPUs of one product differ by 5 %"
 )
 MEASURED_STEPS = Threshold(
-    5, "newest measured steps, in all of which but one it is so slow", "a pause hits one of them"
+    5,
+    "newest measured steps, in all of which but one it is so slow, if not in its mean over twenty",
+    "a pause hits one of them",
 )
 SAVING_SHARE = Threshold(
     0.2, "time of checkpoints over that of training", "Young's rule gives 1 to 5 %"
