@@ -57,8 +57,8 @@ class Terms:
         return 0.2 * self.duration
 
     @property
-    def look(self) -> float:
-        """Time between two looks of those who wait."""
+    def poll(self) -> float:
+        """Time between two reads of the Lease by those who wait."""
         return 0.1 * self.duration
 
 
@@ -174,10 +174,10 @@ class Leadership:
     def step(self, now: float) -> Step:
         """What to do next."""
         if not self._led:
-            seconds_left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
+            seconds_left = max(self._taken_for(now), self._tried_at + self.terms.poll - now)
             if seconds_left <= 0:
                 return Step(Turn.ACQUIRE)
-            return Step(Turn.WAIT, min(seconds_left, self.terms.look))
+            return Step(Turn.WAIT, min(seconds_left, self.terms.poll))
         if not self._lost and now - self._renewed_at >= self.terms.deadline:
             self._lost = f"the Lease was not renewed for {now - self._renewed_at:.1f} s"
         if self._lost:
@@ -331,7 +331,7 @@ class Elector:
             lease = None
         except ClusterError as error:
             log.warning("%s; trying again", error)
-            await asyncio.sleep(self._leadership.terms.look)
+            await asyncio.sleep(self._leadership.terms.poll)
             return
         self._leadership.record_lease(lease_of(lease) if lease else None, self._clock())
 
@@ -366,7 +366,7 @@ class Elector:
             log.warning(
                 "%s holds Lease %s but does not lead yet: %s", self._identity, self._lease, error
             )
-            await asyncio.sleep(self._leadership.terms.look)
+            await asyncio.sleep(self._leadership.terms.poll)
             return
         log.info("%s leads, by Lease %s", self._identity, self._lease)
         self.leading.set()

@@ -161,7 +161,7 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
 
 async def _reconcile_key(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
     try:
-        look_again = await reconcile(key)
+        requeue_after = await reconcile(key)
     except Conflict as error:
         log.info(
             "%s changed while it was worked on; looking again", key, extra={"detail": str(error)}
@@ -175,7 +175,7 @@ async def _reconcile_key(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey)
         log.exception("%s: reconcile failed; trying again in %.1f s", key, queue.retry(key))
         return "error"
     queue.forget(key)
-    if look_again is not None:
-        queue.add_after(key, look_again)
+    if requeue_after is not None:
+        queue.add_after(key, requeue_after)
         return "requeue_after"
     return "success"

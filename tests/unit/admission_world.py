@@ -130,7 +130,7 @@ class Gang:
 class World:
     """Jobs, nodes and an operator."""
 
-    look_again: float | None = None
+    requeue_after: float | None = None
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -440,7 +440,7 @@ class World:
         for one in self.chance.sample(gangs, len(gangs)):
             if self.records[one.key].is_finished and not one.pods:
                 continue
-            pauses.append(self.reconcile(one).look_again)
+            pauses.append(self.reconcile(one).requeue_after)
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def fits_alone(self, one: Gang) -> bool:

@@ -187,7 +187,7 @@ class World:
         self.made += 1
         job = Child(f"new-{self.made}", attempt, UID, engines)
         if any(other.name == job.name for other in self.jobs):
-            return seen, Decision(Action.WAIT, "NameTaken", "taken", look_again=15)
+            return seen, Decision(Action.WAIT, "NameTaken", "taken", requeue_after=15)
         self.jobs.append(job)
         if not engines:
             self.tracker.record_created(KEY, attempt, job.uid, seen.at)
@@ -268,8 +268,8 @@ class World:
             status = {key: self.status.get(key) for key in ("attempt", "phase", "conditions")}
             now = repr((status, [*map(astuple, self.jobs)], [*map(astuple, self.pods)]))
             before, self.still = now, self.still + 1 if now == before else 0
-            if self.still > (5 if decision.look_again else 3):
+            if self.still > (5 if decision.requeue_after else 3):
                 return decision
-            pause = (decision.look_again or 1.0) * 10.0**self.still
+            pause = (decision.requeue_after or 1.0) * 10.0**self.still
             self.now += min(LONGEST, max(1.0, pause))
         raise AssertionError(f"no rest after {rounds} rounds: {decision}")

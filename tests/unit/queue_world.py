@@ -124,7 +124,7 @@ def passed(jobs: list[GRPOJobRecord], snapshot: Snapshot) -> dict[str, tuple[boo
 class Jobs(list[GRPOJobRecord]):
     """All GRPOJobs."""
 
-    look_again: float | None = None
+    requeue_after: float | None = None
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         return next((job for job in self if job.key == key), None)

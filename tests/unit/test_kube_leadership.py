@@ -26,7 +26,7 @@ def leading(at: float = 100.0) -> Leadership:
 
 
 def test_the_terms_are_those_of_the_page() -> None:
-    assert (TERMS.duration, TERMS.deadline, TERMS.retry, TERMS.look) == (10.0, 6.0, 2.0, 1.0)
+    assert (TERMS.duration, TERMS.deadline, TERMS.retry, TERMS.poll) == (10.0, 6.0, 2.0, 1.0)
 
 
 @pytest.mark.parametrize("lease", [None, EMPTY, held("me")])
@@ -36,7 +36,7 @@ def test_a_lease_that_nobody_else_holds_is_taken_at_once(lease: Lease | None) ->
 
 def test_one_that_is_held_is_free_once_its_record_has_not_changed_for_its_duration_here() -> None:
     one = standing(held("other", "2099-01-01T00:00:00Z"))
-    assert one.step(100.0).seconds == TERMS.look
+    assert one.step(100.0).seconds == TERMS.poll
     one.record_lease(
         held("other", "2099-01-01T00:00:00Z", version="7"), 105.0
     )  # somebody's label, no renewal

@@ -29,7 +29,7 @@ async def test_the_answer_keeps_the_end_that_it_follows() -> None:
         "WaitingForGPUs",
         True,
     )
-    assert waiting.look_again is None
+    assert waiting.requeue_after is None
 
 
 async def test_a_restart_takes_its_own_place_again_ahead_of_the_line() -> None:
@@ -142,7 +142,7 @@ async def test_a_job_on_cpus_or_of_kueue_waits_for_what_it_names_and_is_looked_a
     one = make_job({**spec, "placement": {**placement, **spec.get("placement", {})}})
     answer = await queue([one], cluster(**facts)).answer(make_seen(one), ASKED)
     assert answer is not None
-    assert (answer.action, answer.reason, answer.look_again) == (Action.QUEUE, reason, 10.0)
+    assert (answer.action, answer.reason, answer.requeue_after) == (Action.QUEUE, reason, 10.0)
     assert answer.plan is not None
     answer = await queue([one], cluster()).answer(make_seen(one), ASKED)
     assert answer is not None

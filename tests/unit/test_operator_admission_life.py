@@ -33,8 +33,8 @@ async def live(world: World) -> None:
     world.nodes = {name: replace(node, usable=True) for name, node in world.nodes.items()}
     calm_since, pause = world.now, 1.0
     while not all(map(world.is_over, world.gangs.values())):
-        look_again = await world.round(min(LONGEST_ROUND, max(1.0, pause)))
-        pause = look_again or LONGEST_ROUND
+        requeue_after = await world.round(min(LONGEST_ROUND, max(1.0, pause)))
+        pause = requeue_after or LONGEST_ROUND
         longest = SECONDS_PER_GANG * len(world.gangs) + PAUSES
         late = [one.key for one in world.gangs.values() if not world.is_over(one)]
         assert world.now - calm_since < longest, late

@@ -141,12 +141,12 @@ def test_two_gangs_do_not_get_one_quota() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "reason", "look_again"),
+    ("since", "reason", "requeue_after"),
     [(-5, "WaitingForQuota", 5.0), (-60, "Admitted", None), (3600, "WaitingForQuota", 10.0)],
     ids=["just now", "long ago", "by a clock that was set back"],
 )
 def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
-    since: float, reason: str, look_again: float | None
+    since: float, reason: str, requeue_after: float | None
 ) -> None:
     new = job("new", gang(1, 4), active=True)
     status = new.status.model_copy(update={"attempt_start_time": at(since)})
@@ -156,7 +156,7 @@ def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
     asked = CycleInput(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
     found = schedule(asked, Plans())
     assert found.verdicts["uid-a"].reason == reason
-    assert found.look_again == look_again, "the quota may not change again"
+    assert found.requeue_after == requeue_after, "the quota may not change again"
 
 
 def test_a_priority_class_that_does_not_exist_holds_nothing() -> None:

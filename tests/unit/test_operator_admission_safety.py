@@ -50,7 +50,7 @@ def facts(name: str, gpus: int) -> NodeFacts:
 class World:
     """Jobs, nodes and bound pods, as the operator is told of them, and the queue that decides."""
 
-    look_again: float | None = None
+    requeue_after: float | None = None
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -95,7 +95,7 @@ def test_no_step_of_the_clock_makes_a_negative_age_or_a_time_in_the_future(
         now = NOW + step
         seen = make_seen(job, *children, *pods, now=now, pull=pull)
         decision = judged(seen)
-        assert decision.look_again is None or decision.look_again >= 0
+        assert decision.requeue_after is None or decision.requeue_after >= 0
         if decision.action is Action.DELETE:
             return
         if decision.action is Action.ADMIT:
@@ -174,7 +174,7 @@ def test_a_step_of_the_clock_changes_no_grace_of_survivors(step: int, passed: in
     seen = looked_twice({**status, "jobUid": "job-1"}, pods, NOW, passed, step)
     left = LIMITS.survivor_grace_seconds - 10 - passed
     assert clean_up(seen, LIMITS).stop_attempts == (() if left > 0 else (1,))
-    assert judged(seen).look_again == (left if left > 0 else None)
+    assert judged(seen).requeue_after == (left if left > 0 else None)
 
 
 @settings(max_examples=cases(40))
@@ -218,4 +218,4 @@ def test_a_step_of_the_clock_changes_no_pause_after_a_release(step: int, passed:
     left = LIMITS.release_pause_seconds - 10 - passed
     assert decision.action is (Action.WAIT if left > 0 else Action.ADMIT)
     released_for = tracker.times(job.key).released_for(job, now, seen.at)
-    assert (decision.look_again or 0.0) == pausing(job, released_for, LIMITS) == max(0.0, left)
+    assert (decision.requeue_after or 0.0) == pausing(job, released_for, LIMITS) == max(0.0, left)

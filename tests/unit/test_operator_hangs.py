@@ -54,7 +54,7 @@ def test_the_rank_that_all_waited_for_is_named_with_its_frame(result: str) -> No
 
 def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> None:
     ended, runs = make_pod(0, state=hung(MINUTES, True)), make_pod(1)
-    assert judged(running(ended, runs, ago=5)).look_again == pytest.approx(10.0)
+    assert judged(running(ended, runs, ago=5)).requeue_after == pytest.approx(10.0)
     assert judged(running(ended, runs, ago=16)).action is Action.ADMIT
     error = make_pod(0, state=terminated(1, said("Error")))
     assert judged(running(error, runs, ago=5)).action is Action.ADMIT

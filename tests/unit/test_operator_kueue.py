@@ -342,7 +342,7 @@ def test_a_workload_that_a_finalizer_keeps_is_named_as_deleted() -> None:
 def test_a_job_with_a_queue_name_on_a_cluster_without_kueue_says_so_and_asks_again() -> None:
     seen = replace(make_queued(None, status=WAITS), kueue_problem="the cluster has no Kueue")
     found = gate_by_workload(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
-    assert (found.action, found.reason, found.look_again) == (Action.QUEUE, "NoKueue", 15.0)
+    assert (found.action, found.reason, found.requeue_after) == (Action.QUEUE, "NoKueue", 15.0)
     assert found.message == "the cluster has no Kueue"
     assert written(seen, found) is None
 

@@ -148,14 +148,14 @@ async def test_a_strangers_workload_of_that_name_is_told_and_left_alone() -> Non
     found = await world.step(make_queued(None, status=WAITS))
     assert (found.action, found.reason) == (Action.QUEUE, "NameTaken")
     assert "is not this GRPOJob's" in found.message
-    assert found.look_again
+    assert found.requeue_after
 
 
 async def test_what_the_api_server_refuses_is_told_in_its_words_and_tried_again() -> None:
     world = World()
     world.denies = Denied("spec.podSets: too many", 422)
     found = await world.step(make_queued(None, status=WAITS))
-    assert (found.reason, found.look_again) == ("WaitingForKueue", 15.0)
+    assert (found.reason, found.requeue_after) == ("WaitingForKueue", 15.0)
     assert "spec.podSets: too many" in found.message
 
 
@@ -235,7 +235,7 @@ async def test_a_job_that_ends_says_how_and_keeps_what_others_have_written() -> 
     ("status", "job", "decision"),
     [
         (admitted(), DONE, Decision(Action.WAIT)),
-        (admitted(), DONE, Decision(Action.WAIT, look_again=3600.0)),
+        (admitted(), DONE, Decision(Action.WAIT, requeue_after=3600.0)),
         (evicted(), WAITS, Decision(Action.SUSPEND)),
         (evicted(), WAITS, QUEUES),
     ],
@@ -246,7 +246,7 @@ async def test_a_denied_write_is_tried_again_soon(
     world = World(make_item(status))
     world.denies = Denied("workloads/status is forbidden", 403)
     after = await world.step(make_queued(None, status=job), decision)
-    assert (after.action, after.look_again) == (decision.action, 15.0)
+    assert (after.action, after.requeue_after) == (decision.action, 15.0)
     world.denies = None
     await world.step(make_queued(None, status=job), decision)
     assert world.sent == ["PATCH status", "PATCH status"]

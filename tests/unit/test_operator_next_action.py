@@ -82,7 +82,7 @@ def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None
     spec = {"activeDeadlineSeconds": 100}
     status = active_status(activeSeconds=30)
     early = make_seen(make_job(spec, status), make_child(), make_pod(0), make_pod(1))
-    assert judged(early).look_again == pytest.approx(10.0)
+    assert judged(early).requeue_after == pytest.approx(10.0)
     late = make_seen(
         make_job(spec, active_status(activeSeconds=41)), make_child(), make_pod(0), make_pod(1)
     )
@@ -161,7 +161,7 @@ def test_a_gang_whose_spec_became_unreadable_before_it_was_bound_has_a_deadline(
     decision = judged(make_seen(job, make_child(workload=workload), *pods))
     assert decision.action is action
     if age < 900:
-        assert decision.look_again == pytest.approx(900 - age)
+        assert decision.requeue_after == pytest.approx(900 - age)
 
 
 @pytest.mark.parametrize("workload", ["", "of-kueue"])
@@ -177,7 +177,7 @@ def test_a_gang_whose_spec_became_unreadable_before_it_ran_has_the_default_deadl
     job = make_job({"later": {"engine": "Newer"}}, status)
     decision = judged(make_seen(job, make_child(workload=workload), *pods))
     assert (decision.action, "ImagePullBackOff" in decision.message) == (action, True)
-    assert (decision.look_again is not None) == (action is Action.WAIT)
+    assert (decision.requeue_after is not None) == (action is Action.WAIT)
 
 
 def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
@@ -193,7 +193,7 @@ def test_a_released_gang_pauses_before_it_asks_again() -> None:
     status = released("SchedulingTimeout", times=1)
     decision = judged(make_seen(make_job(status=status)))
     assert decision.action is Action.WAIT
-    assert decision.look_again == pytest.approx(20.0)
+    assert decision.requeue_after == pytest.approx(20.0)
     later = make_seen(make_job(status=status), now=NOW + 21)
     assert judged(later).action is Action.ADMIT
 
@@ -251,7 +251,7 @@ def test_a_limit_that_passed_since_the_last_answer_sets_no_timer() -> None:
             make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
         )
     )
-    assert (decision.action, decision.look_again) == (Action.WAIT, None)
+    assert (decision.action, decision.requeue_after) == (Action.WAIT, None)
 
 
 def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_minutes() -> None:
@@ -263,9 +263,9 @@ def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_min
             make_seen(make_job(status=active_status()), *things, pull=pull, silence=silence)
         )
 
-    assert told(30).look_again == pytest.approx(90.0)
+    assert told(30).requeue_after == pytest.approx(90.0)
     decision = told(121)
-    assert (decision.action, decision.reason, decision.look_again) == (
+    assert (decision.action, decision.reason, decision.requeue_after) == (
         Action.WAIT,
         "ProgressUnknown",
         None,
@@ -282,11 +282,11 @@ def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
     done = {"attempt": 1, "completionTime": at(-100), "conditions": [condition("Succeeded")]}
     assert judged(make_seen(make_job(status=done))).action is Action.WAIT
     kept = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done))
-    assert judged(kept).look_again == pytest.approx(30.0)
+    assert judged(kept).requeue_after == pytest.approx(30.0)
     survivor = make_seen(
         make_job({"ttlSecondsAfterFinished": 130}, done | active_but_done()), make_pod(1)
     )
-    assert judged(survivor).look_again == pytest.approx(20.0)
+    assert judged(survivor).requeue_after == pytest.approx(20.0)
     assert (
         judged(make_seen(make_job({"ttlSecondsAfterFinished": 99}, done))).action is Action.DELETE
     )
@@ -305,7 +305,7 @@ def test_a_job_that_has_ended_waits_for_pods_that_are_seen_late() -> None:
         make_job(status=active_status()),
     )
     late = make_seen(job, ended, make_pod(0), make_pod(1), ago=20)
-    assert (judged(late).action, judged(late).look_again) == (Action.WAIT, 40.0)
+    assert (judged(late).action, judged(late).requeue_after) == (Action.WAIT, 40.0)
     told = make_seen(job, ended, pod_that("OutOfMemory", code=40), make_pod(1), ago=20)
     assert (judged(told).action, judged(told).reason, judged(told).counted) == (
         Action.ADMIT,

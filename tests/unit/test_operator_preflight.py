@@ -203,8 +203,8 @@ def test_whatever_meets_a_job_starts_only_when_it_passed_or_may_go_on_without(
         assert check.status.cause
         assert mode == "Auto" or known == "given up"
     is_final = check.reason in ("Passed", "NotChecked", "PreflightFailed")
-    assert is_final == (check.look_again is None)
-    assert check.look_again is None or check.look_again > 0
+    assert is_final == (check.requeue_after is None)
+    assert check.requeue_after is None or check.requeue_after > 0
     assert not (check.should_start and has_job)
     if check.reason == "PreflightFailed":
         assert has_job

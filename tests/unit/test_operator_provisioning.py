@@ -98,6 +98,6 @@ def test_it_waits_as_long_as_it_says_and_is_released_whole() -> None:
         spec = {**SPEC, "placement": placement}
         return judged(seen_of(make_job(spec, status), make_child(), *pending))
 
-    assert decided(899).look_again == 1.0
+    assert decided(899).requeue_after == 1.0
     assert (decided(901).action, decided(901).reason) == (Action.RELEASE, "SchedulingTimeout")
     assert "within 900 s" in decided(901).message

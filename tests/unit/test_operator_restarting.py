@@ -67,7 +67,7 @@ def pause(seen: Observation) -> float:
     """Seconds until the next attempt; 0 where it may begin now."""
     decision = judged(seen)
     assert decision.action in (Action.WAIT, Action.ADMIT)
-    return decision.look_again or 0.0
+    return decision.requeue_after or 0.0
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_uncounted_ends_pause_alike() -> None:
         make_seen(job, make_child(3), make_pod(0, 3, deleted=True), make_pod(1, 3), ago=0)
     )
     assert (decision.action, decision.reason) == (Action.WAIT, "RestartBackoff")
-    assert decision.look_again == pytest.approx(20.0)
+    assert decision.requeue_after == pytest.approx(20.0)
 
 
 def test_a_gang_that_ran_well_for_a_while_starts_anew_without_a_pause() -> None:

@@ -75,7 +75,7 @@ def test_a_job_waits_for_checkpoints_that_can_not_be_named(
     decision = judged(look)
     assert (decision.action, decision.reason) == (Action.REJECT, "WaitingForCheckpoint")
     assert says in decision.message
-    assert decision.look_again
+    assert decision.requeue_after
     status, reason, _ = of_type(after(look, decision), "Admitted")
     assert (status, reason) == ("False", "WaitingForCheckpoint")
     assert not look.job.is_waiting_for_admission

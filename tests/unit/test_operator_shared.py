@@ -158,7 +158,7 @@ async def test_one_that_is_being_deleted_is_not_used_and_left_alone(known: bool)
     for _ in range(2):
         taken = await server.shared.ensure_service("team")
         assert taken
-        assert (taken.message, taken.look_again) == (
+        assert (taken.message, taken.requeue_after) == (
             "Service grpo-rendezvous is being deleted",
             GOES_PAUSE,
         )

@@ -174,7 +174,7 @@ def test_a_gang_that_waits_for_the_hub_before_it_trains_gives_its_gpus_back_and_
     assert released.progress is None or released.progress.stage is None
     again = judged(make_seen(make_job(status=to_json(released)), now=NOW + 9))
     assert again.action is Action.WAIT
-    assert again.look_again == pytest.approx(LIMITS.release_pause_seconds)
+    assert again.requeue_after == pytest.approx(LIMITS.release_pause_seconds)
     after_pause = make_seen(
         make_job(status=to_json(released)), now=NOW + 9 + LIMITS.release_pause_seconds
     )

@@ -61,10 +61,10 @@ def test_a_job_whose_pods_are_refused_gives_its_place_back_in_the_words_of_the_r
 
 
 def test_without_words_pods_may_just_be_late() -> None:
-    for ago, look_again in ((1, 4), (6, 6), (100, 100)):
+    for ago, requeue_after in ((1, 4), (6, 6), (100, 100)):
         decision = judged(starting(ago=ago))
         assert decision.action is Action.WAIT
-        assert decision.look_again == pytest.approx(look_again)
+        assert decision.requeue_after == pytest.approx(requeue_after)
     assert judged(starting(ago=301)).reason == "SchedulingTimeout"
 
 
@@ -113,9 +113,9 @@ def bound_for(seconds: float, **more: Any) -> dict[str, Any]:
 def test_a_gang_that_does_not_start_in_time_is_released_and_in_the_end_fails() -> None:
     spec = {"restarts": {"startTimeoutSeconds": 100, "limit": 1}}
     pods = (make_pod(0), creating(1))
-    assert judged(starting(*pods, ago=99, spec=spec, **bound_for(99))).look_again == pytest.approx(
-        1.0
-    )
+    assert judged(
+        starting(*pods, ago=99, spec=spec, **bound_for(99))
+    ).requeue_after == pytest.approx(1.0)
     late = starting(*pods, ago=100, words=MOUNT, spec=spec, **bound_for(100))
     decision = judged(late)
     assert (decision.action, decision.reason) == (Action.RELEASE, "StartTimeout")
@@ -192,7 +192,7 @@ def observations(draw: st.DrawFn) -> Observation:
 @given(observations())
 def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None:
     decision = decide(seen, Limits())
-    assert decision.look_again is None or decision.look_again > 0
+    assert decision.requeue_after is None or decision.requeue_after > 0
     build_status(seen, decision)
 
 
@@ -202,14 +202,14 @@ def test_the_least_of_all_deadlines_is_waited_for() -> None:
     )
     decision = judged(seen)
     assert decision.reason == "PodWaiting"
-    assert decision.look_again == pytest.approx(9)
+    assert decision.requeue_after == pytest.approx(9)
 
 
 def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
     pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
     seen = starting(*pods, ago=9000, spec={"placement": {"queueName": "team"}})
     decision = judged(replace(seen, workload=make_workload(admitted())))
-    assert (decision.action, decision.look_again) == (Action.WAIT, None)
+    assert (decision.action, decision.requeue_after) == (Action.WAIT, None)
 
 
 def uncreated(ago: float, reason: str) -> Decision:

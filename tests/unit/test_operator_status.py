@@ -344,14 +344,14 @@ def test_a_clock_that_was_set_back_makes_deadlines_count_anew() -> None:
     pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
     unbound = make_seen(make_job(status=status), make_child(), *pods)
     since_first_sight = LIMITS.scheduling_timeout_seconds - 10
-    assert judged(unbound).look_again == pytest.approx(since_first_sight)
+    assert judged(unbound).requeue_after == pytest.approx(since_first_sight)
     assert going_on(unbound).attempt_start_time == going_on(unbound).start_time == at(0)
     finished = active_status(attemptStartTime=None) | {
         "completionTime": at(year),
         "conditions": [condition("Succeeded", since=year)],
     }
     done = make_seen(make_job({"ttlSecondsAfterFinished": 130}, finished), make_pod(0))
-    assert judged(done).look_again == pytest.approx(LIMITS.survivor_grace_seconds - 10)
+    assert judged(done).requeue_after == pytest.approx(LIMITS.survivor_grace_seconds - 10)
     healed = going_on(done)
     assert healed.completion_time == at(0)
     assert all(found.last_transition_time <= at(0) for found in healed.conditions)

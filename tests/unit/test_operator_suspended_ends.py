@@ -121,7 +121,7 @@ def test_a_suspension_waits_until_the_cause_of_an_end_is_known() -> None:
     seen = make_seen(job, make_child(), make_pod(0), symptom, ago=0)
     decision = judged(seen)
     assert decision.action is Action.WAIT
-    assert decision.look_again is not None
-    assert 0 < decision.look_again <= 2.5
+    assert decision.requeue_after is not None
+    assert 0 < decision.requeue_after <= 2.5
     later = judged(make_seen(job, make_child(), make_pod(0), symptom, ago=3))
     assert (later.action, later.reason) == (Action.SUSPEND, "Suspended")

@@ -214,11 +214,13 @@ def test_one_that_may_still_start_when_it_can_be_read_again_keeps_its_place_unti
     caches, left = Caches(), LIMITS.scheduling_timeout_seconds - 60
     caches.grpojobs.put(stored("Starting", 5, jobUid=""))
     caches.grpojobs.put(stored("Draining", 6, jobUid=""))
-    assert (held(caches), gangs(caches).look_again) == ([2], left)
-    assert (held(caches, left - 1), gangs(caches, left - 1).look_again) == ([2], 1)
-    assert (held(caches, left), gangs(caches, left).look_again) == ([], None)
+    assert (held(caches), gangs(caches).requeue_after) == ([2], left)
+    assert (held(caches, left - 1), gangs(caches, left - 1).requeue_after) == ([2], 1)
+    assert (held(caches, left), gangs(caches, left).requeue_after) == ([], None)
     caches.jobs._store(make_child(2))
-    assert (held(caches, left), gangs(caches).look_again) == ([2], None), "it has started after all"
+    assert (held(caches, left), gangs(caches).requeue_after) == ([2], None), (
+        "it has started after all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_one_that_can_not_start_any_more_keeps_nothing(more: Any) -> None:
     caches = Caches()
     caches.grpojobs.put(stored("Starting", 5, **more))
     caches.grpojobs.put(stored("Draining", 6, **more))
-    assert (held(caches), gangs(caches).look_again) == ([], None)
+    assert (held(caches), gangs(caches).requeue_after) == ([], None)
 
 
 @pytest.mark.parametrize("gone", ["deleted", "not listed", "readable"])
@@ -259,11 +261,11 @@ def test_a_clock_that_is_set_holds_no_place_for_longer_or_shorter(
     caches.grpojobs.put(stored("Draining", 6, jobUid=""))
     clock = ProcessClock(lambda: wall[0], lambda: Observed(monotonic[0]))
     reserved = ReservedGangs(caches, clock, LIMITS.scheduling_timeout_seconds)
-    assert (len(list(reserved)), reserved.look_again) == (1, left)
+    assert (len(list(reserved)), reserved.requeue_after) == (1, left)
     wall[0], monotonic[0] = first + left - 1 + step, left - 1
-    assert (len(list(reserved)), reserved.look_again) == (1, 1.0)
+    assert (len(list(reserved)), reserved.requeue_after) == (1, 1.0)
     monotonic[0] = left
-    assert (list(reserved), reserved.look_again) == ([], None)
+    assert (list(reserved), reserved.requeue_after) == ([], None)
 
 
 @pytest.mark.parametrize(("workload", "is_free"), [("", False), ("of-kueue", True)])

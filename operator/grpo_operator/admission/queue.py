@@ -179,13 +179,13 @@ class AdmissionQueue:
             tasks.create_task(self._publisher.run(), name="queue-notices")
             clock = asyncio.get_running_loop().time
             pause: float = GATHER
-            look_again: float | None = None
+            requeue_after: float | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_due.wait(), look_again)
+                    await asyncio.wait_for(self._is_due.wait(), requeue_after)
                 await asyncio.sleep(pause)
                 began_at = clock()
-                look_again = await self._run_cycle_safely()
+                requeue_after = await self._run_cycle_safely()
                 cycle_seconds = clock() - began_at
                 pause = min(max(GATHER, cycle_seconds), NOT_KNOWN_PAUSE)
 
@@ -224,7 +224,7 @@ class AdmissionQueue:
             return None
         self._accept(cycle_input, cycle)
         denial_pauses = self._assumptions.denial_pauses(cycle_input.now).values()
-        return shortest_pause(cycle.look_again, self._jobs.look_again, *denial_pauses)
+        return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
 
     def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
         now = self._clock()
@@ -288,7 +288,7 @@ class AdmissionQueue:
             return _decision(decision, refusal(job, (Reason.INVALID_SPEC, problems)))
         if unclassed := class_verdict(job):
             waits = _decision(decision, unclassed)
-            return replace(waits, look_again=MISSING_OBJECT_PAUSE)
+            return replace(waits, requeue_after=MISSING_OBJECT_PAUSE)
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(decision, refusal(job, problem))
         if problem := self._storage_problem(job):
@@ -333,7 +333,7 @@ class AdmissionQueue:
             action=Action.QUEUE,
             reason=reason,
             message=message,
-            look_again=MISSING_OBJECT_PAUSE,
+            requeue_after=MISSING_OBJECT_PAUSE,
         )
 
     def _storage_problem(self, job: GRPOJobRecord) -> Problem | None:

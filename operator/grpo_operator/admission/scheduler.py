@@ -114,7 +114,7 @@ class Cycle:
     """The verdicts of a cycle by uid, and the seconds until time alone may change them."""
 
     verdicts: Mapping[str, Verdict]
-    look_again: float | None = None
+    requeue_after: float | None = None
     not_reached: frozenset[str] = frozenset()
     """uids of jobs that the cycle did not reach; the next one goes on from its plans."""
 
@@ -122,25 +122,25 @@ class Cycle:
 def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
     """Judge all waiting jobs in the order of the queue."""
     waiting: list[GRPOJobRecord] = []
-    look_again: float | None = None
+    requeue_after: float | None = None
     for job in cycle_input.jobs:
         # an assumed job has its place already, although its status still says that it waits
         if job.uid in cycle_input.assumed or not job.is_waiting_for_admission:
             continue
         if pause := cycle_input.pauses.get(job.uid):
-            look_again = shortest_pause(look_again, pause)
+            requeue_after = shortest_pause(requeue_after, pause)
         elif job.uid not in cycle_input.denied_recently:
             waiting.append(with_class(job, cycle_input.snapshot.job_classes))
     plans.expect(len(waiting))
     if not waiting:
-        return Cycle(verdicts={}, look_again=look_again)
+        return Cycle(verdicts={}, requeue_after=requeue_after)
     cycle_run = _CycleRun(cycle_input, plans)
     verdicts = cycle_run.run(waiting)
     not_reached = frozenset(job.uid for job in waiting if job.uid not in verdicts)
-    look_again = shortest_pause(look_again, cycle_run.seconds_until_counted)
+    requeue_after = shortest_pause(requeue_after, cycle_run.seconds_until_counted)
     if not_reached:
-        look_again = 0.0
-    return Cycle(verdicts=verdicts, look_again=look_again, not_reached=not_reached)
+        requeue_after = 0.0
+    return Cycle(verdicts=verdicts, requeue_after=requeue_after, not_reached=not_reached)
 
 
 def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:

@@ -114,7 +114,7 @@ class JobSource(Protocol):
         """Return the GRPOJob of this namespace and name."""
 
     @property
-    def look_again(self) -> float | None:
+    def requeue_after(self) -> float | None:
         """Seconds until time alone takes a job out of these; None while it doesn't."""
 
 

@@ -71,7 +71,7 @@ class Decision:
     """For RESOLVE: commits of what both jobs name alike."""
     passed_over: int = 0
     """For QUEUE: younger jobs of its priority that have started first."""
-    look_again: float | None = None
+    requeue_after: float | None = None
     """Seconds after which time alone may change the decision."""
 
 

@@ -49,7 +49,7 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
         return None
     if observation.kueue_problem:
         message = f"not started while its Workload is not known: {observation.kueue_problem}"
-        wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=UNKNOWN_PAUSE)
+        wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, requeue_after=UNKNOWN_PAUSE)
         # One whose Job is gone has ended; what is left of it waits for nobody.
         return None if observation.child or observation.is_job_gone else wait
     if workload is None:
@@ -81,17 +81,17 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
     """Leave a finished job as it is, and delete it after its time to live."""
     if not observation.job.is_finished:
         return None
-    look_again: float | None = None
+    requeue_after: float | None = None
     if (ttl := observation.job.time_to_live) is not None:
         seconds_left = ttl - observation.ended_seconds
         if seconds_left <= 0:
             return Decision(Action.DELETE)
-        look_again = seconds_left
+        requeue_after = seconds_left
     if any(pod.is_live for pod in observation.pods):
         seconds_left = limits.survivor_grace_seconds - observation.since(ConditionType.SUCCEEDED)
         if seconds_left > 0:
-            look_again = shortest_pause(look_again, seconds_left)
-    return Decision(Action.WAIT, look_again=look_again)
+            requeue_after = shortest_pause(requeue_after, seconds_left)
+    return Decision(Action.WAIT, requeue_after=requeue_after)
 
 
 def succeed_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -136,7 +136,7 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     number = observation.job.status.attempt
     release = _release_of_unreadable(observation, limits)
-    look_again = release.seconds if isinstance(release, RequeueAfter) else None
+    requeue_after = release.seconds if isinstance(release, RequeueAfter) else None
     if observation.cause or observation.child.ended:
         message = (
             f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
@@ -150,8 +150,8 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
             f"read: {problems}"
         )
     else:
-        return Decision(Action.WAIT, look_again=look_again)
-    return Decision(Action.WAIT, Reason.INVALID_SPEC, message, look_again=look_again)
+        return Decision(Action.WAIT, requeue_after=requeue_after)
+    return Decision(Action.WAIT, Reason.INVALID_SPEC, message, requeue_after=requeue_after)
 
 
 def _release_of_unreadable(
@@ -231,7 +231,7 @@ def not_admitted(observation: Observation, limits: Limits) -> Decision | None:
     job = observation.job
     released_for = observation.first_seen.released_for(job, observation.now, observation.at)
     if seconds_left := pausing(job, released_for, limits):
-        return Decision(Action.WAIT, look_again=seconds_left)
+        return Decision(Action.WAIT, requeue_after=seconds_left)
     return Decision(Action.ADMIT)
 
 
@@ -243,7 +243,7 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
     is_hang = cause.outcome.result is Result.HANG
     longest = limits.hang_settle_seconds if is_hang else limits.settle_seconds
     if not observation.is_cause_final and observation.over_for < longest:
-        return Decision(Action.WAIT, look_again=longest - observation.over_for)
+        return Decision(Action.WAIT, requeue_after=longest - observation.over_for)
     outcome = _attributed_outcome(cause, observation)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
     matching_rule = rule_for(observation.job, cause)
@@ -325,7 +325,7 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     if observation.child is None or not observation.child.ended:
         return None
     if observation.pods and observation.over_for < limits.late_pods_seconds:
-        return Decision(Action.WAIT, look_again=limits.late_pods_seconds - observation.over_for)
+        return Decision(Action.WAIT, requeue_after=limits.late_pods_seconds - observation.over_for)
     message = (
         f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left "
         "that says why"
@@ -363,12 +363,14 @@ CHECKS: tuple[Check, ...] = (
 
 
 def decide(observation: Observation, limits: Limits) -> Decision:
-    """The first check's answer; `look_again` is the earliest deadline up to it."""
-    look_again: float | None = None
+    """The first check's answer; `requeue_after` is the earliest deadline up to it."""
+    requeue_after: float | None = None
     for check in CHECKS:
         answer = check(observation, limits)
         if isinstance(answer, RequeueAfter):
-            look_again = shortest_pause(look_again, answer.seconds)
+            requeue_after = shortest_pause(requeue_after, answer.seconds)
         elif answer:
-            return replace(answer, look_again=shortest_pause(look_again, answer.look_again))
+            return replace(
+                answer, requeue_after=shortest_pause(requeue_after, answer.requeue_after)
+            )
     raise AssertionError("the last check has an answer")

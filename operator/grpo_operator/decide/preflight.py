@@ -82,7 +82,7 @@ class Check:
     """The new status.preflight."""
     should_start: bool = False
     """True if its Job is to be created now."""
-    look_again: float | None = None
+    requeue_after: float | None = None
     """Seconds after which time alone may change this."""
 
     @property
@@ -298,7 +298,7 @@ class Preflight:
         if self._is_under_way:
             until_asked = max(self.waited, FIRST_QUESTION - self.waited)
             return Check(
-                reason=reason, message=message, status=status, look_again=min(most, until_asked)
+                reason=reason, message=message, status=status, requeue_after=min(most, until_asked)
             )
         ended_at = seconds(status.time) or self.now
         pause = doubled_pause(FIRST_PAUSE, LONGEST_PAUSE, status.tries) if status.tries else 0.0
@@ -308,13 +308,13 @@ class Preflight:
         is_free = self.child is None
         should_start = is_free and seconds_left <= 0
         # After a refusal, and while the last Job is being deleted.
-        look_again = seconds_left if seconds_left > 0 else FIRST_QUESTION
+        requeue_after = seconds_left if seconds_left > 0 else FIRST_QUESTION
         return Check(
             reason=reason,
             message=message,
             status=status,
             should_start=should_start,
-            look_again=min(most, look_again),
+            requeue_after=min(most, requeue_after),
         )
 
 

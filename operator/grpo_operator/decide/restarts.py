@@ -70,7 +70,7 @@ def restart_or_fail(
     seconds_left = pause - observation.over_for
     if seconds_left > 0:
         message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
-        return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=seconds_left)
+        return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, requeue_after=seconds_left)
     avoided = avoided_nodes(status, node, straggler_node(observation))
     return Decision(
         Action.ADMIT,

@@ -34,7 +34,7 @@ def source_unresolved(observation: Observation, limits: Limits) -> Decision | No
     if isinstance(source, str):
         message = f"spec.resumeFrom.grpoJob: {source}"
         return Decision(
-            Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN
+            Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, requeue_after=LOOK_AGAIN
         )
     plan = observation.source.status.plan if observation.source else None
     message = f"begins with the checkpoints of {source.grpo_job}"

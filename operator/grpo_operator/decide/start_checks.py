@@ -230,10 +230,10 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Requeu
     why = _kubelets_words(observation)
     if waited < timeout:
         until_news = _until_asked(observation, limits.start_warning_seconds)
-        look_again = min(timeout - waited, until_news)
+        requeue_after = min(timeout - waited, until_news)
         if not why:
-            return RequeueAfter(look_again)
-        return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again)
+            return RequeueAfter(requeue_after)
+        return Decision(Action.WAIT, Reason.POD_WAITING, why, requeue_after=requeue_after)
     what = f"{job.nodes} pods"
     if observation.has_training_started:
         what = f"{observation.replicas} engines"

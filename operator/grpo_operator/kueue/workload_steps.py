@@ -34,7 +34,7 @@ def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefa
             queued,
             reason=Reason.NO_KUEUE,
             message=observation.kueue_problem,
-            look_again=UNKNOWN_PAUSE,
+            requeue_after=UNKNOWN_PAUSE,
         )
     if workload is None:
         return replace(queued, message=f"waits for Kueue's LocalQueue {observation.job.queue_name}")

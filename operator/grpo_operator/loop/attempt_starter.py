@@ -147,9 +147,9 @@ def _may_start_pods(observation: Observation) -> bool:
     return observation.workload is not None and observation.workload.may_start
 
 
-def _waits_for_name(message: str, look_again: float) -> Decision:
+def _waits_for_name(message: str, requeue_after: float) -> Decision:
     """Wait for a name that another object has; start_checks.not_started limits how long."""
-    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
+    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, requeue_after=requeue_after)
 
 
 def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
@@ -158,4 +158,4 @@ def _without_pods(observation: Observation, reason: Reason, message: str) -> Dec
     holds_place = job.is_competing or bool(job.queue_name)
     if holds_place and not observation.has_gang_run:
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-    return Decision(Action.WAIT, reason, message, look_again=DENIED_PAUSE)
+    return Decision(Action.WAIT, reason, message, requeue_after=DENIED_PAUSE)

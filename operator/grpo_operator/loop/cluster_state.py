@@ -347,7 +347,7 @@ class ReservedGangs:
         return aside if aside and self._may_run(aside) else None
 
     @property
-    def look_again(self) -> float | None:
+    def requeue_after(self) -> float | None:
         """Seconds until time alone takes a job out of these; None while it doesn't."""
         waiting = (
             self._starts_within(job)

@@ -227,10 +227,10 @@ class Reconciler:
 
         observation = await self._observer.observe(key)
         if observation is None:
-            look_again = await self._end_deleted(key)
+            requeue_after = await self._end_deleted(key)
             self._status.forget(key)
             self._observer.forget(key)
-            return look_again
+            return requeue_after
         decision = decide(observation, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
@@ -265,7 +265,7 @@ class Reconciler:
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
         return shortest_pause(
-            decision.look_again, seconds_to_write, _until_next_check(observation, decision)
+            decision.requeue_after, seconds_to_write, _until_next_check(observation, decision)
         )
 
     async def _end_deleted(self, key: ObjectKey) -> float | None:
@@ -279,7 +279,7 @@ class Reconciler:
             return None
         await self._garbage.collect(observation)
         decision = await self._workloads.step(observation, Decision(Action.WAIT))
-        return decision.look_again
+        return decision.requeue_after
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
         """Write the attempt and its plan to the status: the reservation and the counter."""
@@ -321,9 +321,12 @@ class Reconciler:
         conflict = await self._starter.repair_shared_objects(observation)
         if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
-        look_again = shortest_pause(decision.look_again, conflict.look_again)
+        requeue_after = shortest_pause(decision.requeue_after, conflict.requeue_after)
         return replace(
-            decision, reason=Reason.NAME_TAKEN, message=conflict.message, look_again=look_again
+            decision,
+            reason=Reason.NAME_TAKEN,
+            message=conflict.message,
+            requeue_after=requeue_after,
         )
 
     async def _collect_garbage(self, key: ObjectKey) -> None:
@@ -341,4 +344,4 @@ def _until_next_check(observation: Observation, decision: Decision) -> float | N
     check = preflight.check
     if check.has_passed and not is_checked(observation.job):
         return 0.0
-    return check.look_again
+    return check.requeue_after

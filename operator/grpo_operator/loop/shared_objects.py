@@ -44,7 +44,7 @@ class NameConflict(NamedTuple):
     """A name that an attempt needs is another's."""
 
     message: str
-    look_again: float
+    requeue_after: float
     """Seconds until the next try; no event reports that the name is free."""
 
 
@@ -191,7 +191,7 @@ class SharedObjects:
                 # once, not for every job of the namespace that asks
                 if conflict != last_conflict:
                     log.warning("namespace %s: %s", key.namespace, conflict.message)
-                self._conflicts[place] = (self._clock() + conflict.look_again, conflict)
+                self._conflicts[place] = (self._clock() + conflict.requeue_after, conflict)
             return conflict
 
     def _is_correct(self, kind: _Kind, key: ObjectKey) -> bool:

@@ -122,8 +122,8 @@ class Workloads:
             await self._execute_step(due, observation)
         except (Refused, Denied, NotFound) as error:
             log.warning("%s: %s of its Workload: %s", observation.job.key, due.write, error)
-            look_again = min(decision.look_again or DENIED_PAUSE, DENIED_PAUSE)
-            decision = replace(decision, look_again=look_again)
+            requeue_after = min(decision.requeue_after or DENIED_PAUSE, DENIED_PAUSE)
+            decision = replace(decision, requeue_after=requeue_after)
             # What is decided on a gang that runs or has ended must not wait for its Workload.
             if decision.action is not Action.QUEUE:
                 return decision
@@ -315,4 +315,4 @@ async def sync_dispatched(
     decision = await workloads.step(observation, decision)
     if decision.action in (Action.QUEUE, Action.REJECT):
         log.info("%s: %s %s", job.key, decision.reason, decision.message)
-    return decision.look_again
+    return decision.requeue_after
