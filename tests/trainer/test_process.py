@@ -10,7 +10,9 @@ import math
 import os
 import subprocess
 import sys
+from errno import EAGAIN
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -120,6 +122,38 @@ def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> 
     assert Outcome.model_validate_json((tmp_path / "end").read_text()).result is Result.BAD_INPUT
     assert "grpo_api.plan.plan" in ended.stderr
     assert " torch\n" not in ended.stderr
+
+
+@pytest.mark.parametrize("failing", ["set_defaults", "supervise"])
+def test_any_error_before_training_is_told_with_attempt_and_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError(EAGAIN, "Resource temporarily unavailable")
+
+    plan, end = changed(nodes=2, processes_per_node=2), tmp_path / "end"
+    (tmp_path / "plan.json").write_text(plan.model_dump_json(by_alias=True))
+    environment = {PLAN_ENV: str(tmp_path / "plan.json"), INDEX_ENV: "1"}
+    monkeypatch.setattr(os, "environ", environment | {TERMINATION_LOG_ENV: str(end)})
+    monkeypatch.setattr(program, "end_on_sigterm", lambda *_: None)
+    monkeypatch.setattr(program, failing, fail)
+    assert program.main() == EXIT_CODES[Result.ERROR]
+    outcome = Outcome.model_validate_json(end.read_bytes())
+    assert (outcome.result, outcome.attempt, outcome.rank) == (Result.ERROR, plan.job.attempt, 2)
+    assert "Resource temporarily unavailable" in outcome.message
+
+
+def test_a_process_that_gets_no_thread_for_its_durable_outcome_ends_as_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    monkeypatch.setattr(Thread, "start", fail)
+    end = ProcessEnd(PLAN, lambda _: None)
+    code = end.finish(Outcome(result=Result.REWARD_ERROR))
+    assert code == EXIT_CODES[Result.REWARD_ERROR]
 
 
 @pytest.mark.parametrize("given", [{}, {THREADS_ENV: "3"}], ids=["unset", "the user's"])

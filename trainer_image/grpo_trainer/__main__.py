@@ -67,24 +67,30 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
 def main() -> int:
     """Run this pod's part of the plan; returns the exit code."""
     started = unix_time()
+    attempt = rank = 0
     configure_logs()
     try:
         plan = read_plan(os.environ)
         require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
-        configure_logs(plan.job, rank=place.rank)
-        end_on_sigterm(plan.job.attempt, place.rank)
+        attempt, rank = plan.job.attempt, place.rank
+        configure_logs(plan.job, rank=rank)
+        end_on_sigterm(attempt, rank)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
             require_passed(plan, is_supervisor=place.processes_per_node > 1)
-    except BadInput as error:
+        if LOCAL_RANK_ENV not in os.environ:  # once per pod
+            cache = CompileCache.of_pod(plan.model, plan.execution, place.node)
+            cache.restore()
+            set_defaults(os.environ, cache.variables)
+            if place.processes_per_node > 1:
+                return supervise(plan, place)
+    except Exception as error:
+        if not isinstance(error, BadInput):
+            log.exception("ended by an error")
         ignore_sigterm()
-        return announce_outcome(truncate_to_fit(Outcome(result=error.result), str(error)))
-    if LOCAL_RANK_ENV not in os.environ:  # once per pod
-        cache = CompileCache.of_pod(plan.model, plan.execution, place.node)
-        cache.restore()
-        set_defaults(os.environ, cache.variables)
-        if place.processes_per_node > 1:
-            return supervise(plan, place)
+        result, message = classify_error(error)
+        outcome = Outcome(result=result, attempt=attempt, rank=rank)
+        return announce_outcome(truncate_to_fit(outcome, message))
     os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return run_worker(plan, place, started)

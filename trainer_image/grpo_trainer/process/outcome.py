@@ -139,7 +139,12 @@ def write_in_time(write: Callable[[], None]) -> None:
     """Run what writes to the volume for no longer than KEEP_SECONDS: it may be what the process is
     stuck in."""
     writing = threading.Thread(target=write, name="outcome", daemon=True)
-    writing.start()
+    try:
+        writing.start()
+    # Of a pod at its limit of processes; what was announced stands.
+    except RuntimeError as error:
+        log.warning(f"the outcome is in the termination message only: {error}")
+        return
     writing.join(KEEP_SECONDS)
 
 
