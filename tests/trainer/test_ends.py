@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from errno import ESTALE
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,6 +333,29 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
     assert [(outcome.result, "during stage Loading" in outcome.message) for outcome in ends] == [
         (Result.PREEMPTED, True)
     ]
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_peer_that_is_lost_after_sigterm_is_a_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(plan: TrainingPlan, _: Placement, recorder: Recorder, *_others: object) -> None:
+        def end(*_: object) -> None:
+            threading.Event().wait()  # os._exit doesn't return either
+
+        recorder.enter_stage("Training")
+        watchdog.Watchdog(plan.guard, plan.execution, 0.0, recorder, end).start()
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("Connection closed by peer [10.0.0.1]:1")
+
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    monkeypatch.setattr(training, "hide_unused_libraries", lambda _: None)
+    worker = SimpleNamespace(train=train)
+    monkeypatch.setitem(sys.modules, "grpo_trainer.training.worker", worker)
+    code = training.run_worker(PLAN, Placement(0, 0, 1, 2), 0.0)
+    assert code == EXIT_CODES[Result.PREEMPTED]
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_bytes())
+    assert outcome.message.startswith("Training: lost the connection to another rank")
 
 
 def fail_in_worker() -> int:

@@ -29,7 +29,7 @@ from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
-from .runtime.errors import BadInput, Diverged, classify_error, engine_cause
+from .runtime.errors import BadInput, Diverged, classify_error, engine_cause, is_lost_peer
 from .runtime.logs import configure_logs
 from .tracking.tracking import TOLD, tracking_of
 from .training.trl_config import require_supported
@@ -54,6 +54,9 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
     except BaseException as error:
         log.exception("ended by an error")
         result, message = classify_error(error)
+        # Peers that end after SIGTERM close their connections, which is no failure of this one.
+        if recorder.got_sigterm and result is Result.ERROR and is_lost_peer(error):
+            result = Result.PREEMPTED
         diverged_on = error.diverged_on if isinstance(error, Diverged) else None
         text = f"{recorder.current_stage}: {message}"
         outcome = make_outcome(

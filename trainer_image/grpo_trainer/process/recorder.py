@@ -185,6 +185,8 @@ class Recorder:
         self._own_events = 0
         self._not_finite_step: int | None = None
         self.place, self.counters = place, StepCounters()
+        self.got_sigterm = False
+        """Whether SIGTERM has come since the watchdog listens."""
         self.shortage: MemoryShortage | None = None
         """What there was no memory for, once there was none."""
         self.checkpoint_step: int | None = None

@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan
@@ -196,12 +197,16 @@ class Watchdog:
         # the main thread is stuck in a collective.
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, PEER_FAILED):
-            signal.signal(number, lambda _number, _frame: None)
+            signal.signal(number, self._record_signal)
         self._stacks.listen()
         threading.Thread(
             target=self._listen, args=(reader, writer), name="signals", daemon=True
         ).start()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def _record_signal(self, number: int, _frame: FrameType | None) -> None:
+        """In the main thread, before an error that it raises afterwards."""
+        self._recorder.got_sigterm |= number == signal.SIGTERM
 
     @property
     def seconds_since_sigterm(self) -> float | None:
