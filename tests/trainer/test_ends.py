@@ -28,6 +28,7 @@ from grpo_api.report.report import Outcome, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_trainer import __main__ as training
+from grpo_trainer import prefetch
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.engine_pod import __main__ as engine_pod
 from grpo_trainer.evaluation import __main__ as evaluation
@@ -371,8 +372,9 @@ def fail_in_worker() -> int:
         (training, fail_in_worker, Result.ERROR),
         (engine_pod, engine_pod.main, Result.BAD_INPUT),
         (evaluation, lambda: evaluation.main([]), Result.BAD_INPUT),
+        (prefetch, prefetch.main, Result.BAD_INPUT),
     ],
-    ids=["plan", "worker", "engine", "evaluation"],
+    ids=["plan", "worker", "engine", "evaluation", "prefetch"],
 )
 def test_sigterm_after_an_outcome_was_announced_changes_nothing_of_it(
     tmp_path: Path,
@@ -392,7 +394,7 @@ def test_sigterm_after_an_outcome_was_announced_changes_nothing_of_it(
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(end))
     monkeypatch.setenv(PLAN_ENV, str(tmp_path / "no plan"))
     monkeypatch.setattr("os._exit", sys.exit)
-    monkeypatch.setattr(module, "exit_process", sys.exit)
+    monkeypatch.setattr(module, "exit_process", sys.exit, raising=False)
     monkeypatch.setattr(module, "configure_logs", lambda *_, **__: None)
     monkeypatch.setattr(training, "hide_unused_libraries", lambda _: 1 / 0)
     monkeypatch.setattr(outcomes, "write_termination_message", write_and_get_sigterm)

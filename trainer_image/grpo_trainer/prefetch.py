@@ -101,10 +101,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_CODES[Result.PREEMPTED]))
     configure_logs()
     try:
-        return announce_outcome(fetch_inputs(read_plan(os.environ)))
+        outcome = fetch_inputs(read_plan(os.environ))
     except Exception as error:
         result, message = classify_error(error)
-        return announce_outcome(truncate_to_fit(Outcome(result=result), message))
+        outcome = truncate_to_fit(Outcome(result=result), message)
+    # An outcome that is announced stands.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return announce_outcome(outcome)
 
 
 if __name__ == "__main__":
