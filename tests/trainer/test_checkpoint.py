@@ -81,6 +81,15 @@ def test_a_folder_whose_owner_can_not_be_read_is_bad_input(tmp_path: Path) -> No
         claim(make_plan(tmp_path))
 
 
+def test_an_owner_file_of_a_newer_image_fences_as_any(tmp_path: Path) -> None:
+    owner = '{"uid": "a", "attempt": 2, "fieldOfANewerImage": 1}'
+    (tmp_path / "owner.json").write_text(owner, encoding="utf-8")
+    for attempt, uid, error in ((1, "a", Preempted), (3, "b", BadInput)):
+        with pytest.raises(error, match=r"superseded by attempt 2|belongs to the job with uid a"):
+            claim(make_plan(tmp_path, attempt=attempt, uid=uid))
+    claim(make_plan(tmp_path, attempt=3))
+
+
 @pytest.fixture
 def unwritable() -> Iterator[Path]:
     """A folder that may be read only, since the test runs as a user who owns nothing."""

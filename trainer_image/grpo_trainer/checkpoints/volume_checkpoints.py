@@ -102,7 +102,8 @@ def require_owner(folder: Path, claimant: Owner) -> None:
         Preempted: a newer attempt owns it.
     """
     try:
-        owner = Owner.model_validate_json((folder / OWNER).read_bytes())
+        # A newer image may say more; uid and attempt alone fence the folder.
+        owner = Owner.model_validate_json((folder / OWNER).read_bytes(), extra="ignore")
     except ValidationError as error:
         raise BadInput(
             f"{folder / OWNER} does not say whose the folder is; if it is this job's, remove it"
