@@ -19,6 +19,7 @@ from obstore.store import MemoryStore, S3Store
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE
+from grpo_api.report.report import Result
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.manifest import Owner
@@ -254,6 +255,21 @@ def test_a_run_whose_head_is_gone_keeps_its_checkpoints_and_says_what_to_do() ->
     with pytest.raises(BadInput, match=r"head\.json is gone.*checkpoint-1/manifest\.json"):
         run_of(2, WatchedStore(backend)).claim_head()
     assert run.store.object_sizes() == before
+
+
+def test_a_success_of_a_newer_image_ends_a_run_and_a_newer_head_is_left_alone() -> None:
+    run = run_of(1, WatchedStore(MemoryStore()))
+    run.claim()
+    end = '{"result": "Succeeded", "metrics": {"kl": "NaN"}, "fieldOfANewerImage": 1}'
+    head = f'{{"uid": "{UID}", "attempt": 1, "outcome": {end}'
+    run.store.put(HEAD, f"{head}}}".encode())
+    now = run.head()
+    assert now is not None
+    assert now.outcome is not None
+    assert now.outcome.result is Result.SUCCEEDED
+    run.store.put(HEAD, f'{head}, "fieldOfANewerImage": []}}'.encode())
+    with pytest.raises(BadInput, match="is not a run's head"):
+        run.claim_head()
 
 
 def test_another_run_that_goes_on_while_its_checkpoints_are_listed_is_listed_again(

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
@@ -89,6 +89,13 @@ class Head(Model):
     """The attempt below whose folder the finished model is."""
     outcome: Outcome | None = None
     """How the attempt ended that finished the run."""
+
+    @field_validator("outcome", mode="before")
+    @classmethod
+    def _of_any_image(cls, outcome: object) -> object:
+        """A newer image may say more of an end. What it adds to the head may name what counts, so
+        it is not left out."""
+        return Outcome.model_validate(outcome, extra="ignore") if outcome is not None else None
 
 
 def _parsed_head(store: "Store", data: bytes) -> Head:
