@@ -172,7 +172,7 @@ def test_a_gang_that_waits_for_the_hub_before_it_trains_gives_its_gpus_back_and_
     assert (released.phase, released.restarts, released.uncounted_restarts) == ("Queued", 0, 0)
     assert released.attempt_start_time is None, "it holds no GPUs"
     assert released.progress is None or released.progress.stage is None
-    again = judged(make_seen(make_job(status=to_json(released)), now=NOW + 9))
+    again = judged(make_seen(make_job(status=to_json(released)), now=NOW + 9, ago=0))
     assert again.action is Action.WAIT
     assert again.requeue_after == pytest.approx(LIMITS.release_pause_seconds)
     after_pause = make_seen(
