@@ -275,7 +275,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
 
 def _without_symptoms(ends: list[End]) -> list[End]:
     """The ends without errors after SIGTERM, where a process was ended by that: the others lose
-    their connection to it, maybe before they have heard the signal."""
+    their connection to it, maybe before they have received the signal."""
     if all(end.outcome.result is not Result.PREEMPTED for end in ends):
         return ends
     return [
