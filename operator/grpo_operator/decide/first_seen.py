@@ -18,8 +18,10 @@ from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 LEAST_STEP = 1.0
 """Seconds from which a difference of the two clocks counts as a step of the wall clock."""
 StoredTime = tuple[str, str]
-"""Names a moment that a status tells of: type and status of a condition, COMPLETION, or the release
-of an attempt."""
+"""Names a moment that a status tells of: type and status of a condition, ADMISSION, COMPLETION, or
+the release of an attempt."""
+ADMISSION: StoredTime = ("admission", "")
+"""Of the current attempt."""
 COMPLETION: StoredTime = ("completion", "")
 _RELEASE = "release"
 _MEASURED = (ConditionType.SCHEDULED, ConditionType.RUNNING, ConditionType.SUCCEEDED)
@@ -36,8 +38,6 @@ class FirstSeenTimes:
     """When each state of one job's current attempt was first seen."""
 
     attempt: int = 0
-    admitted: Observed | None = None
-    """When the attempt was admitted: the first sight, less its age then by the wall clock."""
     child_uid: str = ""
     """uid of the attempt's Job, also when it is gone again."""
     child: Observed | None = None
@@ -62,10 +62,15 @@ class FirstSeenTimes:
         """When a pod's deletion was first seen; now, if it is seen for the first time."""
         return self.deleted.get(pod.uid, at)
 
+    def since(self, stored: StoredTime, at: Observed, age: float) -> float:
+        """Seconds since a moment that the status tells of; `age`, which is by the wall clock, where
+        no look has shown it. So a step of that clock counts only if it came before the first."""
+        came_about = self.stored.get(stored)
+        return at - came_about if came_about else age
+
     def released_for(self, job: GRPOJobRecord, now: float, at: Observed) -> float:
         """Seconds since the job's gang was released."""
-        released_at = self.stored.get(_release_of(job))
-        return at - released_at if released_at else release_age(job, now)
+        return self.since(_release_of(job), at, release_age(job, now))
 
 
 class FirstSeenTracker:
@@ -93,7 +98,6 @@ class FirstSeenTracker:
             before = FirstSeenTimes()
         self._jobs[key] = FirstSeenTimes(
             attempt=attempt,
-            admitted=before.admitted,
             stored=before.stored,
             child_uid=uid,
             child=at,
@@ -109,14 +113,13 @@ class FirstSeenTracker:
         *,
         expected: bool,
         engine_pods: Collection[PodRecord] = (),
-        age: float = 0.0,
         ages: Mapping[StoredTime, float],
     ) -> FirstSeenTimes:
         """A job's first-seen times after a look at its current attempt's Job and pods at this
         moment.
 
-        `expected`: the Job was started, so that it is gone if it isn't there; `age`: seconds since
-        the attempt was admitted, by the wall clock; `ages`: those of what the status tells of.
+        `expected`: the Job was started, so that it is gone if it isn't there; `ages`: those of what
+        the status tells of, by the wall clock.
         """
         before = self._jobs.get(key, FirstSeenTimes())
         if before.attempt != attempt:
@@ -141,7 +144,6 @@ class FirstSeenTracker:
             over_since = before.over or at
         first_seen = FirstSeenTimes(
             attempt=attempt,
-            admitted=before.admitted or Observed(at.at - age),
             child_uid=child_uid,
             child=child_seen_at,
             ended=ended_at,
@@ -185,6 +187,8 @@ class FirstSeenTracker:
 def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
     """The ages, by the wall clock, of what the status tells of and a time is measured from."""
     ages: dict[StoredTime, float] = {}
+    if job.is_active and job.status.attempt_start_time is not None:
+        ages[ADMISSION] = admission_age(job, now)
     if job.is_finished and job.time_to_live is not None:
         ages[COMPLETION] = completion_age(job, now)
     if job.is_released:
@@ -197,6 +201,11 @@ def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
 def condition_age(condition: Condition, now: float) -> float:
     """Seconds since the condition changed: see stored_age."""
     return stored_age(condition.last_transition_time, now)
+
+
+def admission_age(job: GRPOJobRecord, now: float) -> float:
+    """Seconds since the attempt was admitted: see stored_age."""
+    return stored_age(job.status.attempt_start_time, now)
 
 
 def completion_age(job: GRPOJobRecord, now: float) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from grpo_api.report.report import STEP_STAGES, Outcome, Progress, Result
 from grpo_api.report.root_cause import CausePriority
 from grpo_api.status.status import ConditionType
-from grpo_kube.objects.times import Observed, seconds
+from grpo_kube.objects.times import Observed
 
 from ..pods.roles import replicas
 from ..records.names import is_engines_job, preflight_name
@@ -20,9 +20,11 @@ from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
 from .first_seen import (
+    ADMISSION,
     COMPLETION,
     FirstSeenTimes,
     FirstSeenTracker,
+    admission_age,
     completion_age,
     condition_age,
     init_key,
@@ -316,8 +318,7 @@ class Observation:
         """
         if self.job.status.attempt_start_time is None:
             return 0.0
-        admitted_at = self.first_seen.admitted
-        return self.at - admitted_at if admitted_at else admitted_for(self.job, self.now)
+        return self.first_seen.since(ADMISSION, self.at, admission_age(self.job, self.now))
 
     @property
     def running_seconds(self) -> float:
@@ -331,21 +332,13 @@ class Observation:
         condition = self.job.condition(kind)
         if condition is None:
             return 0.0
-        changed_at = self.first_seen.stored.get((condition.type, condition.status))
-        return self.at - changed_at if changed_at else condition_age(condition, self.now)
+        change = condition.type, condition.status
+        return self.first_seen.since(change, self.at, condition_age(condition, self.now))
 
     @property
     def ended_seconds(self) -> float:
         """Seconds since the job succeeded or failed. As `admitted_seconds`."""
-        ended_at = self.first_seen.stored.get(COMPLETION)
-        return self.at - ended_at if ended_at else completion_age(self.job, self.now)
-
-
-def admitted_for(job: GRPOJobRecord, now: float) -> float:
-    """Return the seconds since the attempt was admitted, by the wall clock; 0 if that is unknown,
-    or in the future by a clock that was set back."""
-    begun = seconds(job.status.attempt_start_time)
-    return 0.0 if begun is None else max(0.0, now - begun)
+        return self.first_seen.since(COMPLETION, self.at, completion_age(self.job, self.now))
 
 
 def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
@@ -411,7 +404,6 @@ def observe(
             at,
             expected=expected,
             engine_pods=of_roles.engines,
-            age=admitted_for(job, now),
             ages=ages,
         )
     else:
