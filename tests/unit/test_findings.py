@@ -342,6 +342,21 @@ def test_a_slow_gain_pays_for_a_kl_that_grows_slowly(
     assert set(first_found(steps)) == set(found)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_a_kl_a_flat_reward_is_named_later(seed: int) -> None:
+    flat = {**SICK["the policy does not move"][1], "kl": None}
+    assert set(first_found(logged_steps(flat, seed, steps=240))) == set()
+    assert set(first_found(logged_steps(flat, seed, steps=600))) == {"NotLearning"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_still_policy_is_learning_once_its_reward_rises(seed: int) -> None:
+    late = {**SICK["the policy does not move"][1], "reward": Noisy(ramp(0.5, 1.5, 300, 200), 0.1)}
+    steps = logged_steps(late, seed)
+    assert first_found(steps)["NotLearning"] < 200
+    assert diagnose(rows(steps)) == []
+
+
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
     steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []

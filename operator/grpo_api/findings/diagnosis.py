@@ -83,6 +83,11 @@ RULES: dict[FindingName, RuleSet] = {
         "One reward rises at the cost of another: read samples of both, change the reward that is "
         "gamed or its weight, and raise training.beta.",
     ),
+    "NotLearning": RuleSet(
+        learning_rules.not_learning,
+        "The reward has not risen since the start: raise training.learningRate, look at "
+        "gradNorm and at which weights are trained, or read samples of what the reward prefers.",
+    ),
     "KLRising": RuleSet(
         learning_rules.kl_rising,
         "The policy leaves its reference without a better reward: raise training.beta, lower "

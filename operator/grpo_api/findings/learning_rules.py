@@ -35,6 +35,11 @@ LONG = 50
 """Steps over which a reward must gain for cut completions to count as paid for."""
 PATIENCE = 20
 """Steps without a better reward after which a greater KL or length is held against it."""
+STILL_STEPS = 160
+"""Steps within which a policy that learns has moved: its newest mean reward is then of clearly later
+steps than the first one."""
+UNLEARNED_STEPS = 240
+"""The same where no KL is logged: the reward alone must show that nothing is learned."""
 NO_GRADIENT = 0.5
 """Share of steps whose gradient is infinite or NaN. Few do not matter: a gradient scaler leaves
 them out."""
@@ -253,6 +258,36 @@ def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
         "rewardThen": reward_then,
     }
     return Verdict(_ratio(loss, limit), evidence)
+
+
+def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """The reward has never risen, and nothing shows that the policy moves."""
+    has_kl = run.has_values(KL)
+    if not run.has_values(REWARD, STILL_STEPS if has_kl else UNLEARNED_STEPS):
+        return None
+    reward = run.series[REWARD]
+    is_moving = has_kl and run.level(KL) >= limits.KL_STILL.value
+    # Without a signal nothing can be learned, and NoSignal says so.
+    has_signal = not run.level(DEAD_GROUPS) >= limits.DEAD_GROUPS.value
+    has_peak = run.reward_peak.height > limits.SIGNIFICANT.value * reward.error
+    is_harmless = is_moving or has_peak or not has_signal
+    # Of a policy that stands still a small gain is noise.
+    least_gain = limits.BEST_OF_NOISE if has_kl else limits.NOTICEABLE
+    score = least_gain.value / max(1.0, _gain_in_errors(run))
+    evidence = {"reward": reward.average, "firstReward": reward.first_average(KEPT)}
+    evidence |= {"kl": run.level(KL)} if has_kl else {}
+    return Verdict(0.0 if is_harmless else score, evidence)
+
+
+def _gain_in_errors(run: RunNumbers) -> float:
+    """The largest gain since the first steps, of the reward or of one of its functions."""
+    reward = run.series[REWARD]
+    # Some rewards are learned in the first few steps, and lost in a mean over more.
+    gains = [reward.gain_in_errors(size) for size in (SMOOTH // 2, SMOOTH, KEPT)]
+    gains += [
+        series.gain_in_errors(KEPT) for series in run.rewards.values() if series.count >= KEPT
+    ]
+    return max(gains)
 
 
 def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:

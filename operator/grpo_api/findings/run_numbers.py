@@ -39,7 +39,7 @@ SMOOTH = 10
 """Values in a level: ten steps of a usual batch, after which the error of a median is 0.4 of the
 noise of one step."""
 KEPT = 64
-"""Newest values that are kept."""
+"""First and newest values that are kept."""
 KEPT_JUMPS = 256
 """Jumps between neighbours that the noise is taken from: fewer would make it noisy itself."""
 _QUARTILE_OF_DIFFERENCES = 1.6268
@@ -87,7 +87,7 @@ class Series:
         if self._recent:
             self._jumps.append(abs(value - self._recent[-1]))
         self._recent.append(value)
-        if len(self._first) < SMOOTH:
+        if len(self._first) < KEPT:
             self._first.append(value)
         self.count += 1
         if self.count >= 3:
@@ -98,7 +98,12 @@ class Series:
     @property
     def first_level(self) -> float:
         """Level of the first steps."""
-        return median(self._first)
+        return median(self._first[:SMOOTH])
+
+    def first_average(self, size: int) -> float:
+        """Mean of the first `size` values."""
+        window = self._first[:size]
+        return sum(window) / len(window)
 
     def level(self, size: int = SMOOTH, ago: int = 0) -> float:
         """Median of the `size` newest values before the last `ago`."""
@@ -108,6 +113,15 @@ class Series:
     def average(self) -> float:
         """Mean of all values that are kept: less noisy than a median."""
         return sum(self._recent) / len(self._recent)
+
+    def gain_in_errors(self, size: int) -> float:
+        """How far the mean of all values that are kept stands above that of the first `size`, in
+        standard errors of this difference."""
+        gain = self.average - self.first_average(size)
+        error = self.noise * math.sqrt(1 / size + 1 / KEPT)
+        if error > 0:
+            return gain / error
+        return math.inf if gain > 0 else 0.0
 
     def bounds(self, size: int = SMOOTH) -> tuple[float, float]:
         """Median and mean of the `size` newest values, the lower one first.

@@ -67,6 +67,9 @@ NOTICEABLE = Threshold(
 BEST_OF_NOISE = Threshold(
     4.0, "gain in standard errors of a level", "noise alone sets new best levels below it"
 )
+KL_STILL = Threshold(
+    0.002, "KL in nats per token", "runs that learn pass it within their first hundred steps"
+)
 KL_GUARD_SHARE = Threshold(
     0.8, "KL over guard.maxKL", "leaves time to act before the guard ends the attempt"
 )

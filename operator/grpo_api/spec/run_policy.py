@@ -38,6 +38,7 @@ FindingName = Literal[
     "LengthExploding",
     "RewardFalling",
     "RewardHacking",
+    "NotLearning",
     "KLRising",
     "StepsTooLarge",
     "WaitingForRewards",
@@ -232,7 +233,7 @@ class GuardSpec(Model):
     maxKL (DivergedKL). Rollback: the run goes back to the newest checkpoint from before the batch
     that it diverged on and never trains on that batch, at most twice; without any checkpoint it
     begins at the start, without that batch. Unset: Fail."""
-    stop_on: Annotated[list[FindingName], Field(max_length=15)] = []
+    stop_on: Annotated[list[FindingName], Field(max_length=16)] = []
     """Findings (docs/reference/findings.md) that end the run with StoppedOnFinding. Unset: none."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The attempt ends with EngineMismatch when the engine's and the trainer's log-probabilities of

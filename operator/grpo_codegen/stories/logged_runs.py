@@ -169,6 +169,17 @@ SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
         "RewardHacking",
         {**_HACKED, "kl": None},
     ),
+    "the policy does not move": (
+        "NotLearning",
+        {
+            "kl": Noisy(always(0.0004), 0.3),
+            "reward": Noisy(always(0.5), 0.15),
+            "rewards/accuracy/mean": Noisy(always(0.4), 0.15),
+            "rewards/format/mean": Noisy(always(0.1), 0.15),
+            "entropy": Noisy(always(0.7), 0.06),
+            "completions/mean_length": Noisy(always(250), 0.06),
+        },
+    ),
     "the KL grows and the reward does not": (
         "KLRising",
         {"kl": Noisy(ramp(0.02, 1.5, 260), 0.15), "reward": Noisy(towards(0.4, 1.5, 20), 0.06)},
@@ -250,6 +261,12 @@ WELL: dict[str, dict[str, Noisy | None]] = {
         for key, value in {
             "mean_length": 16, "min_length": 16, "max_length": 16, "clipped_ratio": 1.0,
         }.items()
+    },
+    "learned in twenty steps, without a reference": {
+        "kl": None,
+        "reward": Noisy(towards(0.2, 0.9, 7), 0.1),
+        "rewards/accuracy/mean": Noisy(towards(0.1, 0.8, 7), 0.1),
+        "rewards/format/mean": None,
     },
     "a noisy reward that stands still": {
         "reward": Noisy(always(0.5), 0.3),
