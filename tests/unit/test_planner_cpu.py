@@ -122,6 +122,21 @@ def test_a_bigger_model_needs_more_memory() -> None:
     assert big.host_memory_bytes - small.host_memory_bytes > 20 * 0.49e9
 
 
+def test_fewer_completions_at_a_time_need_less_memory() -> None:
+    long = {
+        "model__parameters": "494M",
+        "training__maxCompletionLength": 2048,
+        "training__generationBatchSize": 4096,
+        "training__perDeviceTrainBatchSize": 1,
+    }
+    whole = cpu(**long).chosen
+    one = cpu(**long, generation__sequencesAtATime=1).chosen
+    assert whole is not None
+    assert one is not None
+    assert one.generation_sub_batch == 1
+    assert one.host_memory_bytes < 0.9 * whole.host_memory_bytes
+
+
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [

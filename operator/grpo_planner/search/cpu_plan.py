@@ -52,14 +52,9 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         raise indivisible(
             spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each"
         )
-    cpu = cpu_engine(demand)
-    scores = should_score_old_policy(spec, has_engine=cpu is not None)
-    setup = cpu_setup(spec, method, world, sizes[-1])
-    setup = replace(setup, engine=cpu, scores_old_policy=scores)
+    setup = cpu_setup(spec, method, world, sizes[-1], cpu_engine(demand))
     memory = whole_mib(demand.pod_memory or cpu_pod_bytes(demand, setup, processes))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
-    whole = generation_share(spec, world)
-    at_once = whole if setup.engine else generation_sizes(spec, world)[0]
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
     engine = cpu_engine_plan(demand, setup, memory) if setup.engine else None
     time = _time_fields(demand, setup, nodes)
@@ -68,7 +63,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         accelerator="CPU",
         nodes=nodes,
         processes_per_node=processes,
-        generation_sub_batch=at_once if at_once < whole else 0,
+        generation_sub_batch=_sub_batch(spec, setup),
         host_memory_bytes=memory,
         engine=engine,
         reason=(
@@ -77,6 +72,12 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         **time,
         warnings=plan_texts([*demand.notes, *engine_warnings(demand, setup)]),
     )
+
+
+def _sub_batch(spec: GRPOJobSpec, setup: Setup) -> int:
+    """Completions that a process samples at a time; 0 for all."""
+    at_once = setup.generation_batch
+    return at_once if at_once < generation_share(spec, setup.world) else 0
 
 
 def _time_fields(demand: Demand, setup: Setup, nodes: int) -> dict[str, Any]:
@@ -112,9 +113,12 @@ def cpu_method(spec: GRPOJobSpec) -> Method:
     raise conflicting_pins(spec)
 
 
-def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -> Setup:
+def cpu_setup(
+    spec: GRPOJobSpec, method: Method, world: int, micro_batch: int, engine: Engine | None
+) -> Setup:
     """The settings of a CPU job: nothing is saved that isn't asked for, since host memory can be
     asked for."""
+    whole = generation_share(spec, world)
     lora_rank = spec.adapter.rank if method.lora else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
@@ -122,7 +126,7 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
         completion=spec.training.max_completion_length,
         micro_batch=micro_batch,
         accumulation=accumulation(spec, world, micro_batch),
-        generation_batch=generation_share(spec, world),
+        generation_batch=whole if engine else generation_sizes(spec, world)[0],
         world=world,
         zero=method.zero,
         lora_rank=lora_rank,
@@ -132,6 +136,8 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
         sorts_words=spec.training.top_p < 1,
         iterations=spec.training.num_iterations,
         reference=method.reference,
+        scores_old_policy=should_score_old_policy(spec, has_engine=engine is not None),
+        engine=engine,
     )
 
 
