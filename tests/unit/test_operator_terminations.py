@@ -158,6 +158,18 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "Preempted",
         False,
     ),
+    "a preempted pod ends as that, whatever it said itself": (
+        running(pod_that("Error"), pod_that("Hang", 1, conditions=[TARGET])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a preempted pod that said nothing ends as that": (
+        running(make_pod(0), make_pod(1, state=terminated(137), conditions=[TARGET])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
     "an evicted pod that never ran does not count": (
         running(make_pod(0), make_pod(1, state={}, phase="Failed", reason="Evicted")),
         Action.ADMIT,

@@ -186,8 +186,8 @@ def require_answer(story: Story, decisions: list[Decision]) -> None:
             # Without words an exit code is believed less than that; the volume has the success.
             assert decision.action is Action.ADMIT
             continue
-        if story.cause != "gets SIGTERM":  # a drained pod may end as it likes
-            assert ended.result is story.result
+        is_drained = story.cause == "gets SIGTERM"
+        assert ended.result is (Result.PREEMPTED if is_drained else story.result)
         assert (decision.action is Action.SUCCEED) == (story.cause == "is done")
         assert (decision.action is Action.FAIL) == (story.result in PERMANENT)
         if decision.action is Action.ADMIT:

@@ -7,8 +7,8 @@ status.ends, so that a new operator process goes on where the last one was.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpo_api.report.report import Outcome, Result
-from grpo_api.report.root_cause import DIVERGED, CausePriority
+from grpo_api.report.report import Outcome
+from grpo_api.report.root_cause import DIVERGED
 from grpo_api.spec.run_policy import RestartRule
 from grpo_api.status.status import (
     MAX_AVOIDED_NODES,
@@ -40,10 +40,7 @@ def _matches(rule: RestartRule, end: PodTermination) -> bool:
     if rule.on_exit_codes:
         return rule.on_exit_codes.has_code(end.exit_code)
     if rule.on_results:
-        # What a drained pod says of its end is a symptom of the drain.
-        is_drained = end.tier is CausePriority.DISRUPTION
-        result = Result.PREEMPTED if is_drained else end.outcome.result
-        return result.value in rule.on_results
+        return end.outcome.result.value in rule.on_results
     return not set(rule.on_reasons or ()).isdisjoint(end.reasons)
 
 

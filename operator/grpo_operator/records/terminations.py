@@ -133,7 +133,7 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
             held_seconds=held_seconds,
             ran_seconds=ran_seconds,
         )
-        return _with_shortage(ended, status)
+        return _as_disruption(_with_shortage(ended, status), why)
     if status.text("phase") != "Failed":
         return None
     init_containers = status.parts("initContainerStatuses")
@@ -162,6 +162,21 @@ def _with_shortage(termination: PodTermination, status: JsonObject) -> PodTermin
         return termination
     outcome = eviction.outcome(termination.outcome)
     return replace(termination, outcome=outcome, reported=False, disrupted=False)
+
+
+def _as_disruption(termination: PodTermination, why: str) -> PodTermination:
+    """The end as the cluster's where the cluster ended the pod: what the trainer reports of it then,
+    such as a peer that it has lost, is a symptom."""
+    outcome = termination.outcome
+    is_disruption = termination.tier is CausePriority.DISRUPTION
+    if not is_disruption or termination.has_succeeded or outcome.result is Result.PREEMPTED:
+        return termination
+    message = outcome.message
+    if termination.reported:
+        reason = why or "the cluster ended the pod"
+        message = f"{reason}; the trainer reported {outcome.result}: {message}"
+    preempted = outcome.model_copy(update={"result": Result.PREEMPTED})
+    return replace(termination, outcome=truncate_to_fit(preempted, message))
 
 
 def preflight_report(state: JsonObject) -> PreflightReport | None:
