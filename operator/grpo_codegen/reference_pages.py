@@ -58,7 +58,7 @@ controllers written in Go. Both exporters have `process_*`.
 
 | series | of one job | of 1,000 | before counters and pods |
 |---|---|---|---|
-| rank 0: on GPUs, two rewards, no engine | 114 | 114,000 | 92 |
+| rank 0: on GPUs, two rewards, no engine | 115 | 115,000 | 92 |
 | rank 0: two engines in pods of their own | 21 more | | 21 more |
 | an engine pod | 60 of vLLM's 298 | | none |
 | the operator: a job of four pods | 23 | 23,000 | 19 |

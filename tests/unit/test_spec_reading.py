@@ -246,7 +246,7 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
         ({"dataset.path": "a"}, "dataset.path: unknown field; did you mean name?"),
         ({"env": [{"name": "A B"}]}, "env[0].name: must be letters, digits, `_`, `-` and `.`, "
          'with a letter or `_` first (got "A B")'),
-        ({"guard.stopOn": ["Nosignal"]}, "guard.stopOn[0]: must be one of 15 words, which `kubectl "
+        ({"guard.stopOn": ["Nosignal"]}, "guard.stopOn[0]: must be one of 16 words, which `kubectl "
          'explain` lists; did you mean NoSignal? (got "Nosignal")'),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),

@@ -36,8 +36,8 @@ LONG = 50
 PATIENCE = 20
 """Steps without a better reward after which a greater KL or length is held against it."""
 STILL_STEPS = 160
-"""Steps within which a policy that learns has moved: its newest mean reward is then of clearly later
-steps than the first one."""
+"""Steps within which a policy that learns has moved: its newest mean reward is then of clearly
+later steps than the first one."""
 UNLEARNED_STEPS = 240
 """The same where no KL is logged: the reward alone must show that nothing is learned."""
 NO_GRADIENT = 0.5

@@ -165,8 +165,8 @@ def _with_shortage(termination: PodTermination, status: JsonObject) -> PodTermin
 
 
 def _as_disruption(termination: PodTermination, why: str) -> PodTermination:
-    """The end as the cluster's where the cluster ended the pod: what the trainer reports of it then,
-    such as a peer that it has lost, is a symptom."""
+    """The end as the cluster's where the cluster ended the pod: what the trainer reports of it
+    then, such as a peer that it has lost, is a symptom."""
     outcome = termination.outcome
     is_disruption = termination.tier is CausePriority.DISRUPTION
     if not is_disruption or termination.has_succeeded or outcome.result is Result.PREEMPTED:
