@@ -5,13 +5,20 @@ The engines' answers are made by fakes; test_engine_servers.py has real ones.
 """
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, GeneratedCompletions
+from grpo_trainer.engine_pod.messages import (
+    MAX_BODY,
+    Completion,
+    EngineState,
+    Generate,
+    GeneratedCompletions,
+)
 from grpo_trainer.generation.dispatch import (
     MOST_FLEETS,
     CompletionDispatch,
@@ -26,10 +33,13 @@ from grpo_trainer.generation.engine_client import (
     WeightsLost,
 )
 from grpo_trainer.generation.fleet import Engine, EngineView, poll_engine
+from grpo_trainer.generation.remote_engines import EnginesMain
 from grpo_trainer.runtime.errors import EngineLost, TrainingError
 from tests.virtual_time import virtually
 
 VERSION = 7
+LONGEST = 2.2250738585072014e-308
+"""Of all numbers one with the most digits."""
 
 
 @given(
@@ -42,6 +52,23 @@ def test_pieces_hold_all_that_is_wanted_in_its_order(
     pieces = split_requests(wanted, most)
     assert [(piece.prompt, seed) for piece in pieces for seed in piece.seeds] == wanted
     assert max(len(piece.seeds) for piece in pieces) <= most
+
+
+@given(completions=st.integers(1, 512), tokens=st.sampled_from([1, 1024, 32768, 131072, 1048576]))
+@example(completions=128, tokens=32768)
+def test_no_engine_is_asked_for_more_than_one_answer_holds(completions: int, tokens: int) -> None:
+    main: Any = EnginesMain.__new__(EnginesMain)
+    main._fleet, main._limit = SimpleNamespace(engines=[]), 60.0
+    main._setup = SimpleNamespace(engine=SimpleNamespace(max_sequences=256))
+    main.begin_generation([([1], seed) for seed in range(completions)], {"max_tokens": tokens})
+    pieces: list[CompletionRequest] = main._completing._pieces
+    none, nine = (
+        len(Completion(tokens=[2**31 - 1] * count, logprobs=[-LONGEST] * count).model_dump_json())
+        for count in (0, 9)
+    )
+    largest = none + tokens * (nine - none) / 9
+    assert max(len(piece.seeds) for piece in pieces) * largest < MAX_BODY
+    assert [seed for piece in pieces for seed in piece.seeds] == list(range(completions))
 
 
 def test_an_engine_holds_prompts_that_fill_it_twice() -> None:

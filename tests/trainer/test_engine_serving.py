@@ -23,6 +23,7 @@ from grpo_trainer.engine_pod.messages import (
     Generate,
     GeneratedCompletions,
     Learn,
+    RequestInvalid,
     Sync,
 )
 from grpo_trainer.generation.engine_client import (
@@ -78,7 +79,9 @@ class FakeSampler:
         self.sampling.set()
         await self.go_on.wait()
         if "bad" in request.sampling:
-            raise ValueError("no such setting")
+            raise RequestInvalid("no such setting")
+        if request.sampling.get("answered_with") == "nonsense":
+            raise ValueError("zip() argument 2 is shorter than argument 1")
         if "answered_with" in request.sampling:
             return [Completion(tokens=request.sampling["answered_with"], logprobs=[])]
         return [Completion(tokens=[seed], logprobs=[-0.5]) for seed in request.seeds]
@@ -226,6 +229,8 @@ async def test_an_answer_of_vllm_that_can_not_be_right_is_a_failure_of_this_engi
     incarnation = (await world.client.state()).incarnation
     with pytest.raises(EngineFailed, match="500: ValidationError: 1 validation error"):
         await world.client.generate(wanted(incarnation, answered_with=[-1]))
+    with pytest.raises(EngineFailed, match=r"500: ValueError: zip\(\) argument 2"):
+        await world.client.generate(wanted(incarnation, answered_with="nonsense"))
 
 
 @pytest.mark.parametrize("path", ["/learn", "/sync", "/prove", "/confirm", "/generate", "/end"])

@@ -78,7 +78,7 @@ class FailingEngine(FakeEngine):
         """One token for each prompt."""
         self._reach("generate")
         step = {7: SimpleNamespace(logprob=self.logprob)}
-        output = SimpleNamespace(token_ids=[7], logprobs=[step])
+        output = SimpleNamespace(token_ids=[7], logprobs=[step], finish_reason="stop")
         return [SimpleNamespace(outputs=[output]) for _ in prompts]
 
 

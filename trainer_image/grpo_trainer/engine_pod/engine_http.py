@@ -42,6 +42,7 @@ from .messages import (
     GeneratedCompletions,
     Learn,
     Prove,
+    RequestInvalid,
     Sync,
 )
 from .served_version import RequestRefused, ServedWeights
@@ -171,10 +172,7 @@ class EngineServer:
         admitted = self._served.admit(message.version, message.incarnation)
         try:
             completions = await self._sampler.sample(message)
-        # A ValueError, too, but of vLLM's own answer: another engine may give a better one.
-        except ValidationError:
-            raise
-        except (ValueError, TypeError) as error:
+        except RequestInvalid as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.require_no_sync_since(admitted)

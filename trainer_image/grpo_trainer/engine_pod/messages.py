@@ -16,11 +16,20 @@ ATTEMPT_HEADER = "X-GRPO-Attempt"
 """Which attempt a request comes from; an engine answers its own alone."""
 MAX_BODY = 64 * 2**20
 """Bytes of one request or answer."""
+TOKEN_BYTES = 36
+"""Most bytes of a token with its log-probability in an answer: 10 digits, 24 characters of a float,
+two commas."""
 MAX_MESSAGE = 4096
 """Characters of a reason."""
 MAX_TENSORS = 200_000
 MAX_TOKENS = 4_194_304
 """Tokens of one prompt or completion."""
+
+
+
+class RequestInvalid(Exception):
+    """The engine doesn't take a request, and no other engine would; the message says why."""
+
 
 Version = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]

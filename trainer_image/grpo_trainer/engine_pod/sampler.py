@@ -13,12 +13,13 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from .messages import Completion, Generate
+from .messages import Completion, Generate, RequestInvalid
 from .vllm_arguments import tokens_and_logprobs
 
 
@@ -78,7 +79,7 @@ class Sampler:
         """All completions of one prompt.
 
         Raises:
-            ValueError, TypeError: vLLM doesn't take the prompt or the sampling parameters.
+            RequestInvalid: vLLM doesn't take the prompt or the sampling parameters.
             Exception: whatever vLLM raises; the engine may be dead.
         """
         return list(
@@ -88,13 +89,19 @@ class Sampler:
         )
 
     async def _sample_completion(self, request: Generate, seed: int) -> Completion:
-        parameters = SamplingParams(
-            **request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY
-        )
         prompt = TokensPrompt(prompt_token_ids=request.prompt)
-        answers = [
-            answer async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)
-        ]
+        try:
+            parameters = SamplingParams(
+                **request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY
+            )
+            answers = [
+                answer
+                async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)
+            ]
+        # What vLLM blames on the request is no ValueError (0.30). A parameter that it does not know
+        # is a TypeError; one in `generate` comes as its EngineGenerateError.
+        except (VLLMClientError, TypeError) as error:
+            raise RequestInvalid(str(error)) from error
         tokens, logprobs = tokens_and_logprobs(answers[-1].outputs[0])
         return Completion(tokens=tokens, logprobs=logprobs)
 

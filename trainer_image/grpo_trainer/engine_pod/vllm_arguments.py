@@ -83,7 +83,15 @@ def is_tokenizer_needed(generation: GenerationSpec) -> bool:
 
 def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
     """Tokens of a completion as vLLM gives it, with the one that ended it, and the log-probability
-    of each."""
+    of each.
+
+    Raises:
+        RuntimeError: the completion was cut off.
+    """
+    # AsyncLLM returns what an abort or an internal error has cut off as it returns whole ones;
+    # vLLM's own server makes HTTP 500 of it (v1/engine, FinishReason).
+    if output.finish_reason in ("abort", "error"):
+        raise RuntimeError(f"vLLM cut a completion off: finish_reason {output.finish_reason}")
     tokens = list(output.token_ids)
     return tokens, [
         step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_api.report.training_metrics import ENGINE_TOKENS
 
-from ..engine_pod.messages import Generate, GeneratedCompletions
+from ..engine_pod.messages import MAX_BODY, TOKEN_BYTES, Generate, GeneratedCompletions
 from ..runtime.errors import EngineLost, TrainingError
 from .engine_client import EngineFailed, RequestRejected, WeightsLost
 from .fleet import Engine, engines_message
@@ -90,6 +90,13 @@ def prompts_per_engine(max_sequences: int, completions: int) -> int:
     """Prompts that fill an engine twice: a slot that a short completion leaves is taken by the next
     prompt at once."""
     return 2 * -(-max_sequences // max(1, completions))
+
+
+def completions_per_request(max_sequences: int, max_tokens: int) -> int:
+    """Most completions, of at most `max_tokens` tokens, that one engine is asked for at once: as
+    many as it samples at a time, and no more than an answer holds."""
+    # One token more for what stands around a completion's tokens.
+    return max(1, min(max_sequences, MAX_BODY // (TOKEN_BYTES * (max_tokens + 1))))
 
 
 TICK_SECONDS = 1.0

@@ -25,7 +25,7 @@ from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .colocated import unprovable_error
-from .dispatch import CompletionDispatch, split_requests
+from .dispatch import CompletionDispatch, completions_per_request, split_requests
 from .engine_client import EngineFailed, WeightsChanged, WeightsLost
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample
@@ -136,8 +136,9 @@ class EnginesMain:
     ) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
+        limit = completions_per_request(sequences, sampling["max_tokens"])
         self._completing = CompletionDispatch(
-            self._fleet.engines, self._prove_again, split_requests(wanted, sequences), sampling,
+            self._fleet.engines, self._prove_again, split_requests(wanted, limit), sampling,
             max_sequences=sequences, stall_seconds=self._limit,
         )  # fmt: skip
 
