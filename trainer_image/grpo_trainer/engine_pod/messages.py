@@ -26,7 +26,6 @@ MAX_TOKENS = 4_194_304
 """Tokens of one prompt or completion."""
 
 
-
 class RequestInvalid(Exception):
     """The engine doesn't take a request, and no other engine would; the message says why."""
 
