@@ -9,7 +9,7 @@ order.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from grpo_api.status.status import Condition, ConditionType
+from grpo_api.status.status import ConditionType
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
 
@@ -188,29 +188,14 @@ def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
     """The ages, by the wall clock, of what the status tells of and a time is measured from."""
     ages: dict[StoredTime, float] = {}
     if job.is_active and job.status.attempt_start_time is not None:
-        ages[ADMISSION] = admission_age(job, now)
+        ages[ADMISSION] = stored_age(job.status.attempt_start_time, now)
     if job.is_finished and job.time_to_live is not None:
-        ages[COMPLETION] = completion_age(job, now)
+        ages[COMPLETION] = stored_age(job.status.completion_time, now)
     if job.is_released:
         ages[_release_of(job)] = release_age(job, now)
     for condition in filter(None, map(job.condition, _MEASURED)):
-        ages[condition.type, condition.status] = condition_age(condition, now)
+        ages[condition.type, condition.status] = stored_age(condition.last_transition_time, now)
     return ages
-
-
-def condition_age(condition: Condition, now: float) -> float:
-    """Seconds since the condition changed: see stored_age."""
-    return stored_age(condition.last_transition_time, now)
-
-
-def admission_age(job: GRPOJobRecord, now: float) -> float:
-    """Seconds since the attempt was admitted: see stored_age."""
-    return stored_age(job.status.attempt_start_time, now)
-
-
-def completion_age(job: GRPOJobRecord, now: float) -> float:
-    """Seconds since the job ended: see stored_age."""
-    return stored_age(job.status.completion_time, now)
 
 
 def release_age(job: GRPOJobRecord, now: float) -> float:

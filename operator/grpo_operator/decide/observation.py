@@ -24,10 +24,8 @@ from .first_seen import (
     COMPLETION,
     FirstSeenTimes,
     FirstSeenTracker,
-    admission_age,
-    completion_age,
-    condition_age,
     init_key,
+    stored_age,
     stored_ages,
 )
 from .preflight import Preflight
@@ -316,9 +314,10 @@ class Observation:
 
         A step of the wall clock counts only if this process has not seen the attempt before it.
         """
-        if self.job.status.attempt_start_time is None:
+        started = self.job.status.attempt_start_time
+        if started is None:
             return 0.0
-        return self.first_seen.since(ADMISSION, self.at, admission_age(self.job, self.now))
+        return self.first_seen.since(ADMISSION, self.at, stored_age(started, self.now))
 
     @property
     def running_seconds(self) -> float:
@@ -333,12 +332,14 @@ class Observation:
         if condition is None:
             return 0.0
         change = condition.type, condition.status
-        return self.first_seen.since(change, self.at, condition_age(condition, self.now))
+        age = stored_age(condition.last_transition_time, self.now)
+        return self.first_seen.since(change, self.at, age)
 
     @property
     def ended_seconds(self) -> float:
         """Seconds since the job succeeded or failed. As `admitted_seconds`."""
-        return self.first_seen.since(COMPLETION, self.at, completion_age(self.job, self.now))
+        age = stored_age(self.job.status.completion_time, self.now)
+        return self.first_seen.since(COMPLETION, self.at, age)
 
 
 def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:

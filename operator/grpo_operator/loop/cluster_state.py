@@ -50,7 +50,7 @@ from grpo_kube.quarantine import Quarantine
 from ..admission.checks import provisioners, storage_class
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
-from ..decide.first_seen import admission_age
+from ..decide.first_seen import stored_age
 from ..records.job_class import JobClasses, enforced_level, job_class_facts, named_classes
 from ..records.names import JOB_CLASSES, is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord
@@ -389,7 +389,7 @@ class ReservedGangs:
         now = self._clock.monotonic()
         # The wall clock may be set meanwhile, and nobody can correct the status of a job that can't
         # be read.
-        age = admission_age(job, self._clock.wall())
+        age = stored_age(job.status.attempt_start_time, self._clock.wall())
         admitted_at = Observed(now.at - age)
         admitted_at = self._admitted.setdefault((job.uid, job.status.attempt), admitted_at)
         return self._scheduling - (now - admitted_at)
