@@ -104,15 +104,6 @@ def create_object(options: Namespace, manifest: dict[str, Any]) -> str:
     return name
 
 
-def patch_object(options: Namespace, resource: str, name: str, patch: dict[str, Any]) -> None:
-    """Merge-patch the object.
-
-    Raises:
-        KubectlError: it is refused.
-    """
-    run_kubectl(options, "patch", resource, name, "--type=merge", f"--patch={json.dumps(patch)}")
-
-
 def run_kubectl(options: Namespace, *arguments: str, stdin: str | None = None) -> str:
     """What kubectl prints; `stdin` is its standard input.
 

@@ -3,6 +3,7 @@
 The Python client uses the same functions. Each is one request that `kubectl` could make, too.
 """
 
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -105,7 +106,10 @@ def _require_lasting(name: str, item: dict[str, Any]) -> None:
 
 
 def _patch(options: Namespace, name: str, **fields: Any) -> None:
-    kubectl.patch_object(options, kubectl.RESOURCE, name, {"spec": fields})
+    patch = json.dumps({"spec": fields})
+    kubectl.run_kubectl(
+        options, "patch", kubectl.RESOURCE, name, "--type=merge", f"--patch={patch}"
+    )
 
 
 def _registration(act: Callable[[Namespace, str], str]) -> Callable[[ArgumentParser], None]:
