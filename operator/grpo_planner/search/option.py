@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal, NamedTuple
 
+from grpo_api.spec.run_policy import Objective
+
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
 from ..time.measured_runs import StepCorrection
@@ -166,8 +168,6 @@ def least_seconds(seconds: float, correction: StepCorrection | None) -> float:
     return step_range(seconds, correction.spread if correction else None).low
 
 
-Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
-"""The spec's objectives."""
 Score = tuple[int, float]
 """Sort key of an objective: the first number decides, then the smaller second number wins."""
 

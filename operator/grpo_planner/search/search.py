@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from itertools import chain, count, groupby, product
 from math import inf
 
+from grpo_api.spec.run_policy import Objective
 from grpo_api.text.timing import DAY, HOUR
 
 from ..hardware.pools import Place, Pool
@@ -24,7 +25,6 @@ from .footprints import Footprint, Footprints, Variants
 from .methods import Method
 from .option import (
     SHARES,
-    Objective,
     Option,
     Score,
     beside,
