@@ -8,7 +8,7 @@ after the newest stored row add theirs when an operator begins to lead.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.client import Cluster
@@ -46,15 +46,12 @@ class MeasuredRunStore:
         key: ObjectKey,
         jobs: Iterable[GRPOJobRecord],
         changed: Callable[[MeasuredRuns], None],
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`key` names the ConfigMap; `jobs` are all GRPOJobs; `changed` hears the stored rows."""
         self._cluster = cluster
         self._key = key
         self._jobs = jobs
         self._changed = changed
-        self._pause = pause
         self._runs = NO_RUNS
         self._new: list[MeasuredRow] = []
         self._is_due = asyncio.Event()
@@ -87,7 +84,7 @@ class MeasuredRunStore:
             except ClusterError as error:
                 log.warning("%s: measured runs can't be stored: %s", self._key, error)
                 self._is_due.set()
-            await self._pause(WRITE_PAUSE)
+            await asyncio.sleep(WRITE_PAUSE)
             await self._is_due.wait()
             self._is_due.clear()
 

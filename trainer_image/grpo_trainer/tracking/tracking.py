@@ -157,8 +157,6 @@ def tracking_of(
     checkpoint_directory: str | None,
     config: Mapping[str, Any],
     recorder: Recorder,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> Tracking:
     """The trackers of a job; none on other ranks than 0. `config` are the fields TOLD of its
     plan."""
@@ -170,8 +168,8 @@ def tracking_of(
     for name, tracker in tracking.trackers:
         open_run = partial(_open_run, job, name, tracker)
         on_report = partial(recorder.trackers.__setitem__, name)
-        feeds.append(TrackerFeed(name, open_run, on_report, clock))
-    return Tracking(tuple(feeds), clock, sends_samples=tracking.samples)
+        feeds.append(TrackerFeed(name, open_run, on_report, SYSTEM_CLOCK))
+    return Tracking(tuple(feeds), SYSTEM_CLOCK, sends_samples=tracking.samples)
 
 
 def _open_run(
