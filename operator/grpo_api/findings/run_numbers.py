@@ -97,7 +97,6 @@ class Series:
 
     @property
     def first_level(self) -> float:
-        """Level of the first steps."""
         return median(self._first[:SMOOTH])
 
     def first_average(self, size: int) -> float:
@@ -150,7 +149,6 @@ class Series:
 
     @property
     def error(self) -> float:
-        """Standard error of a level."""
         return error_of_level(self.noise, SMOOTH)
 
 
@@ -205,7 +203,6 @@ class Peak:
         return max(size + BEST_OF_NOISE.value * error, SIGNIFICANT.value * error)
 
     def error(self, series: Series) -> float:
-        """Standard error of a level."""
         return series.error * math.sqrt(SMOOTH / self.size)
 
 
@@ -284,7 +281,6 @@ class Evaluations:
         """Evaluations in a mean."""
 
     def add(self, score: float, reward: float) -> None:
-        """Take the newest evaluation."""
         self._pending.append(Evaluation(score, reward))
         if len(self._pending) == self._size:
             self.means.append(_mean(self._pending))
@@ -337,7 +333,6 @@ class RunNumbers:
         """Checkpoints that the process of the step before could not write."""
 
     def add(self, row: StepRow) -> None:
-        """Take one more step."""
         values = dict(row.values)
         if DEAD_GROUPS not in values and "reward_std" in values:
             is_dead = values["reward_std"] <= EQUAL_REWARDS * (1 + abs(values.get(REWARD, 0.0)))

@@ -61,8 +61,6 @@ class Computed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What binds a name."""
-
     line: int
     end: int
     """Last line of the statement; a name below it reads what it binds."""
@@ -113,7 +111,6 @@ class Scope:
         return scope
 
     def _calls(self, function: Function) -> list[ast.Call]:
-        """The script's calls of a function."""
         return [
             node
             for node in ast.walk(self.module)
@@ -200,7 +197,6 @@ class Scope:
 
     @property
     def root(self) -> "Scope":
-        """The module's scope."""
         return self.outer.root if self.outer else self
 
     def evaluate(self, node: ast.expr) -> Any:

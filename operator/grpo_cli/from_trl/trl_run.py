@@ -61,7 +61,6 @@ class Note:
     advice: str
 
     def __str__(self) -> str:
-        """One line for users."""
         value = f" = {short_text(self.value)}" if self.value else ""
         where = f"line {self.line}: " if self.line else ""
         return f"{where}{self.name}{value}: {self.advice}"
@@ -107,8 +106,6 @@ class RewardUse:
 
 @dataclass(slots=True)
 class TrlRun:
-    """A GRPO run."""
-
     source: str
     """Name of the file."""
     config: dict[str, TrlSetting] = field(default_factory=dict)

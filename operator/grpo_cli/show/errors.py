@@ -30,7 +30,6 @@ class CliError(Exception):
         return self.args
 
     def __str__(self) -> str:
-        """All problems in one line."""
         return "; ".join(self.problems)
 
 

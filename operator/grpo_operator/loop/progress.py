@@ -45,7 +45,6 @@ class Target:
 
     key: ObjectKey
     uid: str
-    """uid of the pod."""
     ip: str
     job_uid: str
     attempt: int

@@ -138,7 +138,6 @@ class Engines:
 
     @property
     def is_optional(self) -> bool:
-        """True if Transformers may be chosen."""
         return self._demand.spec.generation.engine in ("Auto", "Transformers")
 
     @property

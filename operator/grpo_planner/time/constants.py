@@ -36,7 +36,6 @@ class Constants:
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """What each constant stands for, by name."""
         return {each.name: each.metadata["meaning"] for each in fields(cls)}
 
 

@@ -69,7 +69,6 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The whole step."""
         return sum(self)
 
 

@@ -41,13 +41,10 @@ CHUNK = MIB
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A model in a folder."""
-
     path: Path
 
     @property
     def location(self) -> str:
-        """The folder."""
         return str(self.path)
 
     def sizes(self) -> dict[str, int]:
@@ -79,7 +76,6 @@ class StoreSource:
 
     @property
     def location(self) -> str:
-        """Its URL."""
         return f"{self.store.url}/{self.key}"
 
     def sizes(self) -> dict[str, int]:

@@ -65,7 +65,6 @@ class EngineView:
 
     @property
     def name(self) -> str:
-        """Name of the engine for messages."""
         return f"engine {self.index} at {self.host}"
 
     @property

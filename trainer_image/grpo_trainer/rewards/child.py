@@ -77,7 +77,6 @@ def _ready(parent: Connection) -> Callable[..., Any]:
 
 
 def _find(module: ModuleType, name: str) -> Callable[..., Any]:
-    """The module's attribute of that name."""
     if not hasattr(module, name):
         functions = [
             key

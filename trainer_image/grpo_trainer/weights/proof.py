@@ -69,8 +69,6 @@ class Proof:
 
 @dataclass(slots=True, kw_only=True)
 class _Finding:
-    """What one rank found."""
-
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Fingerprint of this rank's elements by parameter."""
     whole: dict[str, str] = field(default_factory=dict)
