@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from errno import ESTALE
+from errno import EBUSY, ESTALE
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -224,6 +225,29 @@ def test_sigterm_while_a_supervisor_starts_its_processes_reaches_each_of_them(
     )
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, code) == (Result.PREEMPTED, EXIT_CODES[Result.PREEMPTED])
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_folder_that_can_not_be_removed_changes_no_end_of_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def start(_place: Placement, local_rank: int, folder: Path) -> supervisor.Worker:
+        outcome, process = folder / f"outcome-{local_rank}", subprocess.Popen(["true"])
+        outcome.write_text(Outcome(result=Result.SUCCEEDED, rank=local_rank).model_dump_json())
+        return supervisor.Worker(local_rank, process, outcome, folder / "stacks")
+
+    def is_busy(path: str, **_: object) -> None:
+        raise OSError(EBUSY, os.strerror(EBUSY), path)
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    monkeypatch.setattr(os, "rmdir", is_busy)
+    place = Placement(node=0, local_rank=0, processes_per_node=2, nodes=1)
+    code = supervisor.supervise(PLAN, place)
+    assert code == EXIT_CODES[Result.SUCCEEDED]
+    assert Outcome.model_validate_json((tmp_path / "end").read_text()).result is Result.SUCCEEDED
 
 
 def listens_for(pid: int, number: int) -> bool:

@@ -136,7 +136,7 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
     as Countdown."""
     kills_before = oom_kills()
     workers: list[Worker] = []
-    with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="grpo-", ignore_cleanup_errors=True) as folder:
         with _forwarded_sigterm(workers) as signals:
             for local_rank in range(place.processes_per_node):
                 workers.append(_start(place, local_rank, Path(folder)))
