@@ -102,6 +102,20 @@ def test_a_later_pod_finds_what_an_earlier_one_compiled(tmp_path: Path) -> None:
     assert {file.name for file in first.archive.parent.iterdir()} == {"node-0.zip"}
 
 
+def test_a_container_that_starts_again_keeps_what_its_pod_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pod(tmp_path, "first"), pod(tmp_path, "second")
+    compile_in(first, FILES)
+    first.publish()
+    own = {"vllm/own.py": b"own"}
+    compile_in(second, own)
+    for _ in range(2):
+        second.restore()
+    assert content(second) == own
+    assert caplog.text == "", "the archive is good"
+
+
 def test_the_variables_lead_into_the_pods_folder(tmp_path: Path) -> None:
     cache = pod(tmp_path, "first")
     assert cache.variables.keys() == {

@@ -66,8 +66,9 @@ class CompileCache:
         return {name: str(self.folder / folder) for name, folder in _FOLDERS.items()}
 
     def restore(self) -> None:
-        """Fill the pod's folder from the archive, with all of it or with nothing."""
-        if self.archive is None:
+        """Fill the pod's folder from the archive, with all of it or with nothing. A container that
+        starts again finds what its pod has."""
+        if self.archive is None or self.folder.exists():
             return
         # Beside the folder: half of an entry there would end the engine's start.
         temporary = self.folder.with_name(f"{self.folder.name}.part")
