@@ -102,7 +102,8 @@ class World:
             history.add_row(rows[-1])
             if step % save == 0:
                 sealed = folder / f"checkpoint-{step}"
-                history.save_samples(sealed)
+                if history.keeps_samples:
+                    history.save_samples(sealed)
                 self.checkpoints[number, step] = (json.loads(json.dumps(rows)), sealed)
         return history
 
@@ -272,6 +273,22 @@ def test_a_history_that_a_volume_does_not_show_ends_no_run_and_is_not_deleted(
         assert not first_files
     else:
         assert first_files == {SAMPLES_FILE, METRICS_FILE}
+    world.attempt(3, (1, 2), 5)
+    rolled_back = [(each["attempt"], each["step"]) for each in world.rows() if ROLLED_BACK in each]
+    assert rolled_back == [(1, 3), (2, 3), (2, 4)]
+    assert [step for step, _ in world.samples()] == [1, 4]
+    assert {path.parent.name for path in tmp_path.glob("*/*.jsonl")} == {"attempt-3"}
+
+
+def test_samples_stay_where_no_more_are_taken(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.attempt(1, None, 6)
+    samples = world.samples()
+    world.spec = SamplesSpec(groups=0)
+    world.attempt(2, (1, 4), 8)
+    world.attempt(3, (2, 8), 9)
+    assert world.samples() == samples[:2]
+    assert [step for step, _ in samples] == [1, 4]
 
 
 def test_a_volume_that_hangs_holds_one_step_and_costs_no_row(

@@ -61,15 +61,17 @@ def begin_rows(sealed: Iterable[Row], earlier: Iterable[Row]) -> list[Row]:
 
     Args:
         sealed: those of the checkpoint that it goes on from.
-        earlier: those in the file of the attempt before it. What the checkpoint does not have of
-            them was rolled back.
+        earlier: those in the files of the attempts before it, a row maybe in several. What the
+            checkpoint does not have of them was rolled back.
     """
     standing = list(sealed)
     sealed_positions = {_position(row) for row in standing}
-    rolled_back = [
-        {**row, ROLLED_BACK: True} for row in earlier if _position(row) not in sealed_positions
-    ]
-    return sorted([*rolled_back, *standing], key=_position)
+    rolled_back = {
+        _position(row): {**row, ROLLED_BACK: True}
+        for row in earlier
+        if _position(row) not in sealed_positions
+    }
+    return sorted([*rolled_back.values(), *standing], key=_position)
 
 
 def _position(row: Row) -> tuple[int, int]:

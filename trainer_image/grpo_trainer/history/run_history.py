@@ -25,12 +25,10 @@ from grpo_api.report.history import (
     Row,
     begin_rows,
     json_line,
-    newest_attempt,
     parse_lines,
     thin_out,
 )
 from grpo_api.spec.checkpoint import SamplesSpec
-from grpo_api.text.contract import ATTEMPT_PREFIX
 
 from ..runtime.durable_files import write_atomically
 from ..runtime.paths import ATTEMPTS, glob_run, number_in_name
@@ -210,8 +208,10 @@ class RunHistory:
         """`folder` is the attempt's, None where nothing is kept. The history continues that of the
         checkpoint, which `is_own`, or of the run that spec.resumeFrom names. Only rank 0
         (`is_main`) writes."""
-        self.keeps_samples = folder is not None and samples.groups > 0
-        """The same on all ranks."""
+        may_have_samples = samples.groups > 0 or checkpoint is not None
+        self.keeps_samples = folder is not None and may_have_samples
+        """Whether samples go into checkpoints, which those of earlier attempts always do; the same
+        on all ranks."""
         self._folder = folder if is_main else None
         self._attempt = attempt
         self._spec = samples
@@ -238,7 +238,7 @@ class RunHistory:
 
     def _take_earlier(self) -> None:
         """Begin the files with what earlier attempts have, and delete theirs once these have it."""
-        samples = _sealed_samples(self._checkpoint) if self._spec.groups else []
+        samples = _sealed_samples(self._checkpoint)
         self._put_first(samples or [])
         self._is_incomplete = samples is None
         if self._folder is None:
@@ -355,17 +355,22 @@ def _read_lines(path: Path) -> list[Row] | None:
 
 
 def _earlier_rows(folder: Path) -> list[Row] | None:
-    """The rows in the file of the newest attempt before that of `folder`; None where the disk
-    fails."""
-    run = folder.parent
+    """The rows in the files of the attempts before that of `folder`; None where the disk fails.
+
+    Mostly there is one file. An attempt that could not read its predecessor's has left both.
+    """
     try:
-        older = _older_files(folder, METRICS_FILE)
+        paths = _older_files(folder, METRICS_FILE)
     except OSError as error:
-        log.warning(f"the histories in {run} can't be listed: {error}")
+        log.warning(f"the histories in {folder.parent} can't be listed: {error}")
         return None
-    paths = [path.relative_to(run).as_posix() for path in older]
-    newest = newest_attempt(paths, ATTEMPT_PREFIX)
-    return _read_lines(run / newest / METRICS_FILE) if newest else []
+    rows: list[Row] = []
+    for path in paths:
+        read_rows = _read_lines(path)
+        if read_rows is None:
+            return None
+        rows += read_rows
+    return rows
 
 
 def _remove_older_files(folder: Path) -> None:
