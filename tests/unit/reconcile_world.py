@@ -21,6 +21,7 @@ from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.loop.workload_sync import Workloads
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.status import StatusThrottle
 from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, job_object
 from tests.unit.queue_world import queue
@@ -34,11 +35,11 @@ class Rank0:
         self.answer: Pull | None = None
         """Its last answer."""
 
-    def pull(self, _: ObjectKey) -> Pull | None:
+    def pull(self, _: GRPOJobRecord) -> Pull | None:
         """Return the last answer."""
         return self.answer
 
-    def silence(self, _: ObjectKey) -> None:
+    def silence(self, _: GRPOJobRecord) -> None:
         """None is silent for long."""
 
 

@@ -18,7 +18,10 @@ from grpo_operator.loop.progress import (
     Target,
     http_fetch,
     next_pull,
+    targets,
 )
+from grpo_operator.records.records import GRPOJobRecord
+from tests.unit.operator_world import KEY, UID, active_status, make_job, make_pod
 from tests.unit.test_kube_client import Handler, serving
 
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
@@ -26,7 +29,12 @@ ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}]
 
 def target(ip: str, uid: str = "pod-1") -> Target:
     """Rank 0 of the first attempt of a job."""
-    return Target(ObjectKey("n", "a"), uid, ip, "job", 1)
+    return Target(KEY, uid, ip, UID, 1)
+
+
+def running_job(uid: str = UID, attempt: int = 1) -> GRPOJobRecord:
+    """The job, or another that was made under its name since."""
+    return make_job(status=active_status(attempt), uid=uid)
 
 
 async def fetched(handler: Handler) -> Any:
@@ -78,28 +86,56 @@ class Trainer:
 
 async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     trainer, told, results = Trainer(), list[ObjectKey](), list[str]()
+    job = running_job()
     targets = [target("10.0.0.1")]
     puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
     puller.tick(0.0)
     await asyncio.sleep(1)
-    kept = puller.pull(ObjectKey("n", "a"))
-    assert puller.silence(ObjectKey("n", "a")) is None
+    kept = puller.pull(job)
+    assert puller.silence(job) is None
     assert kept is not None
-    assert (kept.progress.step, told) == (3, [ObjectKey("n", "a")])
+    assert (kept.progress.step, told) == (3, [KEY])
     trainer.broken = True
     puller.tick(1e9)
     await asyncio.sleep(1)
-    assert puller.pull(ObjectKey("n", "a")) is kept
-    silence = puller.silence(ObjectKey("n", "a"))
+    assert puller.pull(job) is kept
+    silence = puller.silence(job)
     assert silence is not None
     assert (silence.since, silence.problem) == (kept.at, "refused")
     assert (results, len(told)) == (["success", "error"], 2)
     targets[0] = target("10.0.0.2", "pod-2")
     puller.tick(0.0)
-    assert puller.pull(ObjectKey("n", "a")) is None
+    assert puller.pull(job) is None
     targets.clear()
     puller.tick(0.0)
     await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "other", [running_job(uid="uid-of-another"), running_job(attempt=2)], ids=["job", "attempt"]
+)
+async def test_what_rank_0_said_is_not_told_of_another(other: GRPOJobRecord) -> None:
+    """The next tick may come a second after another job of that name, or another attempt."""
+    trainer = Trainer()
+    puller = ProgressPuller(lambda: [target("10.0.0.1")], trainer.fetch, lambda _: None, 5.0)
+    puller.tick(0.0)
+    await asyncio.sleep(1)
+    assert puller.pull(running_job())
+    assert puller.pull(other) is None
+    trainer.broken = True
+    puller.tick(1e9)
+    await asyncio.sleep(1)
+    assert puller.silence(running_job())
+    assert puller.silence(other) is None
+
+
+def test_pods_of_an_older_job_of_that_name_are_not_asked() -> None:
+    """They may take minutes to end, and answer until then."""
+    old = make_pod(0, owner="uid-of-another", by="job-of-another", uid="old")
+    for pods in ([old, make_pod(0)], [make_pod(0), old]):
+        assert [found.uid for found in targets([running_job()], lambda _, pods=pods: pods)] == [
+            make_pod(0).uid
+        ]
 
 
 async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:

@@ -14,6 +14,7 @@ from grpo_api.report.report import Progress
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.loop.progress import SLOWEST, ProgressPuller, PullFailed, Target
 from tests.generated import cases
+from tests.unit.operator_world import KEY, UID, active_status, make_job
 from tests.virtual_time import virtually
 
 INTERVAL = 5.0
@@ -170,7 +171,7 @@ def test_a_target_whose_answer_is_a_mistake_of_ours_is_asked_on() -> None:
         asked.append(target.ip)
         raise ValueError("an answer that nobody thought of")
 
-    target = Target(ObjectKey("n", "a"), "a", "a", "job", 1)
+    target = Target(KEY, "a", "a", UID, 1)
     puller = ProgressPuller(lambda: [target], fetch, lambda _: None, INTERVAL)
 
     async def story() -> None:
@@ -179,7 +180,7 @@ def test_a_target_whose_answer_is_a_mistake_of_ours_is_asked_on() -> None:
                 await puller.run()
 
     virtually(story())
-    silence = puller.silence(target.key)
+    silence = puller.silence(make_job(status=active_status()))
     assert len(asked) > 2
     assert silence is not None
     assert silence.problem == "an answer that nobody thought of"

@@ -53,23 +53,26 @@ class Target:
 def targets(
     jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]
 ) -> Iterator[Target]:
-    """Yield rank 0 of every gang that runs, or starts with engines: it may begin without some."""
+    """Yield rank 0 of every gang that runs, or starts with engines: it may begin without some.
+
+    Pods of an older job of that name may answer for as long as they take to end.
+    """
     for job in jobs:
         if job.is_active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
             for pod in pods(job.key):
                 rank0 = pod.index == 0 and not pod.engine
                 if (
                     rank0
-                    and pod.attempt == job.status.attempt
+                    and pod.controller_uid == job.status.job_uid
                     and pod.phase == "Running"
                     and pod.ip
                 ):
-                    yield Target(job.key, pod.uid, pod.ip, job.uid, pod.attempt)
+                    yield Target(job.key, pod.uid, pod.ip, job.uid, job.status.attempt)
 
 
 @dataclass(slots=True)
 class _State:
-    uid: str
+    target: Target
     due: float
     heard_at: Observed
     """When it answered last; before that, when it was asked first."""
@@ -114,17 +117,26 @@ class ProgressPuller:
         self._slow = asyncio.Semaphore(SLOW_PLACES)
         self._failing = asyncio.Semaphore(FAILING_PLACES)
 
-    def pull(self, key: ObjectKey) -> Pull | None:
-        """The last answer of the job's rank 0, if its pod is still the one that gave it."""
-        state = self._states.get(key)
+    def pull(self, job: GRPOJobRecord) -> Pull | None:
+        """The last answer of the attempt's rank 0, if its pod is still the one that gave it."""
+        state = self._state_of(job)
         return state.pull if state else None
 
-    def silence(self, key: ObjectKey) -> Silence | None:
-        """Return since when and why the job's rank 0 does not answer; None while it does."""
-        state = self._states.get(key)
+    def silence(self, job: GRPOJobRecord) -> Silence | None:
+        """Return since when and why the attempt's rank 0 does not answer; None while it does."""
+        state = self._state_of(job)
         if state is None or not state.failures:
             return None
         return Silence(state.heard_at, state.problem)
+
+    def _state_of(self, job: GRPOJobRecord) -> _State | None:
+        """What is known of the attempt's rank 0. Until the next tick that of an earlier attempt
+        may be there, or of an older job of that name."""
+        state = self._states.get(job.key)
+        if state is None:
+            return None
+        is_current = (state.target.job_uid, state.target.attempt) == (job.uid, job.status.attempt)
+        return state if is_current else None
 
     async def run(self) -> None:
         """Pulls until cancelled."""
@@ -144,11 +156,11 @@ class ProgressPuller:
         for key in [
             key
             for key, state in self._states.items()
-            if key not in targets or targets[key].uid != state.uid
+            if key not in targets or targets[key].uid != state.target.uid
         ]:
             del self._states[key]
         for key, target in targets.items():
-            state = self._states.setdefault(key, _State(target.uid, now, Observed(now)))
+            state = self._states.setdefault(key, _State(target, now, Observed(now)))
             if state.due <= now:
                 # not due again while its pull is under way
                 state.due = float("inf")

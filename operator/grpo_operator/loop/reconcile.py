@@ -50,10 +50,10 @@ _RECONCILED_AT_ONCE = (Action.SUCCEED, Action.FAIL, Action.RELEASE, Action.RETRY
 class Rank0(Protocol):
     """Answers and silences of the ranks 0 of running gangs."""
 
-    def pull(self, key: ObjectKey) -> Pull | None:
-        """The last answer of a job's rank 0."""
+    def pull(self, job: GRPOJobRecord) -> Pull | None:
+        """The last answer of rank 0 of a job's current attempt."""
 
-    def silence(self, key: ObjectKey) -> Silence | None:
+    def silence(self, job: GRPOJobRecord) -> Silence | None:
         """Return since when and why it does not answer; None while it does."""
 
 
@@ -148,7 +148,7 @@ class Observer:
     def _with_progress(self, observation: Observation) -> Observation:
         """Add what rank 0 of the current attempt last reported."""
         job = observation.job
-        pull, silence = self._rank0.pull(job.key), self._rank0.silence(job.key)
+        pull, silence = self._rank0.pull(job), self._rank0.silence(job)
         if pull and pull.progress.attempt != job.status.attempt:
             pull = None
         return replace(observation, pull=pull, silence=silence)

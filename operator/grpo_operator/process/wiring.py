@@ -457,8 +457,8 @@ class Operator:
 
     def live_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
         """The samples of a job that change while its object doesn't."""
-        pull = self._puller.pull(job.key)
-        silence = self._puller.silence(job.key)
+        pull = self._puller.pull(job)
+        silence = self._puller.silence(job)
 
         def unix_time(at: Observed) -> float:
             seconds_since = self._clock() - at.at
