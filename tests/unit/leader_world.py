@@ -104,6 +104,8 @@ class World:
     pods: list[Pod] = field(default_factory=list)
     tracker: FirstSeenTracker = field(default_factory=FirstSeenTracker)
     now: float = 0.0
+    wall: float = 0.0
+    """Seconds by which the leader's wall clock is fast."""
     made: int = 0
     policy: str = ""
     """How somebody deletes all Jobs after two rounds; empty: nobody does."""
@@ -148,7 +150,7 @@ class World:
             make_job(self.spec, self.status, **self.meta),
             children,
             [pod.record() for pod in self.pods],
-            now=NOW + self.now,
+            now=NOW + self.now + self.wall,
             at=Observed(NOW + self.now),
             first_seen_tracker=self.tracker,
         )
@@ -163,15 +165,18 @@ class World:
             if decision.action is Action.ADMIT:
                 decision = self.admit(seen, decision)
             if decision.action is Action.COMMIT:
-                self.status = to_json(build_status(seen, decision))
+                self.write(seen, decision)
                 seen = self.look()
                 decision = decide(seen, LIMITS)
             for _ in range(2):
                 if decision.action is Action.START:
                     seen, decision = self.start(seen)
-            self.status = to_json(build_status(seen, decision))
+            self.write(seen, decision)
         self.collect(self.look())
         return decision
+
+    def write(self, seen: Observation, decision: Decision) -> None:
+        self.status = to_json(build_status(seen, decision))
 
     def admit(self, seen: Observation, decision: Decision) -> Decision:
         if seen.job.queue_name and not (self.workload and self.workload.may_start):
@@ -203,7 +208,7 @@ class World:
             stopped = garbage.stop_engines if pod.engine else garbage.stop_attempts
             is_current = pod.attempt == seen.job.status.attempt
             is_lost = garbage.stop_orphans and is_current and pod.made not in kept
-            if pod.state == "live" and (is_lost or pod.attempt in stopped):
+            if pod.is_live and (is_lost or pod.attempt in stopped):
                 pod.deleting = True
 
     def control(self) -> None:
@@ -216,7 +221,7 @@ class World:
                 self.jobs.remove(job)
             elif job.deleting or job.ended:
                 for pod in pods:
-                    pod.deleting |= job.deleting or pod.state == "live"
+                    pod.deleting |= job.deleting or pod.is_live
             else:
                 self.sync(job, pods)
         uids = {"", *(job.uid for job in self.jobs)}

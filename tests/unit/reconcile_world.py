@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpo_kube.objects.errors import AlreadyExists, Conflict, NotFound
-from grpo_kube.objects.resources import Object, ObjectKey, Resource, Selection
+from grpo_kube.objects.resources import Object, Resource, Selection
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits

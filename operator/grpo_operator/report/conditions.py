@@ -102,7 +102,8 @@ def _healthy_condition(observation: Observation, decision: Decision) -> Iterator
     if not progress.findings:
         if progress.step < LEAST_STEPS:
             before = observation.job.condition(C.HEALTHY)
-            if before and before.status == "Unknown":
+            # What an earlier attempt was found to be is over, too.
+            if before and before.status != "True":
                 message = f"rank 0 answers; most rules need {LEAST_STEPS} steps"
                 yield C.HEALTHY, None, Reason.TOO_FEW_STEPS, message
             return
@@ -155,10 +156,12 @@ def _no_longer_waiting(
             yield kind, False, decision.reason, decision.message
 
 
-def _no_longer_degraded(observation: Observation) -> Iterator[Statement]:
-    """Replace what was said of an attempt that is over."""
+def _no_longer_degraded(
+    observation: Observation, message: str = "no attempt runs"
+) -> Iterator[Statement]:
+    """Replace what was said of an attempt that is over, or of a job without one."""
     if observation.job.condition(C.DEGRADED):
-        yield C.DEGRADED, False, Reason.AS_EXPECTED, "no attempt runs"
+        yield C.DEGRADED, False, Reason.AS_EXPECTED, message
 
 
 def _no_longer_suspended(observation: Observation) -> Iterator[Statement]:
@@ -198,6 +201,7 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
         yield C.DEGRADED, True, end.result, why
     else:
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+        yield from _no_longer_degraded(observation, f"attempt {number} starts")
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(observation)
     yield from _engine_fallback(observation, decision)
@@ -303,6 +307,7 @@ def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield from _no_longer_suspended(observation)
     if not observation.job.is_active:
         yield from _no_longer_waiting(observation, decision, C.ADMITTED, C.PLANNED, C.SCHEDULED)
+    yield from _no_longer_degraded(observation)
     yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
     yield C.SUCCEEDED, False, decision.reason, decision.message
     yield C.FAILED, True, decision.reason, decision.message
@@ -321,7 +326,10 @@ def _going_on(observation: Observation, decision: Decision) -> Iterator[Statemen
         return
     number = observation.job.status.attempt
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
-    yield _scheduled_condition(observation, decision)
+    # Of a gang that has run, or has ended, pods that are gone don't come again.
+    is_past = observation.first_seen.over or observation.job.is_true(C.RUNNING)
+    if observation.is_gang_bound or not is_past:
+        yield _scheduled_condition(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
         yield from _backing_off(decision)
     else:
@@ -387,7 +395,9 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         if not has_trouble and not awaits_rank0:
             yield _as_told(observation)
     else:
-        yield _not_running(observation)
+        # A gang that has run doesn't start again: its end is judged next, by how long it ran.
+        if not job.is_true(C.RUNNING):
+            yield _not_running(observation)
         if degraded and not has_trouble:
             is_degraded = degraded.status == "True"
             yield C.DEGRADED, is_degraded, degraded.reason, degraded.message

@@ -44,7 +44,7 @@ from ..decide.start_checks import current_engine_pods
 from ..records.names import checkpoint_volume
 from ..records.reasons import Reason
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
-from .stages import MAX_ETA, NO_STAGE, stage_fields, without_stage
+from .stages import MAX_ETA, NO_STAGE, stage_fields, without_attempt
 
 
 def report(observation: Observation, decision: Decision) -> dict[str, Any]:
@@ -56,9 +56,12 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
     fields |= _learned_fields(observation, decision)
     fields |= _checkpoint(observation)
     if not observation.job.is_active or decision.action is Action.COMMIT:
-        return fields | without_stage(observation)
+        fields |= without_attempt(observation.job.status.progress)
+        return fields if decision.action is Action.COMMIT else fields | _final_pods(observation)
     if observation.pods:
         fields["pods"] = _pods(observation)
+    elif observation.first_seen.over:
+        fields |= _final_pods(observation)
     if observation.pull:
         fields |= progress_fields(observation.pull.progress, observation)
     if decision.reason == Reason.PROGRESS_UNKNOWN:
@@ -162,7 +165,8 @@ def _newest_last(outcome: Outcome) -> tuple[int, bool, int]:
 
 
 def _final_pods(observation: Observation) -> dict[str, Any]:
-    """The pods of a finished job until all have ended: nothing runs in a final status."""
+    """The pods of an attempt that is over until all have ended: nothing runs in a final status, nor
+    in that of a job that is suspended or waits."""
     now = {pod.name: _pod(pod) for pod in observation.pods}
     now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
     shown = observation.job.status.pods

@@ -27,15 +27,15 @@ NO_STAGE: dict[str, None] = dict.fromkeys(
         "stage_end",
     )
 )
+_NO_ATTEMPT: dict[str, str | None] = {**NO_STAGE, "eta_seconds": None, "eta": ""}
 _ENDS = (Action.RELEASE, Action.SUSPEND, Action.QUEUE, Action.SUCCEED, Action.FAIL, Action.RETRY)
 
 
-def without_stage(observation: Observation) -> dict[str, Any]:
-    """status.progress of a job of which no attempt runs; empty where it needs no change."""
-    progress = observation.job.status.progress
-    if progress is None or progress.stage is None:
+def without_attempt(progress: ProgressStatus | None) -> dict[str, Any]:
+    """status.progress of a job of which no attempt runs, so that nobody waits for its end."""
+    if progress is None:
         return {}
-    return {"progress": progress.model_copy(update=NO_STAGE)}
+    return {"progress": progress.model_copy(update=_NO_ATTEMPT)}
 
 
 def stage_fields(
@@ -44,10 +44,10 @@ def stage_fields(
     """status.progress with the attempt's stage; `reported`: as far as rank 0 has reported."""
     before = observation.job.status.progress
     if decision.action in _ENDS or observation.first_seen.over:
-        return without_stage(observation)
+        return without_attempt(reported or before)
     stage, seconds_so_far = _stage(observation)
     if stage is None:
-        return without_stage(observation) if reported is None else {}
+        return without_attempt(before) if reported is None else {}
     progress = reported or before or ProgressStatus()
     update: dict[str, Any] = dict(NO_STAGE)
     if before and _is_same_step(before, progress, stage):
