@@ -337,3 +337,20 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         network, differing = synced_worker(tied)
         poison(network)
         assert differing() != []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_of_the_gpu_says_nothing_of_the_model(error: RuntimeError) -> None:
+    def fail(_: Weights) -> None:
+        raise error
+
+    model = Fused([2], 2)
+    with pytest.raises(type(error)):
+        learn_layout(model, fail, model.shapes, torch.float32)

@@ -80,6 +80,9 @@ def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
     way."""
     try:
         load([(name, tensor)])
+    # RuntimeErrors, too, but of the GPU: another process may learn this model.
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
     except _REFUSALS as error:
         return [f"the engine refuses it: {str(error)[:200] or type(error).__name__}"]
     return []
