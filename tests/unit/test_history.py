@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.history import (
@@ -353,6 +353,35 @@ def test_off_keeps_nothing_and_a_bound_is_kept(tmp_path: Path) -> None:
     assert history.add_samples(60, generation(60, size=8, length=9999)) == []
     kept = [step for step, _ in bounded.samples()]
     assert (kept[0], kept[-1]) == (1, 59), "60 is larger than all that may be kept"
+
+
+@settings(max_examples=cases(40, gate=20), deadline=None)
+@given(groups=st.integers(1, 30), length=st.integers(1, 900), asked=st.integers(1, 30))
+@example(groups=30, length=900, asked=30)
+def test_as_many_groups_are_kept_as_fit_and_each_is_written_twice_at_most(
+    tmp_path_factory: pytest.TempPathFactory, groups: int, length: int, asked: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    history = RunHistory(folder, 1, SamplesSpec(groups=asked, max_bytes=65536))
+    history.begin([])
+    written: list[int] = []
+
+    def count_bytes(row: Row) -> str:
+        line = json_line(row)
+        written.append(len(line.encode()))
+        return line
+
+    made = generation(3, groups, length=length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_history, "json_line", count_bytes)
+        kept = history.add_samples(3, made)
+    chosen = sample_groups(made, asked)
+    sizes = [
+        len(json_line({"step": 3, "attempt": 1, "groups": chosen[:count]}).encode())
+        for count in range(1, len(chosen) + 1)
+    ]
+    assert kept == chosen[: sum(size < 65536 for size in sizes)]
+    assert sum(written) <= 2 * sizes[-1] + 100
 
 
 LINES = st.lists(st.text(max_size=30), max_size=40)

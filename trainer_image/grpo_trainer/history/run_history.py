@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate, takewhile
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -285,16 +286,17 @@ class RunHistory:
     def add_samples(self, step: int, generation: Generation) -> list[dict[str, Any]]:
         """Keep groups of a generation: as many as fit into maxBytes alone. Return these groups."""
         assert self._folder is not None
-        groups = sample_groups(generation, self._spec.groups)
-        limit = self._spec.max_bytes
-        while groups:
-            line = json_line({STEP: step, ATTEMPT: self._attempt, "groups": groups})
-            if len(line.encode()) < limit:
-                break
-            groups.pop()
-        else:
+        groups, limit = sample_groups(generation, self._spec.groups), self._spec.max_bytes
+        row: Row = {STEP: step, ATTEMPT: self._attempt, "groups": []}
+        # Each is measured alone: a line of hundreds of long groups takes seconds to make.
+        group_sizes = (_line_bytes(group) + len(", ") for group in groups)
+        sizes = accumulate(group_sizes, initial=_line_bytes(row) - len(", "))
+        fitting = len(list(takewhile(lambda size: size < limit, sizes))) - 1
+        if not fitting:
             return []
+        row["groups"] = groups = groups[:fitting]
         self._sampled_step = step
+        line = json_line(row)
         grown = [*self._samples, line]
         self._samples = thin_out(grown, limit)
         if self._samples == grown:
@@ -330,6 +332,10 @@ class RunHistory:
         """
         lines = (f"{json_line(row)}\n" for row in _logged_steps(self._rows))
         (folder / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _line_bytes(row: Row) -> int:
+    return len(json_line(row).encode())
 
 
 def _logged_steps(rows: Iterable[Row]) -> list[Row]:
