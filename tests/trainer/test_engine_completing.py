@@ -177,7 +177,7 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
     engines = completed_although(EngineFailed("has other weights than it was sent: k_proj"))
     asked: Any = engines[1].client
     assert asked.asked == len(PIECES), "whatever engine 0 had answered is asked of engine 1"
-    assert not engines[0].is_serving(VERSION)
+    assert not engines[0].view.is_serving(VERSION)
     assert (
         engines[0].view.last_message
         == "has other weights than it was sent: k_proj, after it has sampled"
@@ -190,7 +190,7 @@ def test_a_generation_whose_engines_are_lost_one_by_one_is_of_one_version() -> N
     ]
 
     async def prove(one: Engine) -> None:
-        if one.view.index == 1 and one.is_serving(VERSION):
+        if one.view.index == 1 and one.view.is_serving(VERSION):
             raise EngineUnreachable("gone")
 
     completing = CompletionDispatch(engines, prove, PIECES, {}, max_sequences=4, stall_seconds=60.0)
@@ -278,12 +278,12 @@ def looked(
 
 def test_what_a_look_shows() -> None:
     as_proven = EngineState(incarnation="a", phase="Serving", version=VERSION)
-    assert looked(as_proven)[0].is_serving(VERSION)
-    assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].is_serving(VERSION)
+    assert looked(as_proven)[0].view.is_serving(VERSION)
+    assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].view.is_serving(VERSION)
     older = EngineState(incarnation="a", phase="Serving", version=VERSION - 1)
     assert "proven to have" in looked(older)[0].view.last_message
     late = EngineUnreachable("late", is_timeout=True)
-    assert looked(late, late, as_proven, late)[0].is_serving(VERSION)
+    assert looked(late, late, as_proven, late)[0].view.is_serving(VERSION)
     assert not looked(late, late, late)[0].view.is_usable
     assert not looked(EngineUnreachable("refused"))[0].view.is_usable
     assert not looked(EngineFailed("belongs to another attempt"))[0].view.is_usable

@@ -151,7 +151,7 @@ def test_engines_that_have_what_was_sent_serve_it(monkeypatch: pytest.MonkeyPatc
     world.sending.send(NAME, SENT)
     assert [verdict.problem for verdict in world.finished()] == ["", ""]
     assert all(
-        lane.engine.is_serving(VERSION) and not lane.engine.is_syncing for lane in world.lanes
+        lane.engine.view.is_serving(VERSION) and not lane.engine.is_syncing for lane in world.lanes
     )
 
 
@@ -187,7 +187,7 @@ def test_an_engine_with_another_bit_is_not_confirmed(monkeypatch: pytest.MonkeyP
     sound, other = world.finished()
     assert (sound.problem, other.differing_weights) == ("", [NAME])
     assert client.confirmed == []
-    assert not world.lanes[1].engine.is_serving(VERSION)
+    assert not world.lanes[1].engine.view.is_serving(VERSION)
 
 
 def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(
@@ -199,7 +199,7 @@ def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(
     world.sending.send(NAME, SENT)
     restarted, sound = world.finished()
     assert (restarted.problem, sound.problem) == ("restarted during the sync", "")
-    assert not world.lanes[0].engine.is_serving(VERSION)
+    assert not world.lanes[0].engine.view.is_serving(VERSION)
 
 
 def test_a_pass_gives_each_engine_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
     blocked, sound = world.finished()
     assert (blocked.problem, blocked.is_blocked, sound.problem) == ("nobody took it", True, "")
     assert world.group(0).was_left
-    assert world.lanes[1].engine.is_serving(VERSION)
+    assert world.lanes[1].engine.view.is_serving(VERSION)
 
 
 def test_a_process_that_comes_back_meets_in_another_group() -> None:

@@ -174,7 +174,7 @@ class CompletionDispatch:
         try:
             while not (self._assignment.is_done and await self._settle_engines()):
                 engines = self._engines.items()
-                live = [index for index, engine in engines if engine.is_serving(version)]
+                live = [index for index, engine in engines if engine.view.is_serving(version)]
                 # What a lost engine has answered in this generation is wanted again too: it was not
                 # proven afterwards.
                 concerned = set(self._assignment.prompts_by_engine)
@@ -283,7 +283,7 @@ class CompletionDispatch:
         for index in [index for index, prompts in prompts_by_engine.items() if prompts]:
             engine = self._engines[index]
             # Another process has come since the prompts were handed out.
-            if not engine.is_serving(version):
+            if not engine.view.is_serving(version):
                 continue
             # A new prompt restarts the count: an engine without prompts samples nothing and is not
             # stalled.

@@ -168,10 +168,6 @@ class Engine:
     """Whether a sync is under way, in which it may say of itself what it likes."""
     misses: int = 0
 
-    def is_serving(self, version: int) -> bool:
-        """True if the engine may sample completions of this version."""
-        return self.view.is_serving(version)
-
     def record_failure(self, error: EngineFailed, process: str | None, when: str = "") -> None:
         """Note how a sync or a proof of a process failed: a live process gets a strike, a dead one
         may come back as another."""

@@ -93,7 +93,7 @@ class EnginesMain:
         is_late = SYSTEM_CLOCK.now() >= began_at + self._limit
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
         while is_late or not (lanes := self._prepared_lanes(version)):
-            if any(engine.is_serving(version) for engine in self._fleet.engines):
+            if any(engine.view.is_serving(version) for engine in self._fleet.engines):
                 return False
             seconds_left = max(0.0, began_at + self._limit - SYSTEM_CLOCK.now())
             if is_late or not self._await_one(seconds_left):
@@ -116,7 +116,7 @@ class EnginesMain:
             self._record_verdict(verdict)
         # One proven engine is enough to go on. The others are sent the weights again at the next
         # sync.
-        if any(engine.is_serving(self.sync_pass.version) for engine in self._fleet.engines):
+        if any(engine.view.is_serving(self.sync_pass.version) for engine in self._fleet.engines):
             self._failures += sum(bool(verdict.differing_weights) for verdict in verdicts)
             return []
         return sorted({name for verdict in verdicts for name in verdict.differing_weights})
@@ -204,7 +204,7 @@ class EnginesMain:
         for engine in self._fleet.usable_engines():
             # Read once: the engines' thread may note at any moment that the process is gone.
             incarnation = engine.view.incarnation
-            if incarnation is None or engine.is_serving(version):
+            if incarnation is None or engine.view.is_serving(version):
                 continue
             lane = self._lane(engine, incarnation)
             try:
