@@ -17,7 +17,7 @@ nothing else: the NetworkPolicy lets it in there alone.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 from prometheus_client import (
@@ -218,17 +218,13 @@ def _json(answer: BaseModel) -> web.Response:
     return web.json_response(text=answer.model_dump_json())
 
 
-async def serve_application(
-    application: web.Application, host: str | None, port: int
-) -> web.AppRunner:
+async def serve_application(application: web.Application, host: str | None, port: int) -> None:
     """Serve on an address, by default on all. A request that the trainer gives up is cancelled, and
     its sampling ends.
 
     Raises:
         OSError: the port is taken.
     """
-    runner: Any = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
-    served: web.AppRunner = runner
-    return served
