@@ -25,13 +25,13 @@ _PR_SET_DUMPABLE = 4
 """prctl(2)."""
 
 
-def require_key() -> str:
-    """Tries the key; returns its id.
+def require_key() -> None:
+    """Tries the key.
 
     Raises:
         BadInput: it can't be used to sign.
     """
-    return _run("try", b"").decode()
+    _run("try", b"")
 
 
 def sign_payload(payload: bytes) -> bytes:
@@ -60,7 +60,7 @@ def _run(action: str, payload: bytes) -> bytes:
 def main(action: str, path: str) -> int:
     """The process: tries the key, or signs what comes in."""
     # Only this process needs `cryptography`; the one that trains imports this module, too.
-    from grpo_api.provenance.signing import KeyUnusable, key_id, private_key, sign
+    from grpo_api.provenance.signing import KeyUnusable, private_key, sign
 
     # A core dump would hold the key, and a tracer of the same user could read it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -70,9 +70,7 @@ def main(action: str, path: str) -> int:
     except KeyUnusable as error:
         sys.stdout.write(str(error))
         return UNUSABLE
-    if action == "try":
-        sys.stdout.write(key_id(key.public_key()))
-    else:
+    if action == "sign":
         sys.stdout.write(sign(sys.stdin.buffer.read(), key).model_dump_json() + "\n")
     return 0
 
