@@ -104,7 +104,7 @@ def _file_in(folder: Path, name: str) -> Path:
 
 def _download(options: Namespace, job_name: str, name: str, folder: Path) -> Path:
     metadata, job = kubectl.get_job(options, job_name)
-    if job.spec is None or not job.spec.checkpoint.is_lasting:
+    if not job.spec.checkpoint.is_lasting:
         raise NotYet(
             f"{job_name} keeps no history: it has no spec.checkpoint.volume, volumeClaimTemplate "
             "or store"
