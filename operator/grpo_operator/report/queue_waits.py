@@ -79,8 +79,7 @@ def _seconds_waited(job: GRPOJobRecord, now: float) -> float:
 
 def _seconds_of_run(job: GRPOJobRecord, now: float) -> float:
     """Seconds from the attempt's start to its ETA, or until now where it has none yet."""
-    start_time = job.status.attempt_start_time
-    start = seconds(start_time) if start_time else None
+    start = seconds(job.status.attempt_start_time)
     elapsed = max(0.0, now - start) if start else 0.0
     progress = job.status.progress
     seconds_left = progress.eta_seconds if progress else None

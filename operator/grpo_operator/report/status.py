@@ -317,12 +317,8 @@ def _with_conventions(
 def phase(conditions: list[Condition]) -> Phase:
     """One word for the printer column, from the conditions."""
     by_type = {condition.type: condition for condition in conditions}
-
-    def true(kind: ConditionType) -> bool:
-        return kind in by_type and by_type[kind].status == "True"
-
     for kind, word in _PHASES:
-        if true(kind):
+        if kind in by_type and by_type[kind].status == "True":
             return word
     admitted = by_type.get(ConditionType.ADMITTED)
     if admitted is None:
