@@ -8,6 +8,7 @@ of them, is here.
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
@@ -163,10 +164,11 @@ class GenerationSpec(Model):
             raise PydanticCustomError("rule", "{problems}", {"problems": "; ".join(problems)})
         return self
 
-    def belong_elsewhere(self, *names: str) -> list[str]:
-        """Those of these fields that are set, and belong to engines other than this."""
-        set_fields = [name for name in names if getattr(self, name) is not None]
-        return [name for name in set_fields if self.engine not in ENGINES_OF[name]]
+    def settings_of_other_engines(self) -> list[str]:
+        """Paths of what is set, and belongs to engines other than this."""
+        set_fields = [name for name in ENGINES_OF if getattr(self, name) is not None]
+        others = [name for name in set_fields if self.engine not in ENGINES_OF[name]]
+        return [f"spec.generation.{to_camel(name)}" for name in others]
 
 
 ENGINES_OF = {

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
+from grpo_api.spec.generation import GenerationSpec
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
@@ -339,7 +339,7 @@ def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
     """Paths of what is set and belongs to engines other than this; without an engine it is the
     default."""
     wanted = spec.generation.model_copy(update={"engine": engine or GenerationSpec().engine})
-    return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
+    return wanted.settings_of_other_engines()
 
 
 def path_of(key: str) -> str:

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pydantic.alias_generators import to_camel
-
 from grpo_api.job import GRPOJobSpec
 from grpo_api.pods.containers import EPHEMERAL_STORAGE, ResourceRequirements
-from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.run_policy import GPURange, Objective, PlacementSpec
 from grpo_api.text.units import GIB
 
@@ -91,7 +89,7 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
         least = f"no hardware of up to {MOST_RENTED} GPUs has steps below {minutes} minutes"
     path, engine = "spec.generation.engine", "Transformers"
     others = demand.spec.generation.model_copy(update={"engine": engine})
-    removed = [f"spec.generation.{to_camel(name)}" for name in others.belong_elsewhere(*ENGINES_OF)]
+    removed = others.settings_of_other_engines()
     way = " and ".join([f"set {path} to {engine}", *(f"remove {other}" for other in removed)])
     message = (
         f"no engine can serve {demand.spec.model.name}: in vLLM the weights of its "
