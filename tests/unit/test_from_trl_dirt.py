@@ -22,13 +22,13 @@ from tests.unit.trl_scripts import CHAT, init, notes, script, spec_of
     ("text", "says"),
     [
         ("def f(:", "train.py line 1: no Python"),
-        ("x = 1\0", "no Python: source code string cannot contain null bytes"),
+        ("x = 1\0", ": source code string cannot contain null bytes"),
         ("x = 1", "makes no GRPOTrainer"),
         (script() + "\ntrainer2 = GRPOTrainer('a')", "makes several trainers, at lines 8, 16"),
         (script(model="pick()"), "does not say which model is trained"),
-        ("x = " + "(" * 3000 + ")" * 3000, "no Python: too many nested parentheses"),
+        ("x = " + "(" * 3000 + ")" * 3000, ": too many nested parentheses"),
         (script(f"seed={'-' * 9000}1"), "nested too deeply"),
-        (script(f"seed={'1' * 9000}"), "no Python: Exceeds the limit"),
+        (script(f"seed={'1' * 9000}"), ": Exceeds the limit"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(
@@ -146,6 +146,11 @@ def test_any_expressions_are_read_without_running_them(
 
 
 STEPS = st.sampled_from([
+    "other = kw\nother['beta'] = V", "def late():\n    kw['beta'] = V\nlate()",
+    "def turn():\n    global B\n    B = V\nturn()",
+    "def fill(entries):\n    entries['beta'] = V\nfill(kw)",
+    "class Next(Config):\n    seed: int = 3\nargs = Next()",
+    "class Last(Config):\n    def __init__(self):\n        self.beta = V\nargs = Last()",
     "B = V", "B = [V][0]", "B += V", "B, C = V, V", "(B := V)", "if V > 0.5:\n    B = V",
     "del kw['beta']", "for B in (V, V):\n    pass",
     "match V:\n    case 0.25:\n        B = V\n    case _:\n        kw = dict(beta=V)",
@@ -304,6 +309,14 @@ def main(bonus=2.0, seed=3):
         ("trainer.push_to_hub('a/b')", "trainer.push_to_hub: set export.to to Hub"),
         ("wandb.init(project='a')", "wandb.init: set tracking.wandb"),
         ("os.environ['KEY'] = 'SECRET'", "os.environ['KEY']: set it in env"),
+        ("os.environ.setdefault('KEY', 'SECRET')", "os.environ['KEY']: set it in env"),
+        ("os.environ.update(KEY='SECRET')", "os.environ: set it in env"),
+        ("os.environ['WANDB_PROJECT'] = 'p'", "['WANDB_PROJECT']: set tracking.wandb.project"),
+        ("GRPOTrainer.compute_loss = f", "GRPOTrainer.compute_loss = f: a job trains by TRL's"),
+        ("setattr(GRPOTrainer, '_loss', f)", "GRPOTrainer._loss = f: a job trains by TRL's"),
+        ("SFTTrainer(model).train()", "SFTTrainer: a job trains by GRPO alone"),
+        ("tokenizer.add_tokens(['<a>'])", "tokenizer.add_tokens: a job trains the model's files"),
+        ("trainer.args.set_optimizer(beta1=0.8)", "trainer.args.set_optimizer: it changes here"),
     ],
 )
 def test_what_a_script_sets_beside_the_trainer_is_named(
@@ -320,10 +333,12 @@ def test_a_fresh_run_is_no_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rewards", ["list(map(str, FUNCS))", "[f for f in FUNCS]", "FUNCS + [x]", "sorted(FUNCS)"]
+    "rewards",
+    ["list(map(str, FUNCS))", "[f for f in FUNCS]", "FUNCS + [x]", "sorted(FUNCS)", "pick(FUNCS)"],
 )
 def test_a_computed_list_of_rewards_is_named(tmp_path: Path, rewards: str) -> None:
-    text = script(rewards="=chosen").replace("trainer =", f"chosen = {rewards}\ntrainer =")
+    made = f"def pick(names):\n    return [TABLE[name] for name in names]\nchosen = {rewards}"
+    text = script(rewards="=chosen").replace("trainer =", f"{made}\ntrainer =")
     (reward,) = spec_of(tmp_path, text)["rewards"]
     assert reward["python"]["function"] == "rewards:reward_1"
     assert any("the list is computed" in note for note in notes(tmp_path))
@@ -340,3 +355,124 @@ def test_one_computed_entry_does_not_hide_the_others(tmp_path: Path) -> None:
     )
     assert spec_of(tmp_path, text)["training"]["beta"] == 0.5
     assert any("learning_rate = rate()" in note for note in notes(tmp_path))
+
+
+def test_rewards_that_a_function_returns_beside_their_weights_are_found(tmp_path: Path) -> None:
+    made = "def build():\n    def brief(completions, **_):\n        return [1.0]\n"
+    made += "    return [letters, brief], [0.3, 0.7]\nchosen, weights = build()"
+    text = script("reward_weights=weights", rewards="=chosen").replace(
+        "trainer =", f"{made}\ntrainer ="
+    )
+    rewards = spec_of(tmp_path, text)["rewards"]
+    assert [reward["name"] for reward in rewards] == ["letters", "brief"]
+
+
+@pytest.mark.parametrize(
+    ("loading", "paths"),
+    [
+        ("data_files='a.jsonl'", ["a.jsonl"]),
+        ("data_files={'train': 'a.jsonl', 'test': 'b.jsonl'}, split='test'", ["b.jsonl"]),
+        ("data_files={'train': 'a.jsonl', 'test': 'b.jsonl'})['test'", ["b.jsonl"]),
+        ("data_files='a.jsonl', split='train[:9]'", ["train.jsonl"]),
+        ("data_files={'train': 'a.jsonl'}, split='validation'", ["train.jsonl"]),
+    ],
+)
+def test_the_files_are_those_of_the_split(tmp_path: Path, loading: str, paths: list[str]) -> None:
+    closing = "]" if ")[" in loading else ")"
+    spec = spec_of(tmp_path, script(dataset=f"load_dataset('json', {loading}{closing}"))
+    assert spec["dataset"]["files"]["paths"] == paths
+    assert any(paths[0] in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize("columns", ["'answer': x['question']", "'a': x['b'], 'c': x['b']"])
+def test_columns_that_change_places_are_made_by_the_script(tmp_path: Path, columns: str) -> None:
+    rows = f"load_dataset('a/b').map(lambda x: {{'prompt': x['answer'], {columns}}})"
+    assert "files" in spec_of(tmp_path, script(dataset=rows))["dataset"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        script("hub_token='SECRET1', push_to_hub=True, hub_model_id='a/b'"),
+        script(dataset="load_dataset('a', token='hf_SECRETSECRET').shuffle()"),
+        script(model="AutoModelForCausalLM.from_pretrained('a/b', token='SECRET')"),
+        script("model_init_kwargs={'token': 'SECRET'}"),
+        "p = ArgumentParser()\np.add_argument('--hub_token', default='SECRET')\n"
+        + script("hub_token=p.parse_args().hub_token"),
+        "model_name_or_path: a/b\nhub_token: SECRET\ndataset_name: a/b\nenv: {KEY: SECRET}",
+    ],
+)
+def test_no_note_repeats_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    init(tmp_path, text, name="c.yaml" if text.startswith("model") else "train.py")
+    assert "SECRET" not in capsys.readouterr().err
+    assert "SECRET" not in (tmp_path / "job.yaml").read_text()
+    assert any("token" in note.lower() for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("type=str2bool, default='false'", "--use-vllm is read by str2bool"),
+        ("type=lambda text: text == 'yes', default='no'", "--use-vllm is read by lambda"),
+        ("action='store_true'", "--use-vllm = False: the option's default was taken"),
+    ],
+)
+def test_an_option_s_default_is_what_its_parser_makes_of_it(
+    tmp_path: Path, option: str, says: str
+) -> None:
+    lines = f"p = ArgumentParser()\np.add_argument('--use-vllm', {option})\nargs = p.parse_args()"
+    spec_of(tmp_path, f"{lines}\n{script('use_vllm=args.use_vllm')}")
+    assert any(says in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "setattr(options, name, 1)",
+        "vars(options).update(read())",
+        "options.__dict__.update(read())",
+    ],
+)
+def test_options_that_a_script_replaces_are_named(tmp_path: Path, change: str) -> None:
+    lines = "p = ArgumentParser()\np.add_argument('--beta', type=float, default=0.5)\n"
+    text = f"{lines}options = p.parse_args()\n{change}\n{script('beta=options.beta')}"
+    assert spec_of(tmp_path, text)["training"]["beta"] == 0.0
+    assert any("beta = options.beta: line 4 sets it" in note for note in notes(tmp_path))
+    text = f"{lines}options = p.parse_args(['--beta', '1'])\n{script('beta=options.beta')}"
+    assert spec_of(tmp_path, text)["training"]["beta"] == 0.0
+    assert any("line 3 gives the parser its options" in note for note in notes(tmp_path))
+
+
+def test_a_computed_setting_that_a_job_lacks_says_why(tmp_path: Path) -> None:
+    model = "AutoModelForCausalLM.from_pretrained('a/b', quantization_config=make(), dtype=kind())"
+    spec_of(
+        tmp_path,
+        script("output_dir=str(folder)", model=f"prepare_model_for_kbit_training({model})"),
+    )
+    said = "\n".join(notes(tmp_path))
+    assert "output_dir = str(folder): the trainer chooses the folder" in said
+    assert "quantization_config = make(): the base is trained in its full precision" in said
+    assert "dtype = kind(): it is computed" in said
+
+
+def test_unsloth_s_adapter_has_unsloth_s_defaults(tmp_path: Path) -> None:
+    text = script(model="FastLanguageModel.get_peft_model('a/b', lora_alpha=64)")
+    adapter = spec_of(tmp_path, text)["adapter"]
+    assert (adapter["rank"], adapter["alpha"], len(adapter["targetModules"])) == (16, 64, 7)
+
+
+def test_an_adapter_that_is_trained_on_is_named(tmp_path: Path) -> None:
+    model = "PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained('a/b'), 'c/d')"
+    assert spec_of(tmp_path, script(model=model))["model"]["name"] == "a/b"
+    assert any(": a job begins a new adapter" in note for note in notes(tmp_path))
+
+
+def test_a_file_that_launches_a_script_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("accelerate launch --num_processes 7 train.py \\\n  --config a.yaml")
+    assert main(["init", "--from-trl", str(path)]) == 2
+    assert "give the script or the YAML file that it launches" in capsys.readouterr().err

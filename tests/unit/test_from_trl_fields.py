@@ -58,6 +58,8 @@ AS_GIVEN = {
 """Fields that the trainer passes to others than GRPOConfig: the job has their value."""
 
 
+ENGINES = {"use_vllm": ("Transformers", "Colocated")}
+"""Engines without and with a field."""
 NOTHING = (None, False, "none")
 """Values that leave a job as it is."""
 
@@ -69,7 +71,7 @@ def values_of(field: TrlField) -> st.SearchStrategy[Any]:
     kinds: dict[str, st.SearchStrategy[Any]] = {
         "int": st.integers(1, 16) | st.just(-3),
         "float": st.floats(0.01, 1.0).map(lambda number: round(number, 3)) | st.just(1e12),
-        "bool": st.booleans(),
+        "bool": st.booleans() | st.sampled_from([0, 1, "true"]),
         "dict": st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 3), max_size=2),
         "list": st.lists(st.sampled_from(["a", "b"]), max_size=2),
         "None": st.none(),
@@ -109,6 +111,8 @@ def is_taken(name: str, value: Any, arguments: dict[str, Any], spec: dict[str, A
         return bool(arguments[name] == {True: "group", False: "none"}.get(value, value))
     if name == "reward_weights":
         return bool([reward.get("weight", 1) for reward in spec["rewards"]] == value)
+    if name in ENGINES:
+        return bool(spec.get("generation", {}).get("engine") == ENGINES[name][bool(value)])
     if name in ELSEWHERE or name in AS_GIVEN:
         place: Any = spec
         for part in PLACES[name].path.split("."):

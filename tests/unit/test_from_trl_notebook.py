@@ -16,7 +16,8 @@ from tests.generated import cases
 from tests.unit.trl_scripts import init, notes, script, spec_of
 
 MAGICS = (
-    "%pip install -q trl[vllm]", "!nvidia-smi", "files = !ls", "%load_ext autoreload",
+    "%pip install -q trl[vllm]", "!nvidia-smi",
+    "pip install trl", "!pip install \\\n  trl \\\n  peft", "files = !ls", "%load_ext autoreload",
     "GRPOConfig?", "?GRPOTrainer", "here, there = %sx ls", "    !rm -rf out", "!",
 )  # fmt: skip
 
@@ -57,9 +58,9 @@ def test_a_notebook_makes_the_job_of_its_script(tmp_path: Path, by_line: bool) -
 )
 @settings(max_examples=cases(100, gate=25))
 def test_what_ipython_adds_to_python_is_left_out(pieces: list[str], cut: int) -> None:
-    cells = ["if True:", *(f"    {piece.strip()}" for piece in pieces if "\n" not in piece)]
+    cells = ["if True:", *(f"    {piece.strip()}" for piece in pieces if piece != PLAIN)]
     cells.append("    y = 1")
-    plain = [piece for piece in pieces if "\n" in piece]
+    plain = [piece for piece in pieces if piece == PLAIN]
     text = notebook_script(notebook("\n".join(cells), *plain[:cut]), "a.ipynb")
     names: dict[str, Any] = {}
     exec(compile(text, "a.ipynb", "exec"), names)  # nothing but what the test itself wrote
@@ -131,3 +132,20 @@ def test_a_variable_of_a_notebook_is_named_without_its_value(tmp_path: Path) -> 
     init(tmp_path, notebook("%env HF_TOKEN=SECRET", script()), name="train.ipynb")
     (note,) = (note for note in notes(tmp_path) if "HF_TOKEN" in note)
     assert "SECRET" not in note
+
+
+def test_a_recipe_is_read_as_trl_s_parser_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "judges.py").write_text("from tools import norm\ndef brief(completions, **_): ...")
+    (tmp_path / "tools.py").write_text("norm = str")
+    lines = (
+        "model_name_or_path: a/b-1B\nuse_vllm: 'yes'\nreward_funcs: [judges.brief, tag_count]\n"
+        "reward_weights: [1, 0.5]\nsystem_prompt: Think.\n"
+    )
+    config_map, job = init(tmp_path, lines, name="recipe.yaml")
+    assert sorted(config_map["data"]) == ["judges.py", "tools.py"]
+    assert job["spec"]["generation"]["engine"] == "Colocated"
+    rewards = [(reward["name"], reward.get("weight", 1)) for reward in job["spec"]["rewards"]]
+    assert rewards == [("brief", 1), ("tag_count", 0.5)]
+    said = "\n".join(notes(tmp_path))
+    assert "write it as tag_count of rewards.py" in said
+    assert "system_prompt = Think.: set dataset.systemPrompt" in said

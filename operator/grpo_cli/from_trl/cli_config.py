@@ -7,9 +7,14 @@ from typing import Any
 
 from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
-from .reward_reader import metric_name
+from .config_fields import refusal_message
+from .reward_reader import RewardReader, metric_name
 from .trl_run import RENAMED, ReadModule, RewardUse, TrlError, TrlRun, TrlSetting
 
+SWITCH_TEXTS = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(
+    ("no", "false", "f", "n", "0"), False
+)
+"""What transformers reads as true and false."""
 BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Reward functions that TRL's command has under these names."""
 OVERLONG = "get_soft_overlong_punishment"
@@ -57,28 +62,29 @@ def read_config(values: Mapping[str, TrlSetting], source: str, read_module: Read
     typed: dict[str, TrlSetting] = {}
     for former, setting in values.items():
         name = RENAMED.get(former, former)
-        typed[name] = _parse_number(name, setting)
+        typed[name] = _parse_text(name, setting)
     for name, setting in typed.items():
         if name == "env":
             run.note(setting.line, name, "", "set spec.env; secrets go there by valueFrom")
         elif name in FIELDS or name not in CLI_PLACES:
             run.config[name] = setting
         elif CLI_PLACES[name].kind == "Refused" and setting.value:
-            place = CLI_PLACES[name]
-            fix = f"; use spec.{place.path}" if place.path else ""
-            run.note(setting.line, name, setting.value, f"{place.reason}{fix}")
+            run.note(setting.line, name, setting.value, refusal_message(CLI_PLACES[name]))
     _read_model(run, typed)
     _read_dataset(run, typed)
     _read_rewards(run, typed, read_module)
     return run
 
 
-def _parse_number(name: str, setting: TrlSetting) -> TrlSetting:
-    """A text that TRL's parser would read as a number, as one: YAML takes `5e-6` for a text."""
-    field = FIELDS.get(name)
-    is_number = field is not None and re.match("(int|float)", field.type)
-    if not is_number or not isinstance(setting.value, str):
+def _parse_text(name: str, setting: TrlSetting) -> TrlSetting:
+    """A text that TRL's parser would read as a number or a switch, as one: YAML takes `5e-6` for a
+    text."""
+    kind = FIELDS[name].type if name in FIELDS else ""
+    if not isinstance(setting.value, str) or not re.match("int|float|bool", kind):
         return setting
+    if kind.startswith("bool"):
+        value = SWITCH_TEXTS.get(setting.value.lower(), setting.value)
+        return TrlSetting(value, setting.line)
     try:
         number = float(setting.value)
     except ValueError:
@@ -150,16 +156,10 @@ def _read_rewards(run: TrlRun, values: Mapping[str, TrlSetting], read_module: Re
         elif name in BUILT_IN:
             run.rewards.append(RewardUse(functions.line, name, f"trl.rewards:{name}"))
         elif isinstance(name, str) and "." in name:
-            run.rewards.append(_imported_reward(run, functions.line, name, read_module))
+            module, _, function = name.rpartition(".")
+            RewardReader(run, "", read_module).add_imported(functions.line, module, function)
         else:
-            run.note(functions.line, "reward_funcs", name, "no reward function of `trl grpo`")
-
-
-def _imported_reward(run: TrlRun, line: int, path: str, read_module: ReadModule) -> RewardUse:
-    module, _, name = path.rpartition(".")
-    text = read_module(module) if "." not in module else None
-    if text is None:
-        run.note(line, "reward_funcs", path, f"the training image must have the module {module!r}")
-        return RewardUse(line, metric_name(name), f"{module}:{name}")
-    run.reward_files[f"{module}.py"] = text
-    return RewardUse(line, metric_name(name), f"{module}:{name}", is_in_config_map=True)
+            attribute = metric_name(str(name))
+            advice = f"no reward function of `trl grpo`; write it as {attribute} of rewards.py"
+            run.note(functions.line, "reward_funcs", name, advice)
+            run.rewards.append(RewardUse(functions.line, attribute, f"rewards:{attribute}", True))

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_api.spec.generation import TENSOR_PARALLEL
 from grpo_api.spec.tracking import TABLE_TRACKERS
-from grpo_api.spec.trl_places import FIELDS, PLACES
+from grpo_api.spec.trl_places import FIELDS, PLACES, Place
 
 from .trl_run import SpecBuilder, TrlRun, TrlSetting
 
@@ -28,6 +28,11 @@ FORMER = {
     "warmup_ratio": "training.warmupRatio",
 }
 """Fields of earlier TRL versions that a job has."""
+FOREIGN = {
+    "dataset_prompt_column": "set dataset.promptColumn",
+    "system_prompt": "set dataset.systemPrompt",
+}
+"""Fields of open-r1's recipes that a job has."""
 SWITCHED_BY = {
     "hub_model_id": "push_to_hub",
     "hub_private_repo": "push_to_hub",
@@ -86,17 +91,30 @@ class ConfigFields:
 
     def translate(self) -> None:
         """Put every field of the run into the spec, or note it."""
+        self._read_switches()
         self._put_defaults()
         self._put_batches()
         for name, setting in self.run.config.items():
             if name in FORMER:
                 self.builder.set_field(FORMER[name], setting.value, name, setting)
             elif name not in FIELDS:
-                self._note(name, setting, "TRL 1.16 has no such field")
+                if setting.value is not None:
+                    self._note(name, setting, FOREIGN.get(name, "TRL 1.16 has no such field"))
             elif name in self._special:
                 self._special[name](name, setting)
             elif name not in (*BATCHING, *READ_ELSEWHERE):
                 self._put_by_place(name, setting)
+
+    def _read_switches(self) -> None:
+        """Read 1 and 0 as TRL does, as true and false; a text is no switch."""
+        for name, setting in list(self.run.config.items()):
+            is_switch = name in FIELDS and FIELDS[name].type.startswith("bool")
+            if not is_switch or setting.value is None or isinstance(setting.value, bool):
+                continue
+            if setting.value in (0, 1):
+                self.run.config[name] = TrlSetting(bool(setting.value), setting.line)
+            else:
+                self._note(name, self.run.config.pop(name), "not allowed: write true or false")
 
     def _put_defaults(self) -> None:
         """TRL's defaults where a job's own differ."""
@@ -115,8 +133,7 @@ class ConfigFields:
         if setting.value == FIELDS[name].default and place.kind == "Refused":
             return
         if place.kind == "Refused":
-            fix = f"; use spec.{place.path}" if place.path else ""
-            self._note(name, setting, f"{place.reason}{fix}")
+            self._note(name, setting, refusal_message(place))
         elif name.startswith("vllm_") and not self.run.value("use_vllm") and "clip" not in name:
             self._note(name, setting, "it has no effect without use_vllm")
         elif setting.value is None and FIELDS[name].default is None:
@@ -357,6 +374,13 @@ class ConfigFields:
         self.builder.set_field("export.hub.tokenSecretRef", {"name": "hub-token", "key": "token"})
         advice = "put a token that may write into the Secret hub-token, key token"
         self._note("hub_model_id", repository, advice)
+
+
+def refusal_message(place: Place) -> str:
+    """Why a job has no such field, and what to use instead; empty if it has one."""
+    if place.kind != "Refused":
+        return ""
+    return f"{place.reason}; use spec.{place.path}" if place.path else place.reason
 
 
 def _share(steps: int, of: int) -> float:

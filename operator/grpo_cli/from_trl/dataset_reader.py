@@ -31,6 +31,8 @@ class DatasetReader:
     def __init__(self, run: TrlRun, text: str) -> None:
         self.run = run
         self.text = text
+        self._files: tuple[ast.Call, Any] | None = None
+        """Call that loads files, and its data_files."""
 
     @property
     def use(self) -> DatasetUse:
@@ -44,6 +46,8 @@ class DatasetReader:
             self.run.note(line, "train_dataset", "", f"it is not given here; {WRITE_ROWS}")
             return
         self._follow(node, scope)
+        if self._files is not None:
+            self._take_files(*self._files)
 
     def _follow(self, node: ast.expr, scope: Scope) -> None:
         """Read the base of the rows first, then each step on the way back to the trainer."""
@@ -83,16 +87,9 @@ class DatasetReader:
         path, files = arguments.pop("path", None), arguments.pop("data_files", None)
         self.use.config, self.use.split = arguments.pop("name", None), arguments.pop("split", None)
         self.use.revision = arguments.pop("revision", None)
-        paths = _training_files(files)
-        if path in _FILES and paths:
-            self.use.files = paths
+        if path in _FILES and files is not None:
+            self._files = call, files
             self.use.config = None
-            self.run.note(
-                call.lineno,
-                "data_files",
-                ", ".join(paths),
-                "put the files on the claim of dataset.files",
-            )
         elif isinstance(path, str) and files is None and not _is_folder(path):
             self.use.name = path
         else:
@@ -103,6 +100,19 @@ class DatasetReader:
                 self.run.note(call.lineno, f"load_dataset({name})", "", advice)
             elif name not in _LOADING_ONLY:
                 self._is_made(call, f"load_dataset({name}={value!r}) is not taken")
+
+    def _take_files(self, call: ast.Call, files: Any) -> None:
+        """Take the files of the split, which no step has named before the last."""
+        paths = _files_of(files, self.use.split or "train")
+        if not paths:
+            self._is_made(call)
+        if self.use.is_made_by_script:
+            return
+        self.use.files = paths
+        advice = "put the files on the claim of dataset.files"
+        if any(path.endswith(".csv") for path in paths):
+            advice += "; rewards get every value of a CSV file as a text"
+        self.run.note(call.lineno, "data_files", ", ".join(paths), advice)
 
     def _take_split(self, node: ast.Subscript, scope: Scope) -> None:
         try:
@@ -192,6 +202,13 @@ class DatasetReader:
                 raise Computed(value)
             elif column != key:
                 columns[key] = column
+        return self._take_row(prompt, columns)
+
+    def _take_row(self, prompt: tuple[str, str | None], columns: dict[Any, Any]) -> bool:
+        """Take the prompt's column and system message, and new names for columns."""
+        sources = [prompt[0], *columns.values()]
+        if set(sources) & set(columns) or len(set(columns.values())) < len(columns):
+            return False  # a job has either a column's own values or the new ones of its name
         if not self._rename(columns):
             return False
         column, self.use.system_prompt = prompt
@@ -222,10 +239,9 @@ def _evaluate_arguments(call: ast.Call, positions: tuple[str, ...], scope: Scope
     return {name: scope.evaluate(node) for name, node in arguments.items()}
 
 
-def _training_files(files: Any) -> tuple[str, ...]:
-    """Paths of `data_files` that the split train has."""
-    if isinstance(files, dict):
-        files = files.get("train")
+def _files_of(files: Any, split: str) -> tuple[str, ...]:
+    """Paths of `data_files` that a split has, whole; files without one are of the split train."""
+    files = (files if isinstance(files, dict) else {"train": files}).get(split)
     paths = [files] if isinstance(files, str) else files
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         return ()

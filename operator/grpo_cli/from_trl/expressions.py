@@ -8,7 +8,7 @@ time.
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import Any
@@ -17,13 +17,17 @@ from .syntax import (
     Function,
     bound_names,
     called_name,
+    changed_containers,
     dotted_name,
     field_default,
+    foreign_containers,
     function_named,
     function_result,
     is_override,
     last_line,
+    option_flag,
     option_name,
+    own_expressions,
     parameters_of,
     parser_options,
     statements,
@@ -75,6 +79,15 @@ class Binding:
     """A parameter's default, of a function that the script itself does not call."""
 
 
+def _global_changes(node: ast.AST) -> set[str]:
+    """Names of the module that a function binds or changes, whenever it is called."""
+    if isinstance(node, ast.Global):
+        return set(node.names)
+    if isinstance(node, ast.FunctionDef):
+        return foreign_containers(node) - {name for name, _, _ in parameters_of(node, None)}
+    return set()
+
+
 @dataclass(slots=True)
 class Scope:
     """Names of a module or a function, and of what is around it."""
@@ -93,6 +106,36 @@ class Scope:
             for name, value, index in bound_names(statement):
                 binding = Binding(statement.lineno, end, value, index, is_conditional)
                 self.bindings.setdefault(name, []).append(binding)
+        for statement, _ in statements(self.body):
+            for name in self._changed_elsewhere(statement):
+                self._add_change(name, statement)
+        if self.outer is None:
+            for node in ast.walk(self.module):
+                for name in _global_changes(node):
+                    self._add_change(name, node)
+
+    def _add_change(self, name: str, node: ast.AST) -> None:
+        line = getattr(node, "lineno", 0)
+        change = Binding(line, line, None, is_conditional=True)
+        self.bindings.setdefault(name, []).append(change)
+
+    def _changed_elsewhere(self, statement: ast.stmt) -> Iterator[str]:
+        """Names whose list or dict a statement changes under another name: `other = cfg` before
+        `other["beta"] = 1`, or a function of the script that it gives it to."""
+        for changed in changed_containers(statement):
+            for binding in self.bindings.get(changed, []):
+                if isinstance(binding.value, ast.Name):
+                    yield binding.value.id
+        for node in own_expressions(statement):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            function = function_named(self.module, node.func.id)
+            if function is None:
+                continue
+            changed_names = foreign_containers(function)
+            for parameter, value, _ in parameters_of(function, node):
+                if parameter in changed_names and isinstance(value, ast.Name):
+                    yield value.id
 
     def inside(
         self, function: Function, call: ast.Call | None = None, caller: "Scope | None" = None
@@ -346,17 +389,20 @@ class Scope:
             if option_name(option) == node.attr:
                 value = self._option_default(option, node)
                 advice = "the option's default was taken; change the job if you pass another value"
-                self._assume(option, f"--{node.attr}", value, advice)
+                self._assume(option, option_flag(option), value, advice)
                 return value
         raise Computed(node)
 
     def _is_parsing(self, call: ast.Call) -> bool:
         """True for `parser.parse_args()`, and for a function of the script that returns it."""
         name = called_name(call)
-        if name in PARSING:
-            return True
-        returned = function_result(self.module, name)
-        return isinstance(returned, ast.Call) and called_name(returned) in PARSING
+        parsing = call if name in PARSING else function_result(self.module, name)
+        if not isinstance(parsing, ast.Call) or called_name(parsing) not in PARSING:
+            return False
+        arguments = [*parsing.args, *(keyword.value for keyword in parsing.keywords)]
+        if any(isinstance(argument, ast.List) and argument.elts for argument in arguments):
+            raise Computed(call, f"line {parsing.lineno} gives the parser its options")
+        return True
 
     def parsed_classes(self, call: ast.Call) -> list[ast.expr] | None:
         """The dataclasses that a call of TrlParser or HfArgumentParser fills; None for others."""
@@ -391,16 +437,18 @@ class Scope:
         arguments = {keyword.arg: keyword.value for keyword in option.keywords}
         if "default" in arguments:
             default = self.evaluate(arguments["default"])
-            kind = dotted_name(arguments["type"]) if "type" in arguments else ""
+            kind = ast.unparse(arguments["type"]) if "type" in arguments else "str"
+            if not isinstance(default, str) or kind == "str":
+                return default
             # argparse reads a default that is a text as it reads the command line.
-            if isinstance(default, str) and kind in ("int", "float"):
-                return float(default) if kind == "float" else int(default)
-            return default
+            if kind not in ("int", "float"):
+                raise Computed(node, f"{option_flag(option)} is read by {kind}")
+            return float(default) if kind == "float" else int(default)
         action = self.evaluate(arguments["action"]) if "action" in arguments else ""
         flags = {"store_true": False, "store_false": True}
         if action in flags:
             return flags[action]
-        raise Computed(node, f"--{node.attr} has no default")
+        raise Computed(node, f"{option_flag(option)} has no default")
 
     def _assume(self, node: ast.AST, name: str, value: object, advice: str) -> None:
         note = Note(getattr(node, "lineno", 0), name, repr(value), advice)

@@ -24,6 +24,9 @@ PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "bias": "none"}
 """LoraConfig's own defaults, which differ from a job's."""
 PEFT_MODULES = ["q_proj", "v_proj"]
 """What PEFT adapts of Llama, Qwen, Mistral and Gemma models where a script names no modules."""
+LOADING = ("model", "dtype", "torch_dtype", "revision", "trust_remote_code")
+"""Arguments of from_pretrained that a job has."""
+TOKENS = ("token", "use_auth_token")
 QUANTISING = ("load_in_4bit", "load_in_8bit", "quantization_config")
 WITHOUT_EFFECT = ("use_cache", "low_cpu_mem_usage", "device_map", "cache_dir")
 
@@ -121,14 +124,17 @@ def _put_loading(
             builder.set_field("model.revision", value, name, setting)
     elif key == "trust_remote_code":
         builder.set_field("model.trustRemoteCode", value, name, setting)
-    elif key in ("token", "use_auth_token"):
-        run.note(setting.line, name, "", "set model.tokenSecretRef")
-    elif key in QUANTISING and value:
-        run.note(
-            setting.line, name, value, "the base is trained in its full precision, not quantised"
-        )
     elif setting.is_set and key not in WITHOUT_EFFECT:
-        run.note(setting.line, name, value, "the trainer loads the model with its own settings")
+        run.note(setting.line, name, "" if key in TOKENS else value, loading_refusal(key))
+
+
+def loading_refusal(key: str) -> str:
+    """Why a job has no such argument of from_pretrained; empty if it has one."""
+    if key in TOKENS:
+        return "set model.tokenSecretRef"
+    if key in QUANTISING:
+        return "the base is trained in its full precision, not quantised"
+    return "" if key in LOADING else "the trainer loads the model with its own settings"
 
 
 def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
@@ -250,10 +256,16 @@ def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
         is_default = field in PEFT_DEFAULTS and setting.value == PEFT_DEFAULTS[field]
         if is_known or is_default or not setting.is_set:
             continue
-        advice = "a job's adapter has rank, alpha, dropout and targetModules"
-        if field == "use_rslora":
-            advice = "set adapter.alpha to lora_alpha times the square root of the rank"
-        run.note(setting.line, field, setting.value, advice)
+        run.note(setting.line, field, setting.value, adapter_refusal(field))
+
+
+def adapter_refusal(field: str) -> str:
+    """Why a job has no such field of LoraConfig; empty if it has one."""
+    if field == "use_rslora":
+        return "set adapter.alpha to lora_alpha times the square root of the rank"
+    if field in LORA_FIELDS or field == "target_modules":
+        return ""
+    return "a job's adapter has rank, alpha, dropout and targetModules"
 
 
 def _put_checkpoint(builder: SpecBuilder) -> None:

@@ -14,8 +14,8 @@ from .trl_run import TrlError
 SUFFIX = ".ipynb"
 _CELL_MAGIC = re.compile(r"%%(\w+).*")
 _ENV = re.compile(r"^(\s*)%(?:set_)?env\s+(\w+)[=\s].*")
-_IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
-"""A line of IPython's own: `%pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
+_IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|pip .*|[\w.]+\?{1,2}\s*)$")
+"""A line of IPython's own: `pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
 
 
 def notebook_script(text: str, source: str) -> str:
@@ -63,6 +63,7 @@ def _without_ipython(text: str) -> str:
             line = lines[index] if index < len(lines) else ""
             if not _IPYTHON.match(line):
                 break
+            _blank_continuations(lines, index)
             variable = _ENV.match(line)
             replaced = r'\1os.environ["\2"] = ""' if variable else r"\1pass"
             lines[index] = (_ENV if variable else _IPYTHON).sub(replaced, line)
@@ -71,3 +72,13 @@ def _without_ipython(text: str) -> str:
         else:
             break
     return "\n".join(lines)
+
+
+def _blank_continuations(lines: list[str], index: int) -> None:
+    """Empty the lines on which a shell command goes on that ends with a backslash."""
+    goes_on = lines[index].endswith("\\")
+    for following in range(index + 1, len(lines)):
+        if not goes_on:
+            return
+        goes_on = lines[following].endswith("\\")
+        lines[following] = ""

@@ -104,11 +104,23 @@ class RewardReader:
         first = scope.first_binding(node) if isinstance(node, ast.Name) else None
         if first is None or not isinstance(first[0].value, ast.List | ast.Tuple | ast.Call):
             return None
+        if first[0].index is not None:
+            return self._unpacked(node, scope)
         assert isinstance(node, ast.Name), "only a name is bound"
         entries = self._entries(first[0].value, first[1])
         if entries is not None:
             entries += self._appended_items(node.id, first[0].line, first[1])
         return entries
+
+    def _unpacked(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
+        """What a list has that a script's function returns beside other values."""
+        try:
+            target, inner, index = scope.follow(node)
+        except Computed:
+            return None
+        if index is None and isinstance(target, ast.List | ast.Tuple):
+            return self._listed(target.elts, inner)
+        return None
 
     def _appended_items(
         self, list_name: str, line: int, scope: Scope
@@ -147,8 +159,8 @@ class RewardReader:
             self._add_unknown(node, str(error))
             return
         if imported:
-            self._add_imported(node, *imported)
-        elif isinstance(target, _LISTS) or _is_list_call(target):
+            self.add_imported(node.lineno, *imported)
+        elif isinstance(target, _LISTS) or _is_list_call(target) or _is_list(node, scope):
             self._add_unknown(node, "the list is computed when the script runs")
         elif isinstance(target, ast.Constant) and isinstance(target.value, str):
             self._add_model(node, target.value)
@@ -186,15 +198,16 @@ class RewardReader:
                 return f"{statement.module}.{module}", name
         return None
 
-    def _add_imported(self, node: ast.expr, module: str, name: str) -> None:
+    def add_imported(self, line: int, module: str, name: str) -> None:
+        """Add a function of a module, which is copied if it lies beside the script."""
         is_sibling = self._copy_module(module)
         if module.partition(".")[0] == "trl":
             module = "trl.rewards"
         elif not is_sibling:
             advice = f"the training image must have the package {module.partition('.')[0]!r}"
-            self.run.note(node.lineno, f"reward {name}", module, advice)
+            self.run.note(line, f"reward {name}", module, advice)
         function = f"{module}:{name}"
-        self.run.rewards.append(RewardUse(node.lineno, name, function, is_sibling))
+        self.run.rewards.append(RewardUse(line, name, function, is_sibling))
 
     def _copy_module(self, module: str) -> bool:
         """Copy a module that lies beside the script, and those beside it that it imports. Return
@@ -339,6 +352,15 @@ class RewardReader:
 
     def _source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
+
+
+def _is_list(node: ast.expr, scope: Scope) -> bool:
+    """True for what functions of the script return as a list."""
+    try:
+        target = scope.follow(node)[0]
+    except Computed:
+        return False
+    return isinstance(target, _LISTS) or _is_list_call(target)
 
 
 def _appended_item(statement: ast.stmt) -> ast.expr | None:

@@ -6,24 +6,30 @@ note with its line.
 """
 
 import ast
+import sys
 from collections.abc import Iterator, Sequence
 
-from grpo_api.spec.trl_places import FIELDS
+from grpo_api.spec.trl_places import FIELDS, PLACES
 
+from .config_fields import refusal_message
 from .dataset_reader import DatasetReader
 from .expressions import Computed, Scope
+from .job_spec import adapter_refusal, loading_refusal
+from .notebook import SUFFIX
 from .reward_reader import RewardReader
+from .side_settings import note_side_settings
 from .syntax import (
     called_name,
     changed_attributes,
     dotted_name,
     field_default,
+    is_trl_import,
     literal_entries,
     own_expressions,
     parse,
     statements,
 )
-from .trl_run import RENAMED, ReadModule, TrlError, TrlRun, TrlSetting
+from .trl_run import RENAMED, ReadModule, TrlError, TrlRun, TrlSetting, short_text
 
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
 POSITIONS = (
@@ -55,14 +61,16 @@ NOT_TAKEN = {
     "environment_factory": "a job has no environments; write a reward function",
 }
 """Arguments of the trainer that no job has, with what to do."""
-RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
-TRACKER_CALLS = {
-    "wandb.init": "wandb and runName",
-    "trackio.init": "trackio and runName",
-    "mlflow.set_tracking_uri": "mlflow.url",
-    "mlflow.set_experiment": "mlflow.experiment",
-}
-"""Calls by which a script chooses where its run is tracked, and the job's fields."""
+OWN_CODE = "a job trains by TRL's own code; what the script changes of it is not taken"
+TRAINED_ADAPTER = "a job begins a new adapter: merge this one into its base, and give it by --model"
+UNSLOTH_LORA = {
+    "r": 16,
+    "lora_alpha": 16,
+    "target_modules": [
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    ],
+}  # fmt: skip
+"""Defaults of Unsloth's get_peft_model, which are not PEFT's."""
 _LOADERS = ("AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
 
 
@@ -75,7 +83,12 @@ def read_script(text: str, source: str, read_module: ReadModule) -> TrlRun:
     try:
         return _ScriptReader(parse(text), text, source, read_module).read()
     except SyntaxError as error:
-        raise TrlError(f"{source} line {error.lineno or 1}: no Python: {error.msg}") from error
+        if not source.endswith((".py", SUFFIX)):
+            advice = "no Python script: give the script or the YAML file that it launches"
+            raise TrlError(f"{source}: {advice}") from error
+        version = ".".join(map(str, sys.version_info[:2]))  # 3.11 has no syntax of 3.12
+        where = f"{source} line {error.lineno or 1}"
+        raise TrlError(f"{where}: no Python {version}: {error.msg}") from error
     except ValueError as error:
         raise TrlError(f"{source}: no Python: {error}") from error
     except (RecursionError, MemoryError) as error:
@@ -114,18 +127,17 @@ class _ScriptReader:
             node = arguments.get(name)
             if node is not None and not _is_none(node):
                 self.run.note(node.lineno, name, self._source(node), advice)
-        self._note_calls()
+        note_side_settings(self.run, self.module, self.text, call)
         for note in self.root.assumptions:
             self.run.note(note.line, note.name, note.value, note.advice)
         return self.run
 
     def _trainer(self) -> tuple[ast.Call, Scope]:
         """The call that makes the trainer, and the scope that it is in."""
-        advice = "a job trains by TRL's own loss; what the class changes is not taken"
         names = self._classes(TRAINER)
         for name, definition in names.items():
             if definition is not None:
-                self.run.note(definition.lineno, f"class {name}", "", advice)
+                self.run.note(definition.lineno, f"class {name}", "", OWN_CODE)
         calls = [
             (node, scope)
             for statement, _, scope in _scoped_statements(self.module.body, self.root)
@@ -192,18 +204,21 @@ class _ScriptReader:
             pass
         if not isinstance(value, dict):
             advice = "it is computed when the script runs: write its entries into the job"
-            self.run.note(node.lineno, f"**{self._source(node)}", "", advice)
+            self.run.note(node.lineno, f"**{short_text(self._source(node))}", "", advice)
             return
         for name, entry in value.items():
             constant = ast.Constant(entry, lineno=node.lineno, col_offset=0)
             yield str(name), constant
 
-    def _read_setting(self, name: str, node: ast.expr, scope: Scope) -> TrlSetting | None:
-        """The constant of an argument; a note where it is not constant."""
+    def _read_setting(
+        self, name: str, node: ast.expr, scope: Scope, refusal: str = ""
+    ) -> TrlSetting | None:
+        """The constant of an argument; a note where it is not constant, which says why a job has no
+        such setting if `refusal` does."""
         try:
             return TrlSetting(scope.evaluate(node), node.lineno)
         except Computed as error:
-            advice = f"{error}; write the value into the job"
+            advice = refusal or f"{error}; write the value into the job"
             self.run.note(node.lineno, name, self._source(node), advice)
             return None
 
@@ -221,18 +236,7 @@ class _ScriptReader:
             return
         name = called_name(target)
         if name == "from_pretrained" and target.args + target.keywords:
-            loader = target.func.value if isinstance(target.func, ast.Attribute) else target.func
-            if self._source(loader).rpartition(".")[2] not in _LOADERS:
-                advice = "the trainer loads it by AutoModelForCausalLM"
-                self.run.note(target.lineno, "model", self._source(loader), advice)
-            call_arguments = self._arguments(target, ("model",), inner)
-            for former in ("pretrained_model_name_or_path", "model_name"):
-                if former in call_arguments:
-                    call_arguments["model"] = call_arguments.pop(former)
-            self._read_pretrained(call_arguments, inner)
-            if not {"dtype", "torch_dtype"} & set(call_arguments):
-                advice = "transformers takes the dtype of the model's files: set training.dtype"
-                self.run.note(target.lineno, name, "", advice)
+            self._read_loaded_model(target, inner)
         elif name == "get_peft_model":
             call_arguments = self._arguments(target, ("model", "peft_config"), inner)
             self._read_model(call_arguments, inner)
@@ -241,12 +245,36 @@ class _ScriptReader:
             else:
                 call_arguments.pop("model", None)
                 self._read_lora_fields(call_arguments, inner)
+                defaults = {name: TrlSetting(value, 0) for name, value in UNSLOTH_LORA.items()}
+                self.run.lora = defaults | (self.run.lora or {})
+        elif name == "prepare_model_for_kbit_training" and target.args:
+            self._read_model({"model": target.args[0]}, inner)
         else:
             self._read_setting("model", node, scope)
 
+    def _read_loaded_model(self, call: ast.Call, scope: Scope) -> None:
+        """Read a call of from_pretrained."""
+        loader = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        loader_name = self._source(loader).rpartition(".")[2]
+        if loader_name.startswith("PeftModel") and call.args:
+            self.run.note(call.lineno, "model", self._source(call), TRAINED_ADAPTER)
+            self._read_model({"model": call.args[0]}, scope)
+            return
+        if loader_name not in _LOADERS:
+            advice = "the trainer loads it by AutoModelForCausalLM, not quantised"
+            self.run.note(call.lineno, "model", self._source(loader), advice)
+        arguments = self._arguments(call, ("model",), scope)
+        for former in ("pretrained_model_name_or_path", "model_name"):
+            if former in arguments:
+                arguments["model"] = arguments.pop(former)
+        self._read_pretrained(arguments, scope)
+        if not {"dtype", "torch_dtype"} & set(arguments):
+            advice = "transformers takes the dtype of the model's files: set training.dtype"
+            self.run.note(call.lineno, called_name(call), "", advice)
+
     def _read_pretrained(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
         for name, node in arguments.items():
-            value = self._read_setting(name, node, scope)
+            value = self._read_setting(name, node, scope, loading_refusal(name))
             if value is None:
                 continue
             if name == "model":
@@ -284,23 +312,40 @@ class _ScriptReader:
             self.run.note(node.lineno, "args", self._source(node), advice)
 
     def _put_defaults(self, definition: ast.AST | None, scope: Scope) -> None:
-        """Defaults that a subclass of GRPOConfig in the script replaces."""
-        for statement in definition.body if isinstance(definition, ast.ClassDef) else []:
+        """Defaults that a subclass of GRPOConfig in the script replaces, those of its own bases
+        first, and what its methods set."""
+        if not isinstance(definition, ast.ClassDef):
+            return
+        for base in definition.bases:
+            defined = self._classes(CONFIG).get(dotted_name(base))
+            if defined is not definition:
+                self._put_defaults(defined, scope)
+        for statement in definition.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 name = statement.target.id
                 default = field_default(statement, name)
                 if default is not None:
                     self._put_config(name, default, scope)
+            if isinstance(statement, ast.FunctionDef):
+                self._note_method(statement)
+
+    def _note_method(self, method: ast.FunctionDef) -> None:
+        """Name the fields that a method of a config sets, as `__post_init__` does."""
+        for statement, _ in statements(method.body):
+            for target, value in changed_attributes(statement):
+                source = self._source(value) if value is not None else ""
+                advice = f"{method.name} sets it; set it in the job"
+                self.run.note(statement.lineno, ast.unparse(target), source, advice)
 
     def _read_lora(self, node: ast.expr, scope: Scope) -> None:
         if _is_none(node):
             return
+        why = "no LoraConfig(…) was found here"
         try:
             target, inner, index = scope.follow(node)
             self._objects[id(target), index] = "peft_config"
         except Computed as error:
-            target, inner = node, scope
-            self.run.note(node.lineno, "peft_config", self._source(node), str(error))
+            target, inner, why = node, scope, str(error)
         if isinstance(target, ast.Constant) and target.value is None:
             return
         if isinstance(target, ast.Call) and called_name(target) == "get_peft_config":
@@ -311,9 +356,7 @@ class _ScriptReader:
             self._read_lora_fields(self._arguments(target, LORA_POSITIONS, inner), inner)
             return
         self.run.lora = {}
-        advice = (
-            "an adapter is trained with LoRA of the job's defaults; set adapter as it should be"
-        )
+        advice = f"{why}; LoRA with PEFT's defaults was taken: set adapter as it should be"
         self.run.note(node.lineno, "peft_config", self._source(node), advice)
 
     def _read_lora_fields(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
@@ -321,7 +364,7 @@ class _ScriptReader:
         for name, node in arguments.items():
             if name == "task_type":
                 continue  # a causal language model, as every job's
-            value = self._read_setting(name, node, scope)
+            value = self._read_setting(name, node, scope, adapter_refusal(name))
             if value is not None:
                 self.run.lora[name] = value
 
@@ -359,33 +402,12 @@ class _ScriptReader:
                 if kind or target.attr in ("chat_template", "eos_token", "eos_token_id"):
                     source = self._source(value) if value is not None else ""
                     advice = "a condition decides on it" if is_conditional else "it changes here"
-                    self.run.note(statement.lineno, name, source, f"{advice}; set it in the job")
-
-    def _note_calls(self) -> None:
-        """Name what the script sets by calls and variables beside the trainer's arguments."""
-        for node in ast.walk(self.module):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="train"), keywords=keywords):
-                    for keyword in keywords:
-                        if keyword.arg == "resume_from_checkpoint" and not _is_none(keyword.value):
-                            value = self._source(keyword.value)
-                            self.run.note(node.lineno, keyword.arg, value, RESUMES)
-                case ast.Call(func=ast.Attribute(attr="push_to_hub")):
-                    if not self.run.value("push_to_hub"):
-                        advice = "set export.to to Hub, and export.hub.repository"
-                        self.run.note(node.lineno, ast.unparse(node.func), "", advice)
-                case ast.Call() if dotted_name(node.func) in TRACKER_CALLS:
-                    name = dotted_name(node.func)
-                    advice = f"set tracking.{TRACKER_CALLS[name]}"
-                    self.run.note(node.lineno, name, "", advice)
-                case ast.Subscript(ctx=ast.Store()) if dotted_name(node.value) == "os.environ":
-                    # A value may be a token: it is not shown.
-                    advice = "set it in env, if the run needs it; a secret by valueFrom"
-                    self.run.note(node.lineno, ast.unparse(node), "", advice)
+                    advice = OWN_CODE if kind == "trl" else f"{advice}; set it in the job"
+                    self.run.note(statement.lineno, name, source, advice)
 
     def _kind_of(self, attribute: ast.Attribute, scope: Scope) -> str | None:
-        """The argument of the trainer that an attribute belongs to, or "trainer"; "unknown" if only
-        the run shows whether a field belongs to the config."""
+        """The argument of the trainer that an attribute belongs to, "trainer", or "trl" for what is
+        imported of it; "unknown" if only the run shows whether a field belongs to the config."""
         node = attribute.value
         is_part = isinstance(node, ast.Attribute)
         while isinstance(node, ast.Attribute):
@@ -395,13 +417,17 @@ class _ScriptReader:
         except Computed:
             is_self = isinstance(node, ast.Name) and node.id == "self"
             return "unknown" if attribute.attr in FIELDS and not is_self else None
+        if is_trl_import(target):
+            return "trl"
         kind = self._objects.get((id(target), index))
         return kind if not is_part or kind == "trainer" else None
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
-        setting = self._read_setting(name, node, scope)
+        field = RENAMED.get(name, name)
+        refusal = refusal_message(PLACES[field]) if field in PLACES else ""
+        setting = self._read_setting(name, node, scope, refusal)
         if setting is not None:
-            self.run.config[RENAMED.get(name, name)] = setting
+            self.run.config[field] = setting
 
     def _source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)

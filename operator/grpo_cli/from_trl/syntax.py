@@ -62,6 +62,14 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+def is_trl_import(node: ast.AST) -> bool:
+    """True for a statement that imports TRL, or a part of it."""
+    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom):
+        modules = [node.module or ""]
+    return any(module.partition(".")[0] == "trl" for module in modules)
+
+
 def called_name(call: ast.Call) -> str:
     """Last name of what is called: `from_pretrained` of `AutoModel.from_pretrained(…)`."""
     if isinstance(call.func, ast.Attribute):
@@ -84,7 +92,7 @@ def function_result(module: ast.Module, name: str) -> ast.expr | None:
     function = function_named(module, name)
     if function is None:
         return None
-    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    returns = [node for node, _ in statements(function.body) if isinstance(node, ast.Return)]
     return returns[0].value if len(returns) == 1 else None
 
 
@@ -147,6 +155,31 @@ def _assigned_names(statement: ast.stmt) -> Iterator[Bound]:
                 yield from _changed_entry(owner)
 
 
+def changed_containers(statement: ast.stmt) -> set[str]:
+    """Names of the lists and dicts of which a statement changes an entry."""
+    names: set[str] = set()
+    for node in own_expressions(statement):
+        match node:
+            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+                names |= {name for name, _, _ in _changed_entry(node)}
+            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in MUTATORS:
+                names |= {name for name, _, _ in _changed_entry(owner)}
+    return names
+
+
+def foreign_containers(function: Function) -> set[str]:
+    """Names of the lists and dicts that a function changes without making them."""
+    own = {name for name, value, _ in _bound_in(function) if value is not None}
+    own -= {name for name, _, _ in parameters_of(function, None)}
+    changed = (changed_containers(statement) for statement, _ in statements(function.body))
+    return set().union(*changed) - own
+
+
+def _bound_in(function: Function) -> Iterator[Bound]:
+    for statement, _ in statements(function.body):
+        yield from bound_names(statement)
+
+
 def _changed_entry(owner: ast.expr) -> Iterator[Bound]:
     """The name of a container of which an entry changes, however deep."""
     while isinstance(owner, ast.Subscript):
@@ -194,8 +227,10 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
                     yield ast.Attribute(owner, str(field.value)), given
                 else:
                     yield ast.Attribute(owner, f"<{ast.unparse(field)}>"), None
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="add_callback") as attribute)):
-            yield attribute, None
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method) as attribute)):
+            # Such as `args.set_optimizer(…)` of transformers.
+            if method == "add_callback" or method.startswith("set_"):
+                yield attribute, None
 
 
 def parameters_of(
@@ -251,6 +286,11 @@ def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
             return ast.unparse(node) == ast.unparse(argument)
         case ast.Call() if called_name(node) == "set_defaults":
             return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
+        case ast.Call(func=ast.Name(id="setattr"), args=[owner, *_]):
+            return ast.unparse(owner) == ast.unparse(argument.value)
+        case ast.Call(func=ast.Attribute(attr="update", value=fields)):
+            owner_name = ast.unparse(argument.value)
+            return ast.unparse(fields) in (f"vars({owner_name})", f"{owner_name}.__dict__")
     return False
 
 
@@ -259,9 +299,14 @@ def option_name(option: ast.Call) -> str:
     for keyword in option.keywords:
         if keyword.arg == "dest" and isinstance(keyword.value, ast.Constant):
             return str(keyword.value.value)
+    return option_flag(option).lstrip("-").replace("-", "_")
+
+
+def option_flag(option: ast.Call) -> str:
+    """An option as users write it, such as `--batch-size`."""
     names = [str(arg.value) for arg in option.args if isinstance(arg, ast.Constant)]
     long = [name for name in names if name.startswith("--")] or names
-    return long[0].lstrip("-").replace("-", "_") if long else ""
+    return long[0] if long else ""
 
 
 def field_default(statement: ast.stmt, name: str) -> ast.expr | None:

@@ -15,10 +15,12 @@ from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.spec.trl_places import FIELDS
+from grpo_api.text.messages import plain_text
 
 MAX_QUOTED = 60
 """Characters of a value that a note quotes."""
-
+_SECRET = re.compile(r"(?<!bos_)(?<!eos_)(?<!pad_)(token|key|password|secret)$", re.IGNORECASE)
+"""Names whose values a file that people share must not repeat; a tokenizer's tokens are none."""
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -68,7 +70,7 @@ class Note:
 
 def short_text(text: str) -> str:
     """The text on one line, cut to what a message can quote."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    line = plain_text("".join(letter if letter.isprintable() else " " for letter in text))
     return line if len(line) <= MAX_QUOTED else f"{line[: MAX_QUOTED - 1]}…"
 
 
@@ -132,7 +134,8 @@ class TrlRun:
 
     def note(self, line: int, name: str, value: object, advice: str) -> None:
         """Keep what was not taken; the same is kept once."""
-        entry = Note(line, name, value if isinstance(value, str) else repr(value), advice)
+        text = value if isinstance(value, str) else repr(value)
+        entry = Note(line, name, "" if _SECRET.search(name) else text, advice)
         if entry not in self.notes:
             insort(self.notes, entry, key=lambda earlier: earlier.line)
 
