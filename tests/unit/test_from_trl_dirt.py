@@ -149,6 +149,7 @@ STEPS = st.sampled_from([
     "other = kw\nother['beta'] = V", "def late():\n    kw['beta'] = V\nlate()",
     "def turn():\n    global B\n    B = V\nturn()",
     "def fill(entries):\n    entries['beta'] = V\nfill(kw)",
+    "C = V; B = C; args = GRPOConfig(beta=B)",
     "class Next(Config):\n    seed: int = 3\nargs = Next()",
     "class Last(Config):\n    def __init__(self):\n        self.beta = V\nargs = Last()",
     "B = V", "B = [V][0]", "B += V", "B, C = V, V", "(B := V)", "if V > 0.5:\n    B = V",
@@ -354,7 +355,8 @@ def test_one_computed_entry_does_not_hide_the_others(tmp_path: Path) -> None:
         "trainer =", "more = dict(beta=0.5, learning_rate=rate())\ntrainer ="
     )
     assert spec_of(tmp_path, text)["training"]["beta"] == 0.5
-    assert any("learning_rate = rate()" in note for note in notes(tmp_path))
+    said = "learning_rate = rate(): it is computed when the script runs; set training.learningRate"
+    assert any(said in note for note in notes(tmp_path))
 
 
 def test_rewards_that_a_function_returns_beside_their_weights_are_found(tmp_path: Path) -> None:

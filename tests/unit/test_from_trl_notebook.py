@@ -149,3 +149,21 @@ def test_a_recipe_is_read_as_trl_s_parser_reads_it(tmp_path: Path) -> None:
     said = "\n".join(notes(tmp_path))
     assert "write it as tag_count of rewards.py" in said
     assert "system_prompt = Think.: set dataset.systemPrompt" in said
+
+
+@pytest.mark.parametrize(
+    ("settings_text", "share"),
+    [
+        ("warmup_ratio=0.1", 0.1),
+        ("warmup_steps=50, warmup_ratio=0.1", 0.5),
+        ("warmup_ratio=0.1, warmup_steps=0", 0.1),
+        ("warmup_ratio=None, warmup_steps=0.2", 0.2),
+    ],
+)
+def test_steps_of_warm_up_count_before_their_share(
+    tmp_path: Path, settings_text: str, share: float
+) -> None:
+    text = script(f"{settings_text}, max_prompt_length=None, max_steps=100")
+    training = spec_of(tmp_path, text)["training"]
+    assert training["warmupRatio"] == share
+    assert "maxPromptLength" not in training

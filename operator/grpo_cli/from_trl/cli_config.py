@@ -26,6 +26,8 @@ soft_overlong_punishment_reward = get_soft_overlong_punishment(
     max_completion_len=1280, soft_punish_cache=256
 )
 '''
+_TYPES = {"use_peft": "bool", "lora_r": "int", "lora_alpha": "int", "lora_dropout": "float"}
+"""Types of ModelConfig's fields that a job has."""
 _LORA = {
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
@@ -79,7 +81,7 @@ def read_config(values: Mapping[str, TrlSetting], source: str, read_module: Read
 def _parse_text(name: str, setting: TrlSetting) -> TrlSetting:
     """A text that TRL's parser would read as a number or a switch, as one: YAML takes `5e-6` for a
     text."""
-    kind = FIELDS[name].type if name in FIELDS else ""
+    kind = FIELDS[name].type if name in FIELDS else _TYPES.get(name, "")
     if not isinstance(setting.value, str) or not re.match("int|float|bool", kind):
         return setting
     if kind.startswith("bool"):

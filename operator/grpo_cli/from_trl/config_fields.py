@@ -96,7 +96,7 @@ class ConfigFields:
         self._put_batches()
         for name, setting in self.run.config.items():
             if name in FORMER:
-                self.builder.set_field(FORMER[name], setting.value, name, setting)
+                self._put_former(name, setting)
             elif name not in FIELDS:
                 if setting.value is not None:
                     self._note(name, setting, FOREIGN.get(name, "TRL 1.16 has no such field"))
@@ -233,11 +233,21 @@ class ConfigFields:
         path = "training.learningRate" if self.run.lora is None else "adapter.learningRate"
         self.builder.set_field(path, setting.value, name, setting)
 
+    def _put_former(self, name: str, setting: TrlSetting) -> None:
+        """A field of an earlier TRL, in which steps of warm-up counted before their share."""
+        is_replaced = name == "warmup_ratio" and self.run.value("warmup_steps")
+        if is_replaced:
+            self._note(name, setting, "warmup_steps was taken")
+        elif setting.value is not None:
+            self.builder.set_field(FORMER[name], setting.value, name, setting)
+
     def _put_warmup(self, name: str, setting: TrlSetting) -> None:
         """transformers takes a number below 1 as a share of the steps, and rounds it up."""
         steps = setting.value
         if not isinstance(steps, int | float) or isinstance(steps, bool):
             self._note(name, setting, "set training.warmupRatio")
+        elif steps == 0 and "warmup_ratio" in self.run.config:
+            return
         elif steps < 1:
             self.builder.set_field("training.warmupRatio", steps, name, setting)
         elif self._has_steps():

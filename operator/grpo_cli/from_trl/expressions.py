@@ -24,7 +24,7 @@ from .syntax import (
     function_named,
     function_result,
     is_override,
-    last_line,
+    last_position,
     option_flag,
     option_name,
     own_expressions,
@@ -66,8 +66,8 @@ class Computed(Exception):
 @dataclass(frozen=True, slots=True)
 class Binding:
     line: int
-    end: int
-    """Last line of the statement; a name below it reads what it binds."""
+    end: tuple[int, int]
+    """Line and column where the statement ends; a name behind it reads what it binds."""
     value: ast.expr | ast.stmt | None
     """The expression, or the definition or import; None where a loop or a caller binds it."""
     index: int | None = None
@@ -102,7 +102,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         for statement, is_conditional in statements(self.body):
-            end = last_line(statement)
+            end = last_position(statement)
             for name, value, index in bound_names(statement):
                 binding = Binding(statement.lineno, end, value, index, is_conditional)
                 self.bindings.setdefault(name, []).append(binding)
@@ -116,7 +116,7 @@ class Scope:
 
     def _add_change(self, name: str, node: ast.AST) -> None:
         line = getattr(node, "lineno", 0)
-        change = Binding(line, line, None, is_conditional=True)
+        change = Binding(line, (line, 0), None, is_conditional=True)
         self.bindings.setdefault(name, []).append(change)
 
     def _changed_elsewhere(self, statement: ast.stmt) -> Iterator[str]:
@@ -148,7 +148,7 @@ class Scope:
             read_in = None if is_default else caller or self
             value = given if len(calls) <= 1 else None  # each call may give another
             binding = Binding(
-                function.lineno, function.lineno, value, scope=read_in, is_assumed=not calls
+                function.lineno, (function.lineno, 0), value, scope=read_in, is_assumed=not calls
             )
             scope.bindings.setdefault(name, []).insert(0, binding)
         return scope
@@ -174,7 +174,8 @@ class Scope:
         if len(bindings) > 1 and any(binding.is_conditional for binding in bindings):
             lines = ", ".join(str(binding.line) for binding in bindings)
             raise Computed(name, f"{name.id} is assigned at lines {lines}, depending on conditions")
-        before = [binding for binding in bindings if binding.end < name.lineno]
+        place = name.lineno, name.col_offset
+        before = [binding for binding in bindings if binding.end < place]
         if not before and not is_outer:
             raise Computed(name)
         if is_outer and 0 < len(before) < len(bindings):

@@ -9,9 +9,9 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 
-from grpo_api.spec.trl_places import FIELDS, PLACES
+from grpo_api.spec.trl_places import FIELDS, PLACES, Place
 
-from .config_fields import refusal_message
+from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
 from .expressions import Computed, Scope
 from .job_spec import adapter_refusal, loading_refusal
@@ -211,14 +211,15 @@ class _ScriptReader:
             yield str(name), constant
 
     def _read_setting(
-        self, name: str, node: ast.expr, scope: Scope, refusal: str = ""
+        self, name: str, node: ast.expr, scope: Scope, *, refusal: str = "", place: str = ""
     ) -> TrlSetting | None:
-        """The constant of an argument; a note where it is not constant, which says why a job has no
-        such setting if `refusal` does."""
+        """The constant of an argument; a note where it is not constant. The note says why a job has
+        no such setting, if `refusal` does, and else where it has it."""
         try:
             return TrlSetting(scope.evaluate(node), node.lineno)
         except Computed as error:
-            advice = refusal or f"{error}; write the value into the job"
+            fix = f"set {place}" if place else "write the value into the job"
+            advice = refusal or f"{error}; {fix}"
             self.run.note(node.lineno, name, self._source(node), advice)
             return None
 
@@ -274,7 +275,7 @@ class _ScriptReader:
 
     def _read_pretrained(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
         for name, node in arguments.items():
-            value = self._read_setting(name, node, scope, loading_refusal(name))
+            value = self._read_setting(name, node, scope, refusal=loading_refusal(name))
             if value is None:
                 continue
             if name == "model":
@@ -364,7 +365,7 @@ class _ScriptReader:
         for name, node in arguments.items():
             if name == "task_type":
                 continue  # a causal language model, as every job's
-            value = self._read_setting(name, node, scope, adapter_refusal(name))
+            value = self._read_setting(name, node, scope, refusal=adapter_refusal(name))
             if value is not None:
                 self.run.lora[name] = value
 
@@ -424,8 +425,10 @@ class _ScriptReader:
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
         field = RENAMED.get(name, name)
-        refusal = refusal_message(PLACES[field]) if field in PLACES else ""
-        setting = self._read_setting(name, node, scope, refusal)
+        place = PLACES.get(field, Place("Spec", "", ""))
+        is_read = field in (*BATCHING, *READ_ELSEWHERE)
+        refusal = "" if is_read else refusal_message(place)
+        setting = self._read_setting(name, node, scope, refusal=refusal, place=place.path)
         if setting is not None:
             self.run.config[field] = setting
 

@@ -109,9 +109,11 @@ def global_names(node: ast.stmt | ast.expr) -> list[str]:
     return list(names)
 
 
-def last_line(statement: ast.stmt) -> int:
-    """Last line of a simple statement; the first one of what contains others."""
-    return statement.lineno if hasattr(statement, "body") else statement.end_lineno or 0
+def last_position(statement: ast.stmt) -> tuple[int, int]:
+    """Line and column of a simple statement's end; of the begin of what contains others."""
+    if hasattr(statement, "body"):
+        return statement.lineno, statement.col_offset
+    return statement.end_lineno or 0, statement.end_col_offset or 0
 
 
 Bound = tuple[str, ast.expr | ast.stmt | None, int | None]
