@@ -273,9 +273,7 @@ def passes(count: int) -> None:
         busy = Snapshot(
             nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes[free:]}
         )
-        asked = CycleInput(
-            jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none"
-        )
+        asked = CycleInput(jobs=jobs, snapshot=busy, limits=Limits(), default_image="none")
         plans, times = Plans(), list[float]()
         while not times or schedule(asked, plans).not_reached:
             times.append(time.process_time())

@@ -102,7 +102,6 @@ def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mappin
     asked = CycleInput(
         jobs=tuple(jobs),
         snapshot=snapshot,
-        now=NOW,
         limits=LIMITS,
         default_image="trainer:1",
         pauses={one.uid: pausing(one, release_age(one, NOW), LIMITS) for one in jobs},

@@ -5,14 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
+from grpo_kube.objects.times import Observed
 from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.quota_gate import Allowance
-from grpo_operator.admission.scheduler import CycleInput, schedule
+from grpo_operator.admission.scheduler import UNCOUNTED_SECONDS, CycleInput, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, is_in_scope, quota_facts
+from grpo_operator.decide.first_seen import FirstSeenTracker
+from grpo_operator.decide.observation import observe
+from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged
 
@@ -140,23 +144,30 @@ def test_two_gangs_do_not_get_one_quota() -> None:
     assert "4 are used, and the gang needs 4" in found["uid-b"].message
 
 
-@pytest.mark.parametrize(
-    ("since", "reason", "requeue_after"),
-    [(-5, "WaitingForQuota", 5.0), (-60, "Admitted", None), (3600, "WaitingForQuota", 10.0)],
-    ids=["just now", "long ago", "by a clock that was set back"],
-)
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 60))
 def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
-    since: float, reason: str, requeue_after: float | None
+    step: int, passed: int
 ) -> None:
+    """The clock was set since."""
     new = job("new", gang(1, 4), active=True)
-    status = new.status.model_copy(update={"attempt_start_time": at(since)})
+    status = new.status.model_copy(update={"attempt_start_time": at(0)})
     new = replace(new, typed=replace(new.content, status=status))
-    there = cluster(8, 8, quotas={"team-a": (quota({GPU: "6"}),)})
-    jobs = (new, job("a", gang(1, 4)))
-    asked = CycleInput(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
+    tracker = FirstSeenTracker()
+    observe(new, [], [], now=NOW, at=Observed(0), first_seen_tracker=tracker)
+    times = tracker.times(new.key)
+    asked = CycleInput(
+        jobs=(new, job("a", gang(1, 4))),
+        snapshot=cluster(8, 8, quotas={"team-a": (quota({GPU: "6"}),)}),
+        limits=LIMITS,
+        default_image="trainer:1",
+        admitted_for={new.uid: times.admitted_for(new, NOW + passed + step, Observed(passed))},
+    )
     found = schedule(asked, Plans())
-    assert found.verdicts["uid-a"].reason == reason
-    assert found.requeue_after == requeue_after, "the quota may not change again"
+    is_counted = passed >= UNCOUNTED_SECONDS
+    assert found.verdicts["uid-a"].admitted == is_counted
+    seconds_left = None if is_counted else UNCOUNTED_SECONDS - passed
+    assert found.requeue_after == seconds_left, "the quota may not change again"
 
 
 def test_a_priority_class_that_does_not_exist_holds_nothing() -> None:

@@ -22,7 +22,6 @@ from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
     LIMITS,
-    NOW,
     SERVED_GPU_PLAN,
     active_status,
     condition,
@@ -135,7 +134,6 @@ def test_a_new_plan_is_admitted_only_where_its_engines_fit_too() -> None:
         asked = CycleInput(
             jobs=(one,),
             snapshot=of((H100, 8), (L4, free)),
-            now=NOW,
             limits=LIMITS,
             default_image="t:1",
         )

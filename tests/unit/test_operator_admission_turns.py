@@ -14,7 +14,7 @@ from grpo_operator.admission.queue_order import MOST_PASSED_OVER, sort_queue
 from grpo_operator.admission.scheduler import CycleInput, ordinal, schedule
 from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
-from tests.unit.operator_world import LIMITS, NOW, make_job
+from tests.unit.operator_world import LIMITS, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod
 
 
@@ -181,7 +181,6 @@ class Cluster:
         asked = CycleInput(
             jobs=tuple(self.waiting.values()),
             snapshot=cluster(*self.sizes, pods=pods),
-            now=NOW,
             limits=LIMITS,
             passed_over=self.passed,
             default_image="trainer:1",

@@ -1,6 +1,7 @@
 """What a user changes before an attempt or between two: nothing of the earlier spec is left."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,14 @@ from grpo_operator.admission.resume_plan import kept_plan
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.preflight import should_check
 from tests.unit.operator_world import (
+    PLAN,
     active_status,
     after,
     condition,
     judged,
     make_job,
     make_seen,
+    of_type,
     stored,
 )
 from tests.unit.test_operator_preflight import (
@@ -124,3 +127,28 @@ def test_a_deadline_that_is_raised_while_an_attempt_runs_stays_within_its_class(
     job = make_job({"jobClassName": "short", "activeDeadlineSeconds": 86400}, status)
     assert job.active_deadline == 60
     assert judged(make_seen(job)).reason == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("kind", ["TrainsAdapterOnly", "EngineFallback"])
+def test_a_plan_without_what_an_earlier_one_fell_back_to_says_so(kind: str) -> None:
+    """The user has named other GPUs before the first step, or another engine after a failure."""
+    waits = [condition("Admitted", "False", "WaitingForGPUs"), condition(kind)]
+    job = make_job(status=active_status(conditions=waits))
+    status = after(make_seen(job), Decision(Action.COMMIT, plan=PLAN))
+    assert of_type(status, kind)[:2] == ("False", "AsExpected")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [({"suspend": True}, "Suspended"), ({"activeDeadlineSeconds": 60}, "DeadlineExceeded")],
+)
+def test_a_job_that_is_checked_no_more_does_not_say_that_a_pod_checks_it(
+    spec: dict[str, Any], reason: str
+) -> None:
+    used = {"attempt": 1, "activeSeconds": 100, "preflight": {"digest": "a" * 64}}
+    waits = [condition("Admitted", "False", "Checking"), condition("Checked", "False", "Checking")]
+    job = gpu_job({**used, "conditions": waits}, **spec)
+    observation = seen(job, look(job, child(job)))
+    decision = judged(observation)
+    assert decision.reason == reason
+    assert of_type(after(observation, decision), "Checked") == ("False", reason, decision.message)

@@ -340,7 +340,7 @@ def test_the_queue_gives_a_gang_that_starts_again_its_rung() -> None:
     seen = ended(Story(), "EngineFailed")
     decision = judged(seen)
     assert decision.learned is not None
-    question = CycleInput(jobs=(seen.job,), snapshot=one_node(), now=NOW, limits=LIMITS)
+    question = CycleInput(jobs=(seen.job,), snapshot=one_node(), limits=LIMITS)
     verdict = restart(learning(seen.job, decision.learned), question)
     assert verdict.admitted, verdict.message
     assert verdict.plan is not None

@@ -23,7 +23,6 @@ from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
 from tests.unit.operator_world import (
     LIMITS,
-    NOW,
     active_status,
     condition,
     judged,
@@ -125,7 +124,7 @@ def test_the_queue_gives_a_gang_that_starts_again_its_new_plan() -> None:
         },
     }
     snapshot = Snapshot(nodes=(node_facts(node),))
-    question = CycleInput(jobs=(seen.job,), snapshot=snapshot, now=NOW, limits=LIMITS)
+    question = CycleInput(jobs=(seen.job,), snapshot=snapshot, limits=LIMITS)
     verdict = restart(learning(seen.job, decision.learned), question)
     assert verdict.admitted, verdict.message
     assert verdict.plan is not None

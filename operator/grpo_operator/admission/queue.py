@@ -37,7 +37,7 @@ from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Action, Decision, Limits
-from ..decide.first_seen import release_age
+from ..decide.first_seen import release_age, stored_age
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
@@ -112,17 +112,21 @@ class AdmissionQueue:
         clock: Callable[[], float],
         pods: PodDefaults,
         released_for: Callable[[GRPOJobRecord], float] | None = None,
+        admitted_for: Callable[[GRPOJobRecord], float] | None = None,
     ) -> None:
         """`jobs` are all GRPOJobs; `snapshot` gives the cluster as it is known now, the same object
         while nothing has changed; `pods` is what their pods have by default; `clock` gives unix
-        seconds; `released_for` gives the seconds since a gang's release, by default by that
-        clock."""
+        seconds; `released_for` and `admitted_for` give the seconds since a gang's release and
+        since its attempt's commit, by default by that clock."""
         self._jobs = jobs
         self._snapshot = snapshot
         self._limits = limits
         self._pods = pods
         self._clock = clock
         self._released_for = released_for or (lambda job: release_age(job, clock()))
+        self._admitted_for = admitted_for or (
+            lambda job: stored_age(job.status.attempt_start_time, clock())
+        )
         self._plans = Plans()
         self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
@@ -223,24 +227,25 @@ class AdmissionQueue:
             self.wake()
             return None
         self._accept(cycle_input, cycle)
-        denial_pauses = self._assumptions.denial_pauses(cycle_input.now).values()
+        denial_pauses = self._assumptions.denial_pauses(self._clock()).values()
         return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
 
     def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
-        now = self._clock()
         jobs = tuple(self._jobs)
         assumed = self._assumptions.claims()
-        denied_recently = frozenset(self._assumptions.denial_pauses(now))
+        denied_recently = frozenset(self._assumptions.denial_pauses(self._clock()))
         waiting = (job for job in jobs if job.is_waiting_for_admission)
         pauses = {job.uid: self._pause(job) for job in waiting}
+        counted = jobs if snapshot.quotas else ()
+        admitted_for = {job.uid: self._admitted_for(job) for job in counted if job.is_active}
         return CycleInput(
             jobs=jobs,
             snapshot=snapshot,
-            now=now,
             limits=self._limits,
             assumed=assumed,
             passed_over=dict(self._passed_over),
             pauses=pauses,
+            admitted_for=admitted_for,
             denied_recently=denied_recently,
             default_image=self._pods.image,
             preflight=self._pods.preflight,

@@ -11,13 +11,14 @@ free. Pure: a CycleInput in, a Cycle out.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from grpo_api.effective_spec import gpus_problem
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import AppliedJobClass, ConditionType
-from grpo_kube.objects.times import seconds, shortest_pause
+from grpo_kube.objects.times import shortest_pause
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
@@ -80,7 +81,6 @@ class Verdict:
 class CycleInput:
     jobs: tuple[GRPOJobRecord, ...]
     snapshot: Snapshot
-    now: float
     limits: Limits
     assumed: Mapping[str, Claim] = field(default_factory=dict)
     """By uid, attempts that were admitted and are not in their jobs' status yet."""
@@ -88,6 +88,8 @@ class CycleInput:
     """By uid, as counted by earlier cycles; a job's status may be behind."""
     pauses: Mapping[str, float] = field(default_factory=dict)
     """By uid, seconds that gangs still stay out of the queue after their release."""
+    admitted_for: Mapping[str, float] = field(default_factory=dict)
+    """By uid, seconds since the commit of attempts that are under way, where there are quotas."""
     denied_recently: frozenset[str] = frozenset()
     """uids of jobs whose commit the API server has just denied."""
     default_image: str = ""
@@ -257,12 +259,7 @@ class _CycleRun:
         if claim.job.uid in self._input.assumed:
             return True
         # quota.used follows the pods, which the Job controller creates a moment after the commit
-        committed_at = seconds(claim.job.status.attempt_start_time)
-        if committed_at is None:
-            return False
-        # a clock that was set back has left the commit in the future
-        seconds_since_commit = max(0.0, self._input.now - committed_at)
-        seconds_left = UNCOUNTED_SECONDS - seconds_since_commit
+        seconds_left = UNCOUNTED_SECONDS - self._input.admitted_for.get(claim.job.uid, inf)
         if seconds_left <= 0 or self._remaining.has_bound_pod(claim.job):
             return False
         self.seconds_until_counted = max(seconds_left, self.seconds_until_counted or 0.0)

@@ -72,6 +72,10 @@ class FirstSeenTimes:
         """Seconds since the job's gang was released."""
         return self.since(_release_of(job), at, release_age(job, now))
 
+    def admitted_for(self, job: GRPOJobRecord, now: float, at: Observed) -> float:
+        """Seconds since the job's attempt was admitted."""
+        return self.since(ADMISSION, at, stored_age(job.status.attempt_start_time, now))
+
 
 class FirstSeenTracker:
     """The first-seen times of all jobs with an attempt."""

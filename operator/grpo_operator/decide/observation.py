@@ -20,7 +20,6 @@ from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
 from .first_seen import (
-    ADMISSION,
     COMPLETION,
     FirstSeenTimes,
     FirstSeenTracker,
@@ -310,10 +309,9 @@ class Observation:
 
         A step of the wall clock counts only if this process has not seen the attempt before it.
         """
-        started = self.job.status.attempt_start_time
-        if started is None:
+        if self.job.status.attempt_start_time is None:
             return 0.0
-        return self.first_seen.since(ADMISSION, self.at, stored_age(started, self.now))
+        return self.first_seen.admitted_for(self.job, self.now, self.at)
 
     @property
     def running_seconds(self) -> float:

@@ -144,6 +144,7 @@ class Operator:
             clock=wall,
             pods=settings.pods,
             released_for=self._released_for,
+            admitted_for=self._admitted_for,
         )
         self._measured_runs: MeasuredRunStore | None = None
         if key := settings.measured_runs:
@@ -280,6 +281,11 @@ class Operator:
         """Seconds since the job's gang was released."""
         times = self._first_seen_tracker.times(job.key)
         return times.released_for(job, self._wall(), Observed(self._clock()))
+
+    def _admitted_for(self, job: GRPOJobRecord) -> float:
+        """Seconds since the commit of a job's attempt."""
+        times = self._first_seen_tracker.times(job.key)
+        return times.admitted_for(job, self._wall(), Observed(self._clock()))
 
     def _facts_changed(self) -> None:
         self._admission.wake()

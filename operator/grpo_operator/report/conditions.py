@@ -78,7 +78,9 @@ def _checked_condition(observation: Observation, decision: Decision) -> Iterator
         return
     if preflight and preflight.is_needed:
         check = preflight.check
-        if decision.action is Action.SUSPEND and not check.has_passed:
+        goes_on = decision.action not in (Action.SUSPEND, Action.FAIL)
+        if not (goes_on or check.has_passed or check.reason is Reason.PREFLIGHT_FAILED):
+            yield from _no_longer_waiting(observation, decision, C.CHECKED)
             return
         yield C.CHECKED, check.has_passed, check.reason, check.message
     elif job.condition(C.CHECKED) and not job.is_true(C.CHECKED):
@@ -211,6 +213,8 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
         changes = "; ".join(plan.changes)
         message = changes or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
+    elif job.is_true(C.TRAINS_ADAPTER_ONLY):
+        yield C.TRAINS_ADAPTER_ONLY, False, Reason.AS_EXPECTED, "all parameters are trained"
 
 
 def _engine_fallback(observation: Observation, decision: Decision) -> Iterator[Statement]:
@@ -219,10 +223,10 @@ def _engine_fallback(observation: Observation, decision: Decision) -> Iterator[S
     if plan is None:
         return
     has_first_choice = plan.engine is not None and plan.engine.model_runner == "Auto"
-    if has_first_choice and observation.job.is_true(C.ENGINE_FALLBACK):
-        message = "the engine runs as it was planned before one failed"
-        yield C.ENGINE_FALLBACK, False, Reason.AS_EXPECTED, message
     if has_first_choice or learned is None or not learned.engine_failures:
+        if observation.job.is_true(C.ENGINE_FALLBACK):
+            message = f"completions are sampled by {sampler_name(plan)}, as was planned"
+            yield C.ENGINE_FALLBACK, False, Reason.AS_EXPECTED, message
         return
     failure = learned.engine_failures[-1]
     reason = Reason.MODEL_RUNNER_V1 if plan.engine else Reason.TRANSFORMERS
