@@ -148,7 +148,8 @@ class Cluster:
     def remove_job(self) -> None:
         """Delete the GRPOJob."""
         uid = self._objects.pop(GRPOJOBS.path(*KEY))["metadata"]["uid"]
-        self.caches.grpojobs.discard(KEY, uid)
+        if not self.watch_is_late:
+            self.caches.grpojobs.discard(KEY, uid)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         self.requests.append(f"GET {resource.plural} {name}")

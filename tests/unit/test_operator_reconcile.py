@@ -72,6 +72,18 @@ async def test_a_job_that_is_deleted_while_its_commit_is_answered_is_not_started
     assert "POST jobs run-1" not in cluster.requests
 
 
+async def test_a_job_that_is_gone_at_its_commit_is_looked_at_again_and_forgotten() -> None:
+    """The event of its deletion may have been missed."""
+    cluster = Cluster()
+    cluster.watch_is_late = True
+    cluster.remove_job()
+    with pytest.raises(Conflict):
+        await cluster.reconcile()
+    assert cluster.requests == [STATUS]
+    assert await cluster.reconcile() is None
+    assert cluster.requests == [STATUS]
+
+
 async def test_a_claim_for_many_nodes_of_a_disk_is_named_before_any_pod_waits_for_it() -> None:
     cluster = Cluster({"checkpoint": {"volume": {"claimName": "data"}}})
     cluster.storage_classes = {"gp3": ("gp3", "ebs.csi.aws.com")}

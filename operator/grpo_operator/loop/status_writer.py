@@ -105,9 +105,10 @@ class StatusWriter:
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
             answer = await self._patch(job, patch)
-        except NotFound:
+        except NotFound as error:
             self._grpojobs.discard(job.key, job.uid)
-            return
+            # The next look forgets the job: the event of its deletion may have been missed.
+            raise Conflict(str(error), error.code) from error
         except Conflict:
             # After a lost answer the client's own second try ends in a conflict with the first.
             self._unconfirmed[job.key] = (job, new)
