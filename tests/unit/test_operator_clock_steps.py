@@ -35,7 +35,7 @@ from tests.unit.operator_world import (
     said,
     terminated,
 )
-from tests.unit.test_operator_preflight import ON, gpu_job, known_status
+from tests.unit.test_operator_preflight import ON, SILENT, gpu_job, known_status
 
 GPUS = {"placement": {"accelerator": "GPU", "nodes": 2}, "activeDeadlineSeconds": 3600}
 RELEASED = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-10)}
@@ -204,6 +204,20 @@ def test_a_step_of_the_clock_starts_no_job_unchecked_before_its_time(
     found = preflights.look(job, NOW + passed + step, Observed(passed))
     assert found
     assert found.check.status.given_up is (60 + passed >= BLOCKED_SECONDS)
+
+
+@settings(max_examples=cases(40))
+@given(step=st.integers(-86400, 86400), passed=st.integers(0, 100))
+def test_a_step_of_the_clock_changes_no_pause_between_preflights(step: int, passed: int) -> None:
+    """The second one ended twenty seconds before the first look, without an answer of the hub."""
+    caches, unused = Caches(), Any
+    preflights = Preflights(unused, caches, unused, ON)  # type: ignore[arg-type]
+    known = {"tries": 2, "time": at(-20), "report": {"problems": [SILENT]}}
+    job = gpu_job(known_status(gpu_job(), known))
+    preflights.look(job, NOW, Observed(0))
+    found = preflights.look(job, NOW + passed + step, Observed(passed))
+    assert found
+    assert found.check.should_start is (20 + passed >= 60)
 
 
 @settings(max_examples=cases(40))

@@ -302,14 +302,15 @@ def test_the_pause_doubles_up_to_ten_minutes() -> None:
             known = {"tries": tries, "time": at(-age), "report": {"problems": [SILENT]}}
             job = gpu_job()
             job = gpu_job(known_status(job, known))
-            check = look(job).check
+            check = look(job, ago=0).check
             assert (check.should_start, check.reason) == (starts, "WaitingForHub")
 
 
 def test_a_clock_that_was_set_back_makes_a_job_wait_no_longer() -> None:
     hour = 3600.0
     known = {"tries": 1, "time": at(hour), "report": {"problems": [SILENT]}}
-    assert look(gpu_job(known_status(gpu_job(), known))).check.should_start
+    check = look(gpu_job(known_status(gpu_job(), known)), ago=0).check
+    assert (check.should_start, check.requeue_after) == (False, 30.0)
     known = {"cause": "no room", "blockedSince": at(hour)}
     check = look(gpu_job(known_status(gpu_job(), known))).check
     assert check.status.blocked_since == at(0)

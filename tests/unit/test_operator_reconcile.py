@@ -68,7 +68,8 @@ async def test_a_suspension_that_comes_while_the_commit_is_answered_starts_no_ga
 async def test_a_job_that_is_deleted_while_its_commit_is_answered_is_not_started() -> None:
     cluster = Cluster()
     cluster.before_answer = cluster.remove_job
-    await cluster.reconcile()
+    with pytest.raises(Conflict):
+        await cluster.reconcile()
     assert "POST jobs run-1" not in cluster.requests
 
 

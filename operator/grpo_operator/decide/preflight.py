@@ -112,6 +112,8 @@ class Preflight:
     """Seconds since the operator first saw the Job."""
     ended_for: float = 0.0
     """Seconds since it first saw a sign of the Job's end."""
+    tried_for: float = 0.0
+    """Seconds since the last one that has ended, as the status says."""
     blocked_for: float = 0.0
     """Seconds for which the status has said that this preflight can't run."""
     warning: str = ""
@@ -293,11 +295,10 @@ class Preflight:
             return Check(
                 reason=reason, message=message, status=status, requeue_after=min(most, until_asked)
             )
-        ended_at = seconds(status.time) or self.now
+        stored = self.job.status.preflight
+        has_just_ended = stored is None or stored.job_uid != status.job_uid
         pause = doubled_pause(FIRST_PAUSE, LONGEST_PAUSE, status.tries) if status.tries else 0.0
-        seconds_left = ended_at + pause - self.now
-        if seconds_left > pause:
-            seconds_left = 0.0
+        seconds_left = pause - (0.0 if has_just_ended else self.tried_for)
         is_free = self.child is None
         should_start = is_free and seconds_left <= 0
         # After a refusal, and while the last Job is being deleted.

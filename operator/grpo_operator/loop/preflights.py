@@ -50,9 +50,8 @@ class Preflights:
             owned = self._caches.pods.owned_by(key)
             pods = [pod for pod in owned if pod.controller_uid == child.uid]
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
-        blocked: StoredTime = ("Blocked", digest)
-        age = _blocked_age(job, digest, now)
-        ages = {} if age is None else {blocked: age}
+        blocked, tried = _stored_times(job, digest)
+        ages = _stored_ages(job, digest, now)
         first_seen = self._first_seen_tracker.update(
             key, 0, child, pods, at, expected=False, ages=ages
         )
@@ -60,6 +59,7 @@ class Preflights:
         child_since = first_seen.child or at
         over_since = first_seen.over or at
         blocked_at = first_seen.stored.get(blocked, at)
+        tried_at = first_seen.stored.get(tried, at)
         return Preflight(
             job=job,
             is_needed=is_needed,
@@ -69,6 +69,7 @@ class Preflights:
             now=now,
             waited=at - child_since,
             ended_for=at - over_since,
+            tried_for=at - tried_at,
             blocked_for=at - blocked_at,
         )
 
@@ -112,10 +113,22 @@ class Preflights:
         return ""
 
 
-def _blocked_age(job: GRPOJobRecord, digest: str, now: float) -> float | None:
-    """Seconds for which the status has said that this preflight can't run, by the wall clock; None
-    if it does not say so."""
+def _stored_times(job: GRPOJobRecord, digest: str) -> tuple[StoredTime, StoredTime]:
+    """Name since when this preflight can't run, and when the last one has ended."""
     status = job.status.preflight
-    if status is None or status.digest != digest or not status.blocked_since:
-        return None
-    return stored_age(status.blocked_since, now)
+    last = status.job_uid if status else None
+    return ("Blocked", digest), ("Tried", last or "")
+
+
+def _stored_ages(job: GRPOJobRecord, digest: str, now: float) -> dict[StoredTime, float]:
+    """The ages of these moments by the wall clock, as far as the status tells of them."""
+    status = job.status.preflight
+    if status is None:
+        return {}
+    blocked, tried = _stored_times(job, digest)
+    ages: dict[StoredTime, float] = {}
+    if status.digest == digest and status.blocked_since:
+        ages[blocked] = stored_age(status.blocked_since, now)
+    if status.time:
+        ages[tried] = stored_age(status.time, now)
+    return ages
