@@ -229,6 +229,19 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
     assert world.lanes[1].engine.view.is_serving(VERSION)
 
 
+def test_any_error_of_a_transfer_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ValueError("tensors must be contiguous")
+
+    world = World(monkeypatch, takes={0: fail})
+    world.sending.send(NAME, SENT)
+    world.lanes[0].request = Future()  # the engine still waits for the tensor
+    failed, sound = world.finished()
+    assert (failed.problem, sound.problem) == ("ValueError: tensors must be contiguous", "")
+    assert not failed.is_blocked
+    assert world.group(0).was_left
+
+
 def test_a_process_that_comes_back_meets_in_another_group() -> None:
     client: Any = FakeClient(lambda: None)
     engine = Engine(EngineView(0, "host"), client)

@@ -133,11 +133,16 @@ class Lane:
 
     def _send(self, tensor: torch.Tensor, what: str) -> None:
         group = self._group
-        if group is not None and not self.failure:
+        if group is None or self.failure:
+            return
+
+        def broadcast() -> None:
             if tensor.is_cuda:
                 # The current device belongs to a thread, and a lane's thread begins with device 0.
                 torch.cuda.set_device(tensor.device)
-            self._run_transfer(lambda: group.broadcast(tensor, what, self.seconds_left))
+            group.broadcast(tensor, what, self.seconds_left)
+
+        self._run_transfer(broadcast)
 
     def _run_transfer(self, action: Any) -> None:
         begun = self._clock.now()
@@ -145,6 +150,9 @@ class Lane:
             action()
         except TransferFailed as error:
             self.failure = str(error)
+        # Of any kind: nobody reads what this thread raises, and the engine would wait in vain.
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
         finally:
             # Only transfers use up the lane's time, not the gathering of tensors between them.
             self.seconds_left -= self._clock.now() - begun
