@@ -334,6 +334,25 @@ def test_an_upload_that_fails_is_tried_again_however_long_it_took(
     assert store.object_sizes() == {"export/model": 7}
 
 
+@pytest.mark.parametrize("seconds", [300.0, 10 * LONGEST_WAIT])
+def test_an_upload_that_fails_again_and_again_is_given_up(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tries = SteppedClock(), list[float]()
+
+    def upload(*_: Any, **__: Any) -> None:
+        tries.append(clock.now())
+        assert len(tries) < 20
+        clock.sleep(seconds)
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(obstore, "put", upload)
+    with pytest.raises(StoreFailed, match=r"put export/model.*connection reset"):
+        Store("memory:///runs/demo-0", MemoryStore(), clock=clock).put_file(
+            "export/model", tmp_path / "model"
+        )
+
+
 def test_a_request_that_fails_is_sent_again_after_pauses_that_double_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

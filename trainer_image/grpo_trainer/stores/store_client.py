@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120
 """Longest time of one request, so that a part of PART_BYTES gets through at 140 KB/s."""
+LONG_TRIES = 3
+"""Uploads of one file that may fail although requests of them were answered: each begins again."""
 DELETED_AT_ONCE = 1000
 """Most objects that S3 deletes by one request."""
 
@@ -179,7 +181,7 @@ class Store:
                     obstore.delete(self._backend, key)
 
     def _ask(self, what: str, action: Callable[[], T]) -> T:
-        pause, asked_at = FIRST_PAUSE, self._clock.now()
+        pause, asked_at, long_tries = FIRST_PAUSE, self._clock.now(), 0
         while True:
             tried_at = self._clock.now()
             try:
@@ -187,7 +189,9 @@ class Store:
             except (BaseError, OSError) as error:
                 self._require_passing(what, error)
                 # A file is many requests, most of which were answered if they took so long.
-                if self._clock.now() - tried_at > 2 * REQUEST_SECONDS:
+                is_long = self._clock.now() - tried_at > 2 * REQUEST_SECONDS
+                if is_long and long_tries < LONG_TRIES:
+                    long_tries += 1
                     asked_at = self._clock.now() - REQUEST_SECONDS
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
