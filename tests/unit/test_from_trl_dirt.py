@@ -70,6 +70,10 @@ def test_options_that_mean_nothing_are_refused(
     assert main(["init", "--model", "a/b"]) == 2
     assert "--model goes with --from-trl" in capsys.readouterr().err
     assert main(["init", "-o", str(tmp_path / "no" / "job.yaml")]) == 2
+    assert main(["init", "--name", "No_name"]) == 2
+    assert '--name: metadata.name is "No_name"; it takes' in capsys.readouterr().err
+    assert main(["init", "--name", "123"]) == 0
+    assert load_documents(capsys.readouterr().out)[0]["metadata"]["name"] == "123"
     (tmp_path / "train.py").write_text(script())
     assert main(["init", "--from-trl", str(tmp_path / "train.py"), "--name", "No_name"]) == 2
     assert '--name: metadata.name is "No_name"; it takes' in capsys.readouterr().err

@@ -8,6 +8,7 @@ written, 2 the file can't be read or makes no single trainer.
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
 from ..from_trl.cli_config import read_config
 from ..from_trl.job_file import render, small_job
@@ -15,7 +16,7 @@ from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, notebook_script
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
-from ..inputs.kubectl_yaml import load_lines
+from ..inputs.kubectl_yaml import load_documents, load_lines
 from ..inputs.manifest import reading_problem
 from ..show.errors import ManifestError, OptionError
 
@@ -51,7 +52,9 @@ def run(options: Namespace) -> int:
         for option in ("processes", "model", "parameters"):
             if getattr(options, option) is not None:
                 raise OptionError(f"--{option} goes with --from-trl")
-        _write(options, small_job(options.name or "first-grpo"))
+        text = small_job(options.name or "first-grpo")
+        _check_name(load_documents(text)[0])
+        _write(options, text)
         return WRITTEN
     source = Path(options.from_trl)
     try:
@@ -63,12 +66,16 @@ def run(options: Namespace) -> int:
         text = render(source.name, documents, trl_run.notes)
     except TrlError as error:
         raise ManifestError(str(error)) from error
-    if problem := reading_problem(documents[-1]):
-        raise OptionError(f"--name: {problem}")
+    _check_name(documents[-1])
     _write(options, text)
     for note in trl_run.notes:
         print(f"grpo: {source.name}: {note}", file=sys.stderr)
     return WRITTEN
+
+
+def _check_name(job: dict[str, Any]) -> None:
+    if problem := reading_problem(job):
+        raise OptionError(f"--name: {problem}")
 
 
 def _count(text: str) -> int:

@@ -14,7 +14,7 @@ SMALL_JOB = """\
 apiVersion: grpo.dev/v1alpha1
 kind: GRPOJob
 metadata:
-  name: {name}
+  {name}
 spec:
   model:
     name: {model}                 # a hub id, or a folder of model.volume
@@ -64,7 +64,8 @@ def render(source: str, documents: Sequence[dict[str, Any]], notes: Sequence[Not
 
 def small_job(name: str) -> str:
     """A small commented job."""
-    return SMALL_JOB.format(name=name, model=SMALL_MODEL, size="30Gi")
+    name_line = yaml.dump({"name": name}, Dumper=KubectlDumper).strip()  # '123' stays a text
+    return SMALL_JOB.format(name=name_line, model=SMALL_MODEL, size="30Gi")
 
 
 def _comment(text: str) -> str:
