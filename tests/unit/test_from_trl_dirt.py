@@ -349,6 +349,13 @@ def test_a_computed_list_of_rewards_is_named(tmp_path: Path, rewards: str) -> No
     assert any("the list is computed" in note for note in notes(tmp_path))
 
 
+def test_rewards_that_a_function_adds_are_named(tmp_path: Path) -> None:
+    added = "chosen = [letters]\ndef add(reward):\n    chosen.append(reward)\nadd(len)"
+    text = script(rewards="=chosen").replace("trainer =", f"{added}\ntrainer =")
+    spec_of(tmp_path, text)
+    assert any("reward_funcs = chosen: a function changes" in note for note in notes(tmp_path))
+
+
 def test_a_list_in_a_list_of_rewards_is_spread(tmp_path: Path) -> None:
     text = script(rewards="=[*first, len]").replace("trainer =", "first = [letters]\ntrainer =")
     assert spec_of(tmp_path, text)["rewards"][0]["python"]["function"] == "rewards:letters"

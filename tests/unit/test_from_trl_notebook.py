@@ -167,3 +167,11 @@ def test_steps_of_warm_up_count_before_their_share(
     training = spec_of(tmp_path, text)["training"]
     assert training["warmupRatio"] == share
     assert "maxPromptLength" not in training
+
+
+@pytest.mark.parametrize("name", ["./data/prompts", "json"])
+def test_a_folder_in_a_recipe_is_no_dataset_of_the_hub(tmp_path: Path, name: str) -> None:
+    lines = f"model_name_or_path: a/b-1B\ndataset_name: {name}\n"
+    files = spec_of(tmp_path, lines, name="recipe.yaml")["dataset"]["files"]
+    assert files["paths"] == ["train.jsonl"]
+    assert any(f"dataset_name = {name}: no dataset of the hub" in note for note in notes(tmp_path))

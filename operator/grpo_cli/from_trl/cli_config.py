@@ -8,6 +8,7 @@ from typing import Any
 from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
 from .config_fields import refusal_message
+from .dataset_reader import ROWS_FILE, is_folder
 from .reward_reader import RewardReader, metric_name
 from .trl_run import RENAMED, ReadModule, RewardUse, TrlError, TrlRun, TrlSetting
 
@@ -109,23 +110,29 @@ def _read_model(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
     run.lora |= {_LORA[name]: values[name] for name in _LORA if name in values}
 
 
+def _read_mixture(run: TrlRun, mixture: TrlSetting) -> None:
+    parts = mixture.value if isinstance(mixture.value, list) else []
+    part = parts[0] if len(parts) == 1 and isinstance(parts[0], dict) else {}
+    extra = set(part) - {"path", "name", "split", "columns"}
+    path = part.get("path")
+    if extra or not isinstance(path, str) or is_folder(path):
+        run.dataset.is_made_by_script = True
+        advice = (
+            "a job has one dataset of the hub: write the mixture's rows to a file "
+            '(`trl.get_dataset(…)["train"].to_json`) on the claim of dataset.files'
+        )
+        run.note(mixture.line, "datasets", mixture.value, advice)
+        return
+    use = run.dataset
+    use.name, use.config, use.split = path, part.get("name"), part.get("split")
+
+
 def _read_dataset(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
     mixture = values.get("datasets")
-    use = run.dataset
     if mixture is not None and mixture.value:
-        parts = mixture.value if isinstance(mixture.value, list) else []
-        part = parts[0] if len(parts) == 1 and isinstance(parts[0], dict) else None
-        extra = set(part or {}) - {"path", "name", "split", "columns"}
-        if part is None or extra or not isinstance(part.get("path"), str):
-            use.is_made_by_script = True
-            advice = (
-                "a job has one dataset: write the mixture's rows to a file "
-                '(`trl.get_dataset(…)["train"].to_json`) on the claim of dataset.files'
-            )
-            run.note(mixture.line, "datasets", mixture.value, advice)
-            return
-        use.name, use.config, use.split = part["path"], part.get("name"), part.get("split")
+        _read_mixture(run, mixture)
         return
+    use = run.dataset
     texts = {
         field: values[key].value
         for field, key in (
@@ -136,9 +143,12 @@ def _read_dataset(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
         if key in values
     }
     use.name, use.config, use.split = (texts.get(key) for key in ("name", "config", "split"))
-    if use.name is None:
+    if use.name is None or is_folder(use.name):
         use.is_made_by_script = True
-        run.note(0, "dataset_name", "", "not given: put the rows on the claim of dataset.files")
+        why = "not given" if use.name is None else "no dataset of the hub"
+        advice = f"{why}: put the rows on the claim of dataset.files, as {ROWS_FILE}"
+        line = values["dataset_name"].line if use.name else 0
+        run.note(line, "dataset_name", use.name or "", advice)
 
 
 def _read_rewards(run: TrlRun, values: Mapping[str, TrlSetting], read_module: ReadModule) -> None:

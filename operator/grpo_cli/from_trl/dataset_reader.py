@@ -90,7 +90,7 @@ class DatasetReader:
         if path in _FILES and files is not None:
             self._files = call, files
             self.use.config = None
-        elif isinstance(path, str) and files is None and not _is_folder(path):
+        elif isinstance(path, str) and files is None and not is_folder(path):
             self.use.name = path
         else:
             self._is_made(call)
@@ -250,7 +250,8 @@ def _files_of(files: Any, split: str) -> tuple[str, ...]:
     return names if is_on_claim else ()
 
 
-def _is_folder(path: str) -> bool:
+def is_folder(path: str) -> bool:
+    """True for what load_dataset reads from the disk."""
     return path.startswith((".", "/", "~")) or path in _FILES
 
 

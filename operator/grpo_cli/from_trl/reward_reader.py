@@ -126,16 +126,22 @@ class RewardReader:
         self, list_name: str, line: int, scope: Scope
     ) -> Iterator[tuple[ast.expr, Scope]]:
         """What is appended to a list below its line."""
+        bound_lines = {line}
         for statement, is_conditional in statements(scope.body):
             names = {name for name, _, _ in bound_names(statement)}
             if list_name not in names or statement.lineno == line:
                 continue
+            bound_lines.add(statement.lineno)
             added = _appended_item(statement)
             if added is not None and not is_conditional:
                 yield added, scope
             else:
                 advice = "the list changes here: add what it adds to the job's rewards"
                 self.run.note(statement.lineno, "reward_funcs", self._source(statement), advice)
+        for change in scope.bindings[list_name]:
+            if change.line not in bound_lines:
+                advice = "a function changes the list here: add what it adds to the job's rewards"
+                self.run.note(change.line, "reward_funcs", list_name, advice)
 
     def _listed(
         self, elements: Sequence[ast.expr], scope: Scope
