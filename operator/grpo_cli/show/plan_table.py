@@ -50,9 +50,9 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
         _line(out, "measured", f"by runs {', '.join(result.chosen.step_runs)}", "bold")
     shown = [candidate for candidate in result.candidates if candidate.memory]
     if shown:
-        _candidates(out, shown if everything else shown[:SHOWN])
-        hidden = 0 if everything else max(0, len(shown) - SHOWN)
-        if hidden:
+        rows = shown if everything else shown[:SHOWN]
+        show_table(out, HEADINGS, rows, _cells, _stacked_cells, right=["s/step"], style=_style)
+        if hidden := len(shown) - len(rows):
             out.print(f"[dim]… {hidden} more with --all[/dim]")
     if result.chosen:
         _phases(out, result.chosen)
@@ -127,11 +127,6 @@ def settings(plan: ExecutionPlan) -> list[str]:
         str(plan.nodes), (f"{plan.micro_batch} x "
                          f"{plan.gradient_accumulation}"), ", ".join(saving) or "-",
     ]  # fmt: skip
-
-
-def _candidates(out: Console, candidates: list[Candidate]) -> None:
-    """One row per family: how it runs, what it needs, how long a step takes, and why not."""
-    show_table(out, HEADINGS, candidates, _cells, _stacked_cells, right=["s/step"], style=_style)
 
 
 def _style(candidate: Candidate) -> str:
