@@ -177,7 +177,7 @@ class Watchdog:
         """
         self._guard = guard
         self._execution = execution
-        self._grace_period_seconds = grace_period_seconds
+        self._grace_seconds = max(0.0, grace_period_seconds - GRACE_MARGIN_SECONDS)
         self._recorder = recorder
         self._end = end_process
         self._now = now
@@ -244,7 +244,7 @@ class Watchdog:
             return self._outcome(*self._hang_result(stage, idle, limit))
         waited = self.seconds_since_sigterm
         if waited is not None and (
-            stage not in ("Training", "Saving") or waited > self._grace_seconds()
+            stage not in ("Training", "Saving") or waited > self._grace_seconds
         ):
             return self._outcome(
                 Result.PREEMPTED,
@@ -295,9 +295,6 @@ class Watchdog:
         return add_standstill(
             outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks
         )
-
-    def _grace_seconds(self) -> float:
-        return max(0.0, self._grace_period_seconds - GRACE_MARGIN_SECONDS)
 
     def _outcome(self, result: Result, message: str) -> Outcome:
         return make_outcome(self._recorder.place.rank, result, message, self._recorder.progress)
