@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,35 @@ def test_diagnose_reads_what_other_programs_make_of_a_run(
     (tmp_path / "panel.csv").write_text("\n".join(panel))
     assert main(["diagnose", str(tmp_path / "panel.csv")]) == 2
     assert "2 runs (lucky-sun-7, other); give one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("empty", [math.nan, None, ""])
+def test_a_table_with_rows_of_evaluations_and_durations_is_read_whatever_fills_it_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: float | str | None
+) -> None:
+    """pandas writes NaN where a row of W&B logs nothing."""
+    logged: list[dict[str, Any]] = []
+    for step in logged_steps(steps=40):
+        row = {f"train/{key}": value for key, value in step.items() if key != "step"}
+        at = {"train/global_step": step["step"]}
+        rest = {**dict.fromkeys(row, empty), "train/epoch": 0.1, "eval/reward": empty}
+        logged += [{**rest, **at, "profiling/a": 1.0}, rest | row | at]
+        logged += [{**rest, **at, "eval/reward": 1.0}] if step["step"] % 10 == 0 else []
+    name = str(tmp_path / "history.json")
+    for items in (logged, [row | {"train/global_step": ""} for row in logged]):
+        numbered = [{"_step": at} | row for at, row in enumerate(items)]
+        Path(name).write_text(json.dumps(numbered))
+        assert main(["diagnose", name]) == 0, capsys.readouterr().out
+
+
+def test_spaces_around_the_names_of_columns_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written(tmp_path / "run.csv", logged_steps(SICK["the reward falls"][1]))
+    header, _, lines = Path(table).read_text().partition("\n")
+    Path(table).write_text("\n".join([header.replace(",", " , "), lines]))
+    assert main(["diagnose", table]) == 3
+    assert "RewardFalling since step" in capsys.readouterr().out
 
 
 def test_numbers_that_python_prints_by_name_are_read() -> None:

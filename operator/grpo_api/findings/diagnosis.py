@@ -43,7 +43,8 @@ class RuleSet(NamedTuple):
 RULES: dict[FindingName, RuleSet] = {
     "NoReward": RuleSet(
         running_rules.no_reward,
-        "No completion has a reward: check the columns and the service that the rewards read.",
+        "No completion has a reward, or one has an infinite reward: check the columns and the "
+        "service that the rewards read.",
         begins_after=1,
         ends_after=BEGINS_AFTER,
     ),

@@ -11,17 +11,19 @@ from . import thresholds as limits
 from .run_numbers import (
     DEAD_GROUPS,
     GRADIENT,
+    GRADIENTS,
     KEPT,
     KL,
     LENGTH,
-    REWARD,
     SMOOTH,
     Peak,
+    Record,
     RunLimits,
     RunNumbers,
     Verdict,
     error_of_level,
 )
+from .step_row import REWARD
 
 GROUPS_WINDOW = 20
 """Generations over which the share of dead groups is taken: a batch has few groups."""
@@ -36,8 +38,8 @@ LONG = 50
 PATIENCE = 20
 """Steps without a better reward after which a greater KL or length is held against it."""
 STILL_STEPS = 160
-"""Steps within which a policy that learns has moved: its newest mean reward is then of clearly
-later steps than the first one."""
+"""Steps within which a policy that learns has moved, after the warm-up of the learning rate: its
+newest mean reward is then of clearly later steps than the first one."""
 UNLEARNED_STEPS = 240
 """The same where no KL is logged: the reward alone must show that nothing is learned."""
 NO_GRADIENT = 0.5
@@ -144,20 +146,33 @@ def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
 
 
 def _has_paid_for_length(run: RunNumbers) -> bool:
-    """Whether the reward stands noticeably above what it was when completions were half as long, or
-    may still come to do so.
-
-    The time of half the length, and not some steps ago: where the length grows slowly, the reward
-    gains less than its noise in any few steps.
-    """
+    """Whether the reward has gained since completions were half as long, or may still come to."""
     series = run.series[LENGTH]
     then = run.first_above(LENGTH, series.level() / limits.LENGTH_GROWTH.value)
     if then is None or series.count - then.num_values < PATIENCE:
         return True
-    if not run.has_values(REWARD, 1) or math.isnan(then.reward):
+    return _has_gained_since(run, then)
+
+
+def _has_gained_since(run: RunNumbers, then: Record) -> bool:
+    """Whether the reward stands noticeably above what it was then.
+
+    By means of all rewards that are kept: levels of ten steps hide what a run learns slowly.
+    """
+    if not then.num_rewards:
         return False
-    least_gain = limits.NOTICEABLE.value * run.series[REWARD].error
-    return run.long_level(REWARD) > then.reward + least_gain
+    reward = run.series[REWARD]
+    means_before = [(then.average_reward, min(then.num_rewards, KEPT))]
+    if then.num_rewards < KEPT:
+        # Less noise, where the reward did not rise at once.
+        means_before.append((reward.first_average(KEPT), KEPT))
+    # The end of what was learned before then is no gain of today.
+    least_gain = limits.HACKED_GAIN.value * run.reward_peak.height
+    return any(
+        reward.average
+        > before + max(least_gain, limits.NOTICEABLE.value * reward.noise / math.sqrt(count))
+        for before, count in means_before
+    )
 
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -178,15 +193,17 @@ def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
 def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """One reward rises at the cost of another, or of the evaluation."""
     verdicts = [_hacked_evaluation(run)]
-    verdicts += [_hacked_reward(run, name) for name in run.rewards if len(run.rewards) > 1]
+    if len(run.rewards) > 1:
+        for name, peaks in run.peaks.items():
+            verdicts += [_hacked_reward(run, name, peak) for peak in peaks]
     positive_verdicts = [verdict for verdict in verdicts if verdict is not None]
     return max(positive_verdicts, key=lambda verdict: verdict.score) if positive_verdicts else None
 
 
-def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:
+def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
     """The reward function `name` against the one that has gained most since its best level."""
-    fallen, peak = run.rewards[name], run.peaks.get(name)
-    if peak is None or not peak.count or fallen.count < 2 * SMOOTH:
+    fallen = run.rewards[name]
+    if not peak.count or fallen.count < 2 * SMOOTH:
         return None
     size = limits.HACKED_LOSS.value * max(peak.height, LEAST_GAIN * abs(peak.value))
     rival = _gained_most(run, name, peak)
@@ -215,7 +232,7 @@ def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] 
         before = peak.beside.get(f"rewards/{name}")
         if name == fallen or before is None or series.count < SMOOTH:
             continue
-        gain, own_peak = series.level(2 * SMOOTH) - before, run.peaks[name]
+        gain, (own_peak, _) = series.level(2 * SMOOTH) - before, run.peaks[name]
         least = max(
             limits.HACKED_GAIN.value * own_peak.height, limits.BEST_OF_NOISE.value * series.error
         )
@@ -263,13 +280,18 @@ def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
 def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """The reward has never risen, and nothing shows that the policy moves."""
     has_kl = run.has_values(KL)
-    if not run.has_values(REWARD, STILL_STEPS if has_kl else UNLEARNED_STEPS):
+    least_steps = STILL_STEPS if has_kl else UNLEARNED_STEPS
+    if not run.has_values(REWARD, least_steps) or run.num_rewards_after_warm_up < least_steps:
         return None
     reward = run.series[REWARD]
-    is_moving = has_kl and run.level(KL) >= limits.KL_STILL.value
+    is_away = has_kl and run.level(KL) >= limits.KL_STILL.value
+    is_moving = is_away or run.has_moved("entropy") or run.has_moved(LENGTH)
     # Without a signal nothing can be learned, and NoSignal says so.
     has_signal = not run.level(DEAD_GROUPS) >= limits.DEAD_GROUPS.value
-    has_peak = run.reward_peak.height > limits.SIGNIFICANT.value * reward.error
+    has_peak = any(
+        peak.height > limits.SIGNIFICANT.value * peak.error(reward)
+        for peak in (run.reward_peak, run.long_reward_peak)
+    )
     is_harmless = is_moving or has_peak or not has_signal
     # Of a policy that stands still a small gain is noise.
     least_gain = limits.BEST_OF_NOISE if has_kl else limits.NOTICEABLE
@@ -283,9 +305,9 @@ def _gain_in_errors(run: RunNumbers) -> float:
     """The largest gain since the first steps, of the reward or of one of its functions."""
     reward = run.series[REWARD]
     # Some rewards are learned in the first few steps, and lost in a mean over more.
-    gains = [reward.gain_in_errors(size) for size in (SMOOTH // 2, SMOOTH, KEPT)]
+    gains = [reward.change_in_errors(size) for size in (SMOOTH // 2, SMOOTH, KEPT)]
     gains += [
-        series.gain_in_errors(KEPT) for series in run.rewards.values() if series.count >= KEPT
+        series.change_in_errors(KEPT) for series in run.rewards.values() if series.count >= KEPT
     ]
     return max(gains)
 
@@ -311,20 +333,9 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
 
 
 def _has_paid_for_kl(run: RunNumbers) -> bool:
-    """Whether the reward stands noticeably above what it was when the KL was a third of today's.
-
-    By means of all rewards that are kept: levels of ten steps hide what a run learns slowly.
-    """
+    """Whether the reward has gained since the KL was a third of today's."""
     then = run.first_above(KL, run.level(KL) / limits.KL_GROWTH.value)
-    if then is None or not then.num_rewards:
-        return False
-    reward = run.series[REWARD]
-    error = reward.noise / math.sqrt(min(then.num_rewards, KEPT))
-    # The end of what was learned before the KL rose is no gain of today.
-    least_gain = max(
-        limits.NOTICEABLE.value * error, limits.HACKED_GAIN.value * run.reward_peak.height
-    )
-    return reward.average > then.average_reward + least_gain
+    return then is not None and _has_gained_since(run, then)
 
 
 def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -335,8 +346,8 @@ def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
     if missing:
         scores.append(missing / SMOOTH / NO_GRADIENT)
         evidence["stepsWithoutGradient"] = float(missing)
-    if run.has_values(GRADIENT, 2 * SMOOTH) and len(run.first_gradients) == SMOOTH:
-        now, before = run.level(GRADIENT), median(run.first_gradients)
+    if len(run.first_gradients) == GRADIENTS:
+        now, before = run.series[GRADIENT].level(GRADIENTS), median(run.first_gradients)
         limit = max(limits.GRADIENT_GROWTH.value * before, limits.GRADIENT_LEAST.value)
         scores.append(_ratio(now, limit))
         evidence |= {"gradNorm": now, "firstGradNorm": before}

@@ -7,13 +7,14 @@ any length of a run: the trainer judges every step.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
-from .step_row import StepRow
+from .evaluations import Evaluations
+from .step_row import REWARD, StepRow
 from .thresholds import BEST_OF_NOISE, NOTICEABLE, SIGNIFICANT
 from .thresholds import DEAD_GROUPS as DEAD_GROUPS_LIMIT
 
@@ -38,6 +39,8 @@ class RunLimits:
 SMOOTH = 10
 """Values in a level: ten steps of a usual batch, after which the error of a median is 0.4 of the
 noise of one step."""
+LONG_LEVEL = 4 * SMOOTH
+"""Values in a level with half of that noise."""
 KEPT = 64
 """First and newest values that are kept."""
 KEPT_JUMPS = 256
@@ -113,14 +116,14 @@ class Series:
         """Mean of all values that are kept: less noisy than a median."""
         return sum(self._recent) / len(self._recent)
 
-    def gain_in_errors(self, size: int) -> float:
+    def change_in_errors(self, size: int) -> float:
         """How far the mean of all values that are kept stands above that of the first `size`, in
-        standard errors of this difference."""
-        gain = self.average - self.first_average(size)
+        standard errors of this difference; negative where it stands below."""
+        change = self.average - self.first_average(size)
         error = self.noise * math.sqrt(1 / size + 1 / KEPT)
         if error > 0:
-            return gain / error
-        return math.inf if gain > 0 else 0.0
+            return change / error
+        return math.copysign(math.inf, change) if change else 0.0
 
     def bounds(self, size: int = SMOOTH) -> tuple[float, float]:
         """Median and mean of the `size` newest values, the lower one first.
@@ -206,20 +209,21 @@ class Peak:
         return series.error * math.sqrt(SMOOTH / self.size)
 
 
-REWARD = "reward"
 KL = "kl"
 DEAD_GROUPS = "zero_variance_groups"
 LENGTH = "completion_length"
 GRADIENT = "grad_norm"
+GRADIENTS = 2 * SMOOTH
+"""Values in a level of the gradient norm: a usual step's is half or twice as large."""
 LOSS = "loss"
+LEARNING_RATE = "learning_rate"
 SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 """TRL logs these of every generation, as it does the reward."""
+LENGTH_ENDS = ("completion_length_min", "completion_length_max")
 EQUAL_REWARDS = 1e-4
 """Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
-KEPT_EVALUATIONS = 64
-"""Even, so that all are averaged in pairs."""
-RECORDED = (LENGTH, KL)
-"""Numbers that are held against the reward at the time when they were lower."""
+RECORDED = (LENGTH, KL, LEARNING_RATE)
+"""Numbers of which each rise is remembered, with the reward then."""
 HIGHER = 1.05
 """Level over the highest so far from which it is remembered."""
 KEPT_RECORDS = 256
@@ -234,9 +238,19 @@ def has_generation(row: StepRow) -> bool:
 
 
 def has_reward(row: StepRow) -> bool:
-    """Return True if a completion of the step's generation has a reward. A mean over none is logged
-    as NaN, or without the key."""
-    return not math.isnan(row.values.get(REWARD, math.nan))
+    """Return True if the step's generation has rewards to learn from. A mean over none is logged as
+    NaN, or without the key; one infinite reward makes the mean infinite."""
+    return math.isfinite(row.values.get(REWARD, math.nan))
+
+
+def generation_numbers(row: StepRow) -> dict[str, float]:
+    """The numbers by which two generations differ, even if all of their rewards are equal; empty
+    where too few are logged, or all completions have one length."""
+    shortest, longest = (row.values.get(end, math.nan) for end in LENGTH_ENDS)
+    if not shortest < longest:
+        return {}
+    keys = (REWARD, "reward_std", *SAMPLED, *LENGTH_ENDS)
+    return {key: row.values.get(key, math.nan) for key in keys if key in row.values}
 
 
 class BestReward(NamedTuple):
@@ -257,43 +271,8 @@ class Record(NamedTuple):
     """Values of the number until then."""
     num_rewards: int
     """Rewards until then."""
-    reward: float
-    """Long level of the reward then; NaN where none was logged."""
     average_reward: float
     """Mean of the rewards that were kept then; NaN where none was logged."""
-
-
-class Evaluation(NamedTuple):
-    """A score on prompts that are not trained on."""
-
-    score: float
-    reward: float
-    """Level of the training reward then; NaN where none was logged."""
-
-
-class Evaluations:
-    """The evaluations of the whole run. Where there are many, neighbours are averaged."""
-
-    def __init__(self) -> None:
-        self.means: list[Evaluation] = []
-        self._pending: list[Evaluation] = []
-        self._size = 1
-        """Evaluations in a mean."""
-
-    def add(self, score: float, reward: float) -> None:
-        self._pending.append(Evaluation(score, reward))
-        if len(self._pending) == self._size:
-            self.means.append(_mean(self._pending))
-            self._pending = []
-        if len(self.means) == KEPT_EVALUATIONS:
-            pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = [_mean(pair) for pair in pairs]
-            self._size *= 2
-
-
-def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
-    scores, rewards = zip(*evaluations, strict=True)
-    return Evaluation(sum(scores) / len(scores), sum(rewards) / len(rewards))
 
 
 class RunNumbers:
@@ -303,15 +282,16 @@ class RunNumbers:
         self.series: defaultdict[str, Series] = defaultdict(Series)
         self.rewards: defaultdict[str, Series] = defaultdict(Series)
         self.reward_peak = Peak()
-        self.long_reward_peak = Peak(4 * SMOOTH)
+        self.long_reward_peak = Peak(LONG_LEVEL)
         """Shows what falls below the noise of a few steps, as those of one prompt each."""
         self._best_rewards: deque[BestReward] = deque()
         """The best levels so far that noise may explain the newest by, oldest first."""
         self._records: dict[str, deque[Record]] = {
             key: deque(maxlen=KEPT_RECORDS) for key in RECORDED
         }
-        self.peaks: dict[str, Peak] = {}
-        """Best level of each reward function, with the levels of the others then."""
+        self.peaks: dict[str, tuple[Peak, Peak]] = {}
+        """Best level of each reward function and best long one, with the levels of the others
+        then."""
         self.evaluations = Evaluations()
         self.steps_without_reward = 0
         """Generations in a row of which no completion had a reward."""
@@ -327,12 +307,14 @@ class RunNumbers:
         """Checkpoints in a row that could not be written."""
         self.rank_seconds: deque[tuple[float, ...]] = deque(maxlen=2 * SMOOTH)
         """Of the newest measured steps."""
+        self._last_generation: dict[str, float] = {}
         self._last_values: dict[str, float] = {}
         self._seconds_since_save = 0.0
         self._failures = 0.0
         """Checkpoints that the process of the step before could not write."""
 
     def add(self, row: StepRow) -> None:
+        row = self._without_repeated_generation(row)
         values = dict(row.values)
         if DEAD_GROUPS not in values and "reward_std" in values:
             is_dead = values["reward_std"] <= EQUAL_REWARDS * (1 + abs(values.get(REWARD, 0.0)))
@@ -365,11 +347,6 @@ class RunNumbers:
             return math.nan
         return series.first_level if first else series.level()
 
-    def long_level(self, key: str) -> float:
-        """Level of a number now, of twice as many values; NaN where it was never logged."""
-        series = self.series.get(key)
-        return math.nan if series is None or not series.count else series.level(2 * SMOOTH)
-
     @property
     def first_best_reward(self) -> BestReward | None:
         """The first best level that only noise may set apart from the newest: since then the reward
@@ -384,6 +361,19 @@ class RunNumbers:
         did."""
         return next((record for record in self._records[key] if record.value > value), None)
 
+    @property
+    def num_rewards_after_warm_up(self) -> int:
+        """Rewards since the learning rate was last raised; all of them where it was not."""
+        count, records = self.series[REWARD].count, self._records[LEARNING_RATE]
+        # The first record is the first level.
+        return count - records[-1].num_rewards if len(records) > 1 else count
+
+    def has_moved(self, key: str) -> bool:
+        """Return True if a number stands clearly above or below its beginning."""
+        if not self.has_values(key, 2 * KEPT):
+            return False
+        return abs(self.series[key].change_in_errors(KEPT)) > BEST_OF_NOISE.value
+
     def has_learned(self, since: int | None) -> bool:
         """Return True if the reward stands noticeably above its level `since` steps ago, or
         clearly above that at the run's beginning: a beginning that was low by chance stays so."""
@@ -395,6 +385,17 @@ class RunNumbers:
         gain = BEST_OF_NOISE if since is None else NOTICEABLE
         return series.level() > before + gain.value * series.error
 
+    def _without_repeated_generation(self, row: StepRow) -> StepRow:
+        """The row without the numbers of a generation that an earlier row has logged. Some programs
+        log them again in each step that reuses it, and TRL does not."""
+        generation = generation_numbers(row)
+        is_repeated = bool(generation) and generation == self._last_generation
+        self._last_generation = generation or self._last_generation
+        if not is_repeated:
+            return row
+        values = {key: value for key, value in row.values.items() if key not in generation}
+        return replace(row, values=values, rewards={})
+
     def _add_gradient(self, values: Mapping[str, float]) -> None:
         numbers = [values[key] for key in (GRADIENT, LOSS) if key in values]
         if not numbers:
@@ -404,7 +405,7 @@ class RunNumbers:
         # A step that reuses a generation has the groups of the step before.
         dead_groups = values.get(DEAD_GROUPS, self._last_values.get(DEAD_GROUPS, 0.0))
         has_signal = not dead_groups >= DEAD_GROUPS_LIMIT.value
-        is_needed = len(self.first_gradients) < SMOOTH
+        is_needed = len(self.first_gradients) < GRADIENTS
         if GRADIENT in values and has_signal and is_needed and not is_missing:
             self.first_gradients.append(values[GRADIENT])
 
@@ -440,11 +441,11 @@ class RunNumbers:
             self._add_record(key)
         for name in row.rewards:
             series = self.rewards[name]
-            peak = self.peaks.setdefault(name, Peak())
-            if peak.is_reached(series):
-                peak.move(series, self._levels())
-            elif peak.is_held(series):
-                peak.beside = self._levels()
+            for peak in self.peaks.setdefault(name, (Peak(), Peak(LONG_LEVEL))):
+                if peak.is_reached(series):
+                    peak.move(series, self._levels())
+                elif peak.is_held(series):
+                    peak.beside = self._levels()
 
     def _move_reward_peak(self, reward: Series) -> None:
         peak, long_peak = self.reward_peak, self.long_reward_peak
@@ -474,7 +475,7 @@ class RunNumbers:
         num_rewards = series.count if series else 0
         average = series.average if series and num_rewards else math.nan
         count = self.series[key].count
-        records.append(Record(level, count, num_rewards, self.long_level(REWARD), average))
+        records.append(Record(level, count, num_rewards, average))
 
     def _levels(self) -> dict[str, float]:
         """Levels of the numbers that are compared with those at a best one; a reward function's is

@@ -156,6 +156,6 @@ def checkpoint_failing(run: RunNumbers, _: RunLimits) -> Verdict | None:
 
 
 def no_reward(run: RunNumbers, _: RunLimits) -> Verdict | None:
-    """No completion of a generation has a reward."""
+    """No completion of a generation has a reward, or one has an infinite reward."""
     count = float(run.steps_without_reward)
     return Verdict(count, {"generationsWithoutReward": count})

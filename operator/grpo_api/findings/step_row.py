@@ -24,6 +24,8 @@ TRL_PHASES = {
     "profiling/Time taken: GRPOTrainer._generate_and_score_completions": "generation",
 }
 """Durations that TRL logs to trackers, in seconds, by the phase that they belong to."""
+REWARD = "reward"
+EPOCH = "epoch"
 _NAMES_OF_DPO = ("chosen", "rejected", "margins", "accuracies")
 EVALUATION_KEYS = ("eval_reward", "eval/reward", "evaluation")
 MAX_NAME = 100
@@ -108,9 +110,20 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
     step = next((steps[name] for name in STEP_KEYS if name in steps), None)
     if step is None:
         return None
+    if _is_filled_up(values, rewards):
+        values = {key: value for key, value in values.items() if not math.isnan(value)}
+        rewards = {}
     ranks = _rank_seconds(logged.get(RANK_SECONDS))
     row = StepRow(step, values, rewards, phases, ranks, evaluation)
     return None if row.is_empty else row
+
+
+def _is_filled_up(values: Mapping[str, float], rewards: Mapping[str, float]) -> bool:
+    """Return True if the NaNs only fill up a table, in its row of an evaluation or a duration. A
+    step whose rewards are missing has numbers nevertheless."""
+    # transformers logs the epoch with evaluations, too.
+    of_steps = [value for key, value in values.items() if key != EPOCH]
+    return REWARD in values and all(map(math.isnan, [*of_steps, *rewards.values()]))
 
 
 def _without_prefix(name: str) -> str:

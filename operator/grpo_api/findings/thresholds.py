@@ -82,7 +82,9 @@ KL_GROWTH = Threshold(
     "with a small beta the KL grows as long as a run learns",
 )
 KL_RISE = Threshold(
-    0.1, "rise of the KL in nats per token", "below it the policy is near its start"
+    0.2,
+    "rise of the KL in nats per token",
+    "below it a slow gain is still within the noise of eight prompts a step",
 )
 GRADIENT_GROWTH = Threshold(
     5.0, "gradient norm over its beginning", "warm-up and a new task change it two- or threefold"

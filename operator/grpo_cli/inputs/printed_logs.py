@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from grpo_api.findings.run_numbers import REWARD
-from grpo_api.findings.step_row import STEP_KEYS, TRAINER_STEP_KEYS, as_number, step_row
+from grpo_api.findings.step_row import REWARD, STEP_KEYS, TRAINER_STEP_KEYS, as_number, step_row
 from grpo_api.report.history import STEP, Row
 
 _DICT = re.compile(r"\{['\"].*\}")

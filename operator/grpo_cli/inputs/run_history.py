@@ -185,7 +185,7 @@ def _csv_rows(text: str) -> list[Row]:
     rows: list[Row] = []
     for line in lines:
         # None is the key of what a line has beyond the header.
-        row: Row = {str(key).removeprefix(run): value for key, value in line.items()}
+        row: Row = {str(key).strip().removeprefix(run): value for key, value in line.items()}
         if delimiter != ",":
             row = {key: _with_decimal_point(value) for key, value in row.items()}
         rows.append(row)

@@ -8,8 +8,8 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
-from grpo_api.findings.run_numbers import REWARD, RunLimits
-from grpo_api.findings.step_row import StepRow
+from grpo_api.findings.run_numbers import RunLimits
+from grpo_api.findings.step_row import REWARD, StepRow
 from grpo_api.report.report import Finding
 
 from ...cluster.delivery_pod import add_pod_arguments

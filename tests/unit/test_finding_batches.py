@@ -1,0 +1,137 @@
+"""What is found in runs of small batches: what they learn in a hundred steps is less than the noise
+of one, and some programs log a generation again in every step that reuses it."""
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from grpo_api.findings.diagnosis import diagnose
+from grpo_codegen.stories.logged_runs import SICK, Line, always, logged_steps, ramp, towards
+from tests.unit.test_findings import SEEDS, first_found, rows
+
+GENERATED = ("reward", "reward_std", "frac_reward_zero_std")
+"""What TRL logs once of a generation, beside all of its rewards and completions."""
+STILL: dict[str, Line] = {"entropy": always(0.5), "completions/mean_length": always(300)}
+
+
+def learned(first: float, last: float, steps: int) -> Line:
+    """A share of right answers that grows as long as the run lasts."""
+    return ramp(first, last, steps, 0)
+
+
+def batches(
+    seed: int, right: Line, beside: Mapping[str, Line], *, prompts: int = 8, steps: int = 600
+) -> list[dict[str, Any]]:
+    """Steps of groups of eight answers, right or wrong, to prompts of different difficulty; and
+    other lines `beside`, with 6 % of noise."""
+    chance = random.Random(seed)
+    logged = []
+    for step in range(1, steps + 1):
+        odds = right(step)
+        chances = [chance.betavariate(2 * odds, 2 * (1 - odds)) for _ in range(prompts)]
+        counts = [sum(chance.random() < each for _ in range(8)) for each in chances]
+        accuracy = sum(counts) / 8 / prompts
+        others = {key: line(step) * chance.gauss(1, 0.06) for key, line in beside.items()}
+        row: dict[str, Any] = {"step": step, "reward": accuracy, "rewards/accuracy/mean": accuracy}
+        row["frac_reward_zero_std"] = sum(count in (0, 8) for count in counts) / prompts
+        logged.append(row | others)
+    return logged
+
+
+def reused(steps: list[dict[str, Any]], passes: int, *, is_repeated: bool) -> list[dict[str, Any]]:
+    """Each generation used in so many steps, which log it again or not, as TRL."""
+    logged = []
+    for generation in steps:
+        of_step = {
+            key: generation[key]
+            for key in generation
+            if key not in GENERATED and not key.startswith(("rewards/", "completions/"))
+        }
+        for at in range(passes):
+            row = generation if is_repeated or not at else of_step
+            logged.append(row | {"step": generation["step"] * passes + at})
+    return logged
+
+
+@pytest.mark.parametrize("story", ["plain", "the reward falls", "nine of ten groups are dead"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_generation_that_is_logged_in_each_of_its_steps_counts_once(
+    seed: int, story: str
+) -> None:
+    steps = logged_steps(SICK[story][1] if story in SICK else {}, seed, steps=130)
+    repeated, once = (reused(steps, 3, is_repeated=each) for each in (True, False))
+    assert first_found(repeated) == first_found(once)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_gain_of_a_policy_that_moves_is_no_standstill(seed: int) -> None:
+    right = learned(0.45, 0.55, 600)
+    entropy = {**STILL, "entropy": towards(0.5, 0.3, 400)}
+    length = {**STILL, "completions/mean_length": towards(300, 420, 400)}
+    assert "NotLearning" in first_found(batches(seed, always(0.5), STILL, prompts=2))
+    for beside in (entropy, length):
+        assert first_found(batches(seed, right, beside, prompts=2)) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_policy_is_not_still_before_the_end_of_its_warm_up(seed: int) -> None:
+    rate = ramp(0, 1e-6, 200, 0)
+    still = batches(seed, always(0.5), {**STILL, "kl": ramp(0, 1e-5, 600, 0)})
+    late = batches(seed, ramp(0.4, 0.7, 600, 180), {**STILL, "kl": ramp(0, 0.02, 600, 120)})
+    for row in still + late:
+        row["learning_rate"] = rate(row["step"])
+    assert 350 < first_found(still)["NotLearning"] < 500
+    assert first_found(late) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reward_of_two_prompts_that_rose_and_fell_has_risen(seed: int) -> None:
+    steps = batches(seed, lambda step: min(0.2 + step / 100, 0.8 - step / 1000), STILL, prompts=2)
+    assert "NotLearning" not in first_found(steps)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_length_that_grows_sixteenfold_with_the_reward_is_no_explosion(seed: int) -> None:
+    beside = {"completions/mean_length": ramp(500, 8000, 2000, 0)}
+    assert first_found(batches(seed, towards(0.15, 0.7, 700), beside, steps=2000)) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_that_vary_by_factors_and_double_are_no_leap(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = [
+        {"step": step, "loss": 0.1, "grad_norm": (2 + step / 200) * chance.lognormvariate(0, 0.6)}
+        for step in range(1, 401)
+    ]
+    assert first_found(steps) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_kl_that_grows_before_its_gain_can_be_told_from_noise_is_no_drift(seed: int) -> None:
+    beside = {**STILL, "kl": ramp(0.001, 0.5, 1000, 0)}
+    assert first_found(batches(seed, learned(0.3, 0.6, 1000), beside, steps=1000)) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_accuracy_that_is_given_for_another_reward_is_named_in_time(
+    seed: int,
+) -> None:
+    right = ramp(0.6, 0.1, 750, 150)
+    steps = batches(
+        seed, right, {"rewards/style/mean": ramp(0.1, 0.9, 750, 100)}, prompts=4, steps=700
+    )
+    for row in steps:
+        row["reward"] += row["rewards/style/mean"]
+    half_lost = 669  # of what a run of 900 steps loses
+    assert first_found(steps)["RewardHacking"] < half_lost
+
+
+@pytest.mark.parametrize("infinite", [math.inf, -math.inf])
+def test_an_infinite_reward_is_found_at_once(infinite: float) -> None:
+    steps = logged_steps(steps=30)
+    steps.append(steps[-1] | {"step": 31, "reward": infinite})
+    found = diagnose(rows(steps))
+    assert [(finding.finding, finding.since) for finding in found] == [("NoReward", 31)]
