@@ -116,7 +116,7 @@ def test_a_model_is_pushed_in_one_commit_to_a_private_repository(
     require_target(told.append)
     assert (made(hub).private, len(made(hub).commits)) == (True, 1)
     assert_pushed_once(hub, export, push(export, told=told))
-    assert max(told) > 55_000, "what goes out is a sign of life"
+    assert max(told) == 55_000, "each file that goes out is a sign of life"
     assert sum("/store/" in request for request in hub.requests) == 4, (
         "one file whole, one in three parts"
     )
@@ -235,6 +235,18 @@ def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(
     clock = SteppedClock()
     assert_pushed_once(hub, export, push(export, only_copy=True, clock=clock))
     assert clock.now() > LONGEST_WAIT
+
+
+def test_a_hub_that_takes_files_and_no_commit_is_left(
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require_end() -> None:
+        assert clock.now() <= LONGEST_WAIT
+
+    monkeypatch.setattr(hub.uploads, "_commit", lambda *_: (503, {}, b""))
+    clock = SteppedClock(require_end)
+    with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503"):
+        push(export, clock=clock)
 
 
 def test_the_hub_says_how_long_to_wait(hub: WritableHub, export: Path) -> None:

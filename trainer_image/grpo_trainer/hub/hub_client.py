@@ -54,7 +54,7 @@ class Client(httpx2.Client):
         answer_seconds: float = ANSWER_SECONDS,
         **options: Any,
     ) -> None:
-        """`on_sent` is called with the bytes of each part of a body that goes out, in the thread
+        """`on_sent` is called with the bytes of each part of a file that goes out, in the thread
         that sends it. `answer_seconds`: longest wait of a request that has no limit."""
         super().__init__(**options)
         self._sent = on_sent
@@ -70,8 +70,11 @@ class Client(httpx2.Client):
         unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
         request.extensions["timeout"] = {**timeouts, **unset}
         where = f"{request.method} {request.url.copy_with(query=None)}"
-        if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
-            request.stream = _CountingStream(request.stream, self._sent)
+        # A file that is taken is not sent again, but a commit's own body is at every try: counted,
+        # it would pass for progress for ever.
+        sent = self._sent if request.method == "PUT" else None
+        if sent and isinstance(request.stream, httpx2.SyncByteStream):
+            request.stream = _CountingStream(request.stream, sent)
         try:
             response = super().send(request, **options)
         except httpx2.TransportError as error:
