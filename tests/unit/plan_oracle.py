@@ -226,13 +226,13 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
                     yield Candidate(way, place, setup, time.total, device / pool.usable_bytes)
 
 
-def _calls(setup: Setup, rows: int) -> int:
+def _calls(setup: Setup, rows: int) -> float:
     """Calls of generate, or fillings of an engine that its GPUs share; `rows` are one process's."""
-    gpus, limit = 1, setup.generation_batch
-    if setup.engine:
-        gpus = setup.engine.tensor_parallel
-        limit = min(limit * gpus, setup.engine.most_sequences or limit * gpus)
-    return -(-rows * gpus // limit)
+    engine, limit = setup.engine, setup.generation_batch
+    if engine is None:
+        return -(-rows // limit)
+    gpus = engine.tensor_parallel
+    return rows * gpus / min(limit * gpus, engine.most_sequences or limit * gpus)
 
 
 def _precision(spec: GRPOJobSpec, way: Way) -> Precision:

@@ -1,6 +1,7 @@
 """The time model against published runs, and what must hold of it whatever the constants are."""
 
 from dataclasses import asdict, replace
+from itertools import pairwise
 from math import log
 
 import pytest
@@ -11,15 +12,16 @@ from grpo_api.plan.learned import Learned, LearnedPrompts, MeasuredStep
 from grpo_codegen.calibration.__main__ import main
 from grpo_codegen.calibration.fit import errors_of, expected_share, fit, stored_errors
 from grpo_codegen.calibration.rows import NODE, predictions, published_runs
-from grpo_planner.hardware.products import lookup_product
+from grpo_planner.hardware.products import Product, lookup_product
 from grpo_planner.memory.engine import cached_blocks
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup_shape
+from grpo_planner.model.shapes import Shape
 from grpo_planner.plan import plan_job
 from grpo_planner.time.constants import FITTED, Constants, stored_fit
 from grpo_planner.time.lengths import longest, thinning
-from grpo_planner.time.sampling import PLANNED_ENGINE, SEVERAL_NODES
+from grpo_planner.time.sampling import PLANNED_ENGINE, SEVERAL_NODES, generation_seconds
 from grpo_planner.time.step_time import step_time
 from grpo_planner.time.training import (
     expert_seconds,
@@ -97,7 +99,8 @@ def test_a_batch_thins_out_within_its_limit_and_has_its_mean(
     assert longest(mean, limit, runaway, count + 1) >= last
 
 
-SHAPES = [lookup_shape(name) for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B")]
+NAMES = ["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"]
+SHAPES = [shape for name in NAMES if (shape := lookup_shape(name))]
 SETUPS = st.builds(
     Setup,
     precision=st.sampled_from(["bfloat16", "mixed"]),
@@ -116,13 +119,14 @@ SETUPS = st.builds(
 
 
 @settings(max_examples=cases(200))
-@given(setup=SETUPS, calls=st.integers(1, 4), of=st.sampled_from(SHAPES))
-def test_time_rises_with_work_and_falls_with_hardware(setup: Setup, calls: int, of: object) -> None:
-    shape, hardware = of, lookup_product(H100)
-    assert shape is not None
+@given(setup=SETUPS, calls=st.integers(1, 4), shape=st.sampled_from(SHAPES))
+def test_time_rises_with_work_and_falls_with_hardware(
+    setup: Setup, calls: int, shape: Shape
+) -> None:
+    hardware = lookup_product(H100)
 
-    def seconds(other: Setup, gpu: object = hardware, times: float = calls) -> float:
-        return step_time(shape, other, gpu, 1, times).total  # type: ignore[arg-type]
+    def seconds(other: Setup, gpu: Product = hardware, times: float = calls) -> float:
+        return step_time(shape, other, gpu, 1, times).total
 
     now = seconds(setup) * (1 + 1e-9)
     at_limit = replace(setup, expected=setup.completion)
@@ -136,6 +140,27 @@ def test_time_rises_with_work_and_falls_with_hardware(setup: Setup, calls: int, 
     assert seconds(setup, replace(hardware, link=2 * hardware.link)) <= now
     assert seconds(setup, replace(hardware, teraflops=2 * hardware.teraflops)) <= now
     assert trained_length(setup, FITTED) <= setup.length * (1 + 1e-9)
+
+
+@settings(max_examples=cases(400))
+@given(
+    setup=SETUPS,
+    places=st.lists(st.integers(1, 512), min_size=2, max_size=6),
+    shape=st.sampled_from(SHAPES),
+)
+def test_no_engine_is_slower_for_sampling_more_at_a_time(
+    setup: Setup, places: list[int], shape: Shape
+) -> None:
+    completions = max(places)
+    engine = Engine(kind="Colocated", length=32768)
+
+    def seconds(at_once: int) -> float:
+        of_all = replace(engine, most_sequences=at_once)
+        sampled = replace(setup, generation_batch=completions, engine=of_all)
+        return generation_seconds(shape, sampled, lookup_product(H100), completions / at_once)
+
+    times = [seconds(at_once) for at_once in sorted(places)]
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(times))
 
 
 def test_a_pass_is_never_shorter_than_its_launches_which_gpus_of_one_copy_share() -> None:

@@ -226,8 +226,9 @@ class Variants:
                 if index == later:
                     continue
                 yield self._setup((gather, sizes[index], recomputes, micro_batch))
-                for size in batch.evener_sizes(self._whole, sizes[index:]):
-                    yield self._setup((gather, size, recomputes, micro_batch))
+                if self.engine is None:
+                    for size in batch.evener_sizes(self._whole, sizes[index:]):
+                        yield self._setup((gather, size, recomputes, micro_batch))
                 is_largest = micro_batch == knobs.micro_batch[0]
                 if is_largest and not recomputes:
                     # A smaller generation batch can't make the fastest update any faster.
@@ -359,12 +360,13 @@ def generate_calls(setup: Setup, whole: int, updates: int) -> float:
     engine = setup.engine
     if engine is None:
         return ceil(whole / setup.generation_batch) / updates
-    # An engine may be limited to fewer completions than it has GPUs.
     if engine.kind == "Servers":
         completions = terms.replica_completions(setup)
     else:
         completions = whole * engine.tensor_parallel
-    return ceil(completions / terms.sequences(setup)) * engine.syncs
+    # As one completion ends the next begins, so the last filling may be a part of one. An engine
+    # may be limited to fewer completions than it has GPUs.
+    return completions / terms.sequences(setup) * engine.syncs
 
 
 def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def batches(mean: float, limit: int, runaway: float, completions: int) -> tuple[Batch, ...]:
+def batches(mean: float, limit: int, runaway: float, completions: float) -> tuple[Batch, ...]:
     """What is left of a batch of `completions`, stretch by stretch."""
     stretches = []
     for stretch in thinning(mean, limit, runaway):

@@ -120,7 +120,8 @@ def engine_seconds(
     """`calls` times as many completions as an engine samples at a time.
 
     As one ends the next begins, so all but the last as many are decoded by a full batch, and those
-    thin out.
+    thin out. But the longest of all may be any of them: no engine is faster than one that samples
+    all at a time.
     """
     engine = terms.engine_of(setup)
     at_once = terms.sequences(setup)
@@ -129,11 +130,15 @@ def engine_seconds(
     prompts = pass_seconds(shape, hardware, at_once * prompt, prompt, constants)
     prefill = prompts / engine.tensor_parallel
     token = EngineToken(shape, setup, hardware, constants, overheads)
-    thinned = token.seconds_of(batches(mean, limit, constants.runaway, at_once))
-    full = mean * token.seconds(at_once, mean)
-    generations = engine.syncs
-    refills = max(0.0, calls - generations)
-    return calls * prefill + refills * full + min(calls, generations) * thinned
+    generations = min(calls, engine.syncs)
+    decoding = token.seconds_of(batches(mean, limit, constants.runaway, at_once))
+    refills = calls / generations - 1
+    if refills:
+        completions = at_once * (1 + refills)
+        at_least = token.seconds_of(batches(mean, limit, constants.runaway, completions))
+        refilled = decoding + refills * mean * token.seconds(at_once, mean)
+        decoding = max(refilled, at_least)
+    return calls * prefill + generations * decoding
 
 
 class EngineToken:
