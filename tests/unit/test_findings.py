@@ -357,6 +357,20 @@ def test_a_still_policy_is_learning_once_its_reward_rises(seed: int) -> None:
     assert diagnose(rows(steps)) == []
 
 
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_run_whose_rows_are_all_alike_has_no_signal(reward: float) -> None:
+    row = {
+        "reward": reward,
+        "reward_std": 0.0,
+        "frac_reward_zero_std": 1.0,
+        "completions/mean_length": 200.0,
+        "completions/min_length": 20.0,
+        "completions/max_length": 400.0,
+    }
+    steps = [{"step": step, **row} for step in range(1, 101)]
+    assert first_found(steps)["NoSignal"] < 50
+
+
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
     steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []

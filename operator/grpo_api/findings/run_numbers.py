@@ -219,6 +219,9 @@ LOSS = "loss"
 LEARNING_RATE = "learning_rate"
 SAMPLED = (LENGTH, "completion_clipped_ratio", DEAD_GROUPS)
 """TRL logs these of every generation, as it does the reward."""
+MOST_REPEATS = 16
+"""Rows in a row that may log one generation again: numbers that stay equal for longer are those of
+new generations, of a run that stands still."""
 LENGTH_ENDS = ("completion_length_min", "completion_length_max")
 EQUAL_REWARDS = 1e-4
 """Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
@@ -308,6 +311,7 @@ class RunNumbers:
         self.rank_seconds: deque[tuple[float, ...]] = deque(maxlen=2 * SMOOTH)
         """Of the newest measured steps."""
         self._last_generation: dict[str, float] = {}
+        self._num_repeats = 0
         self._last_values: dict[str, float] = {}
         self._seconds_since_save = 0.0
         self._failures = 0.0
@@ -389,9 +393,10 @@ class RunNumbers:
         """The row without the numbers of a generation that an earlier row has logged. Some programs
         log them again in each step that reuses it, and TRL does not."""
         generation = generation_numbers(row)
-        is_repeated = bool(generation) and generation == self._last_generation
+        is_same = bool(generation) and generation == self._last_generation
+        self._num_repeats = self._num_repeats + 1 if is_same else 0
         self._last_generation = generation or self._last_generation
-        if not is_repeated:
+        if not is_same or self._num_repeats > MOST_REPEATS:
             return row
         values = {key: value for key, value in row.values.items() if key not in generation}
         return replace(row, values=values, rewards={})
