@@ -159,6 +159,7 @@ class _Version(argparse.Action):
     """Prints the version; looked up only then, as that reads the metadata of what is installed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Prints and ends."""
         from importlib.metadata import version
 
         print(version("grpo-operator"))

@@ -68,12 +68,15 @@ class Cache(Generic[R]):
         """Count of objects that a LIST found missing without an event of their deletion."""
 
     def __iter__(self) -> Iterator[R]:
+        """All records."""
         return iter(self._items.values())
 
     def __len__(self) -> int:
+        """How many there are."""
         return len(self._items)
 
     def get(self, key: ObjectKey) -> R | None:
+        """The object of that namespace and name."""
         return self._items.get(key)
 
     def owned_by(self, owner: ObjectKey) -> Collection[R]:

@@ -197,14 +197,17 @@ class HttpCluster:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        """Opens the connection pool."""
         self._session = open_session(self._configuration, CONNECTIONS, user_agent=self._user_agent)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Closes it."""
         if self._session:
             await self._session.close()
 
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """See Cluster."""
         # In pages: one LIST of ten thousand objects of 12 KB is 120 MB, which is decoded and held
         # at once.
         token = ""
@@ -222,6 +225,7 @@ class HttpCluster:
     async def watch(
         self, selection: Selection, version: int, seconds: float
     ) -> AsyncIterator[tuple[str, Object]]:
+        """See Cluster."""
         query = selection.query(
             watch="true",
             resourceVersion=version,
@@ -245,9 +249,11 @@ class HttpCluster:
             raise Unavailable(f"WATCH {path}: {error!r}") from error
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """See Cluster."""
         return await self._call("GET", resource, resource.path(namespace, name))
 
     async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        """See Cluster."""
         # without Strict the server drops fields that it doesn't know, and a user's typo would
         # change the pods silently
         return await self._call(
@@ -265,6 +271,7 @@ class HttpCluster:
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
     ) -> Object:
+        """See Cluster."""
         return await self._call(
             "PATCH", resource, resource.path(namespace, name, subresource), body=patch
         )
@@ -272,6 +279,7 @@ class HttpCluster:
     async def delete(
         self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
     ) -> None:
+        """See Cluster."""
         # Between the look and this request the object may have changed, or its name may have gone
         # to another one.
         preconditions = {
@@ -283,6 +291,7 @@ class HttpCluster:
             await self._call("DELETE", resource, resource.path(namespace, name), body=options)
 
     async def delete_all(self, selection: Selection) -> None:
+        """See Cluster."""
         path = selection.resource.path(selection.namespace)
         await self._call(
             "DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS
@@ -393,6 +402,7 @@ class HttpCluster:
     def _error(
         self, verb: str, path: str, code: int, text: bytes, retry_after: str = ""
     ) -> ClusterError:
+        """Return the error that an answer stands for."""
         # Usually a Status object, or within an event one below `object`; a proxy's page is quoted
         # as it is.
         try:

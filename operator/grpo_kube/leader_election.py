@@ -172,6 +172,7 @@ class Leadership:
             self._lost = self._lost or f"{lease.holder or 'nobody'} holds the Lease now"
 
     def step(self, now: float) -> Step:
+        """What to do next."""
         if not self._led:
             seconds_left = max(self._taken_for(now), self._tried_at + self.terms.poll - now)
             if seconds_left <= 0:
@@ -227,6 +228,7 @@ class Leadership:
         return replace(lease, holder="", renewed=timestamp)
 
     def is_leader(self, now: float) -> bool:
+        """True if writes may be sent at this moment."""
         return self._led and not self._lost and now - self._renewed_at < self.terms.deadline
 
     def answer_within(self, now: float) -> float:

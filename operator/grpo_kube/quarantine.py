@@ -23,6 +23,7 @@ class Quarantine:
     """The objects that could not be parsed, by kind and name."""
 
     def __init__(self) -> None:
+        """Start empty."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
         self.on_quarantined: Callable[[str, Object, str], None] = lambda *_: None
         """Called with plural name, object and problem whenever an object is set aside."""

@@ -45,6 +45,7 @@ class WorkQueue:
         """Keys that were put in again after a failure."""
 
     def __len__(self) -> int:
+        """Keys that wait for a worker."""
         return len(self._waiting)
 
     def add(self, key: ObjectKey, slow: bool = False) -> None:
@@ -60,6 +61,7 @@ class WorkQueue:
             self._ready.put_nowait((slow, next(self._count), key))
 
     def add_all(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        """Queue all of these keys."""
         for key in keys:
             self.add(key, slow)
 
@@ -116,6 +118,7 @@ class WorkQueue:
 
     @property
     def active(self) -> int:
+        """Keys that are worked on."""
         return len(self._active)
 
     @property
@@ -124,6 +127,7 @@ class WorkQueue:
         return self._loop.time() - min(self._active.values()) if self._active else 0.0
 
     def close(self) -> None:
+        """Cancels all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -126,6 +126,7 @@ class Pod:
         return problems
 
     def log_tail(self) -> str:
+        """The end of its log."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-600:]
 
 

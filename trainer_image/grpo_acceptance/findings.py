@@ -58,10 +58,12 @@ class Context:
 
     @property
     def path(self) -> Path:
+        """The folder."""
         return Path(self.folder)
 
     @property
     def is_gpu(self) -> bool:
+        """Whether this is about GPUs."""
         return self.device == "cuda"
 
 

@@ -191,6 +191,7 @@ class Progress:
         self._write(running=check.name)
 
     def end(self, result: CheckResult) -> None:
+        """Say what a check found."""
         self.results.append(result)
         for finding in result.findings:
             text = f"{finding.what}: {finding.message} ({result.seconds} s)"

@@ -39,6 +39,8 @@ Step = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
+    """A run that has ended."""
+
     trainer: ReferenceGRPOTrainer
     steps: dict[int, Step]
     """NUMBERS by step."""
@@ -60,6 +62,7 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         self._begin = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins with its generation."""
         self._begin = time.perf_counter()
 
     def on_log(

@@ -39,6 +39,7 @@ class Progress:
     """Prints the progress of the downloads, one repository after the other."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        """No download has begun."""
         self._clock, self._what, self._last = clock, "", float("-inf")
 
     def begin_repository(self, what: str) -> None:

@@ -162,6 +162,7 @@ def _optimizer(model: Qwen2ForCausalLM) -> torch.optim.Optimizer:
 def _train(
     model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float, batch: Batch
 ) -> None:
+    """Train for one step."""
     optimizer.param_groups[0]["lr"] = learning_rate
     inputs, targets = batch
     logprobs = model(**inputs).logits[:, :-1].log_softmax(dim=-1)

@@ -25,6 +25,7 @@ class Evaluations:
         """Evaluations in a mean."""
 
     def add(self, score: float, reward: float) -> None:
+        """Take the newest evaluation."""
         self._pending.append(Evaluation(score, reward))
         if len(self._pending) == self._size:
             self.means.append(_mean(self._pending))

@@ -100,6 +100,7 @@ class Series:
 
     @property
     def first_level(self) -> float:
+        """Level of the first steps."""
         return median(self._first[:SMOOTH])
 
     def first_average(self, size: int) -> float:
@@ -152,6 +153,7 @@ class Series:
 
     @property
     def error(self) -> float:
+        """Standard error of a level."""
         return error_of_level(self.noise, SMOOTH)
 
 
@@ -206,6 +208,7 @@ class Peak:
         return max(size + BEST_OF_NOISE.value * error, SIGNIFICANT.value * error)
 
     def error(self, series: Series) -> float:
+        """Standard error of a level."""
         return series.error * math.sqrt(SMOOTH / self.size)
 
 
@@ -318,6 +321,7 @@ class RunNumbers:
         """Checkpoints that the process of the step before could not write."""
 
     def add(self, row: StepRow) -> None:
+        """Take one more step."""
         row = self._without_repeated_generation(row)
         values = dict(row.values)
         if DEAD_GROUPS not in values and "reward_std" in values:

@@ -49,6 +49,7 @@ class JsonFormatter(logging.Formatter):
         self._fields_of = fields_of
 
     def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -70,6 +71,7 @@ class TextFormatter(JsonFormatter):
     """The same line as text."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
         return as_text(super().format(record))
 
 

@@ -197,6 +197,7 @@ def _requested_specs(options: Namespace, job: Job) -> RequestedSpecs:
 
 
 def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
+    """Plans and prints one job."""
     name, namespace = job.metadata["name"], job.metadata.get("namespace")
     job_class, spec = specs.job_class, specs.spec
     learned = None if options.model else sources.fetch_learned(options, name, namespace)

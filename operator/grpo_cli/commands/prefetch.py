@@ -88,6 +88,7 @@ def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec)
 
 
 def _fill_cache(options: Namespace, job: Job) -> int:
+    """Fills one job's cache."""
     name, spec = job.metadata["name"], job.spec
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
@@ -154,6 +155,7 @@ def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
 
 
 def _has_log(pod: Object) -> bool:
+    """True if the pod has a log."""
     return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 

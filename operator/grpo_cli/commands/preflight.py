@@ -134,6 +134,7 @@ def _awaited_report(options: Namespace, job: str) -> PreflightReport:
 
 
 def _pod_report(pod: dict[str, Any]) -> PreflightReport | None:
+    """What a pod that has ended left behind."""
     for message in job_pods.termination_messages(pod):
         with contextlib.suppress(ValidationError):
             return PreflightReport.model_validate_json(message)

@@ -113,6 +113,7 @@ def _plain(text: object) -> str:
 def _check_facts(
     compared: Comparison, envelope: Envelope | None, signer: str | None
 ) -> Iterator[tuple[str, str]]:
+    """What holds."""
     yield "files", f"{compared.files}, {compared.size:,} bytes: all there, none changed, none added"
     if signer:
         yield "signed", f"by the given key, {signer}"

@@ -126,6 +126,7 @@ class DatasetReader:
             self.use.split = split
 
     def _take_step(self, call: ast.Call, method: str, scope: Scope) -> None:
+        """One method of the rows."""
         if self.use.is_made_by_script or method in _WITHOUT_EFFECT:
             return
         is_taken = False
@@ -297,6 +298,7 @@ def _chat_of(node: ast.expr, parameter: str, scope: Scope) -> tuple[str, str]:
 
 
 def _message_of(node: ast.expr, scope: Scope) -> tuple[Any, ast.expr]:
+    """Role and content of a literal message."""
     if not isinstance(node, ast.Dict):
         raise Computed(node)
     parts = {

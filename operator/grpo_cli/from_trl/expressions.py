@@ -65,6 +65,8 @@ class Computed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
+    """What binds a name."""
+
     line: int
     end: tuple[int, int]
     """Line and column where the statement ends; a name behind it reads what it binds."""
@@ -154,6 +156,7 @@ class Scope:
         return scope
 
     def _calls(self, function: Function) -> list[ast.Call]:
+        """The script's calls of a function."""
         return [
             node
             for node in ast.walk(self.module)
@@ -241,6 +244,7 @@ class Scope:
 
     @property
     def root(self) -> "Scope":
+        """The module's scope."""
         return self.outer.root if self.outer else self
 
     def evaluate(self, node: ast.expr) -> Any:

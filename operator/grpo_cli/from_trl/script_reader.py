@@ -96,6 +96,8 @@ def read_script(text: str, source: str, read_module: ReadModule) -> TrlRun:
 
 
 class _ScriptReader:
+    """One script."""
+
     def __init__(self, module: ast.Module, text: str, source: str, read_module: ReadModule) -> None:
         self.module = module
         self.text = text

@@ -63,6 +63,7 @@ class Note:
     advice: str
 
     def __str__(self) -> str:
+        """One line for users."""
         value = f" = {short_text(self.value)}" if self.value else ""
         where = f"line {self.line}: " if self.line else ""
         return f"{where}{self.name}{value}: {self.advice}"
@@ -108,6 +109,8 @@ class RewardUse:
 
 @dataclass(slots=True)
 class TrlRun:
+    """A GRPO run."""
+
     source: str
     """Name of the file."""
     config: dict[str, TrlSetting] = field(default_factory=dict)

@@ -213,6 +213,7 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
 
 
 def _entry_problem(field: str, key: str, value: object) -> str:
+    """What is wrong with a label or an annotation."""
     if not isinstance(value, str):
         return "must be text; put the value in quotes"
     if not re.fullmatch(LABEL_KEY, key):

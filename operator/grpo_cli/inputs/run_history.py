@@ -75,6 +75,7 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
 
 
 def _rows_in(folder: Path, name: str) -> list[Row]:
+    """The rows of a file of a folder."""
     file = _file_in(folder, name)
     try:
         return load_rows(file)

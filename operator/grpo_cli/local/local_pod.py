@@ -57,6 +57,8 @@ ConfigMaps = Mapping[str, Mapping[str, str]]
 
 
 class ClaimFolder(NamedTuple):
+    """A folder of a claim's volume."""
+
     claim: str
     sub_path: str = ""
 
@@ -66,6 +68,8 @@ MountSource = ClaimFolder | Mapping[str, str]
 
 
 class LocalContainer(NamedTuple):
+    """A container as a process."""
+
     name: str
     command: list[str]
     environment: dict[str, str]
@@ -174,6 +178,7 @@ class _PodReader:
         self.problems: list[str] = []
 
     def read_trainer(self, container: Manifest) -> LocalContainer:
+        """Return the training container."""
         mounts: dict[str, MountSource] = {}
         for mount in container["volumeMounts"]:
             path, volume = mount["mountPath"], mount["name"]
@@ -198,6 +203,7 @@ class _PodReader:
         return LocalContainer(container["name"], command, self._environment(container), mounts)
 
     def read_init_container(self, container: Manifest) -> LocalContainer:
+        """Return an init container of the training image."""
         path = f"spec.podTemplate.spec.initContainers[{container['name']}]"
         if container["image"] != self._image:
             self.problems.append(

@@ -92,11 +92,15 @@ POLL_SECONDS = 0.1
 
 
 class LocalJob(NamedTuple):
+    """A job of the folder."""
+
     metadata: dict[str, Any]
     job: GRPOJob
 
 
 class LocalRuns:
+    """The runs of one folder."""
+
     def __init__(
         self,
         folder: Path,
@@ -134,6 +138,7 @@ class LocalRuns:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def plan(self, job: Job) -> PlanResult:
+        """Plan a job on this machine's CPUs."""
         return self._plan(self._spec_of(job))
 
     def create(self, job: Job) -> str:
@@ -192,6 +197,7 @@ class LocalRuns:
     retry = resume
 
     def names(self) -> list[str]:
+        """Names of all jobs of the folder."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{JOB_FILE}"))
 
     def read_job(self, name: str) -> LocalJob:
@@ -252,6 +258,7 @@ class LocalRuns:
         return load_history(Namespace(), str(folder), file)
 
     def log_file(self, name: str) -> Path:
+        """What the newest attempt printed."""
         return self.attempt_folder(name) / LOG_FILE
 
     def outcomes(self, name: str) -> list[tuple[float, Outcome]]:
@@ -345,6 +352,7 @@ class LocalRuns:
         return folder / source.sub_path
 
     def _link_mounts(self, root: Path, mounts: Mapping[str, MountSource]) -> None:
+        """Make the trainer's mounts below `root`."""
         for path, source in mounts.items():
             place = Path(f"{root}{path}")
             if isinstance(source, ClaimFolder):

@@ -30,6 +30,7 @@ class CliError(Exception):
         return self.args
 
     def __str__(self) -> str:
+        """All problems in one line."""
         return "; ".join(self.problems)
 
 

@@ -46,6 +46,7 @@ def _style(size: Size) -> str:
 
 
 def _cells(size: Size) -> list[str]:
+    """A size's cells under HEADINGS."""
     hours = UNKNOWN if size.gpu_hours is None else f"{size.gpu_hours:.1f}"
     price = UNKNOWN if size.price is None else f"{size.price:.2f}"
     return [

@@ -113,6 +113,7 @@ class JsonObject:
         return {key: below.text(key, MAX_OBJECT) for key in below._fields}
 
     def strings(self, name: str) -> list[str]:
+        """A list of strings."""
         items = self._fields.get(name)
         if items is not None and not (
             isinstance(items, list) and all(isinstance(item, str) for item in items)
@@ -121,6 +122,7 @@ class JsonObject:
         return list(items or ())
 
     def items(self) -> Iterator[tuple[str, Any]]:
+        """All fields as they are."""
         return iter(self._fields.items())
 
     def raw(self, name: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessClock:
+    """The two clocks of this process."""
+
     wall: Callable[[], float]
     """Gives unix seconds, for what is stored."""
     monotonic: Callable[[], Observed]

@@ -140,6 +140,7 @@ class PodFacts:
     grpojob_uid: str = ""
     attempt: str = ""
     engine: bool = False
+    """True if it is an engine's."""
     controlled: bool = True
     """True if a Job made it; labels alone may be a stranger's."""
 

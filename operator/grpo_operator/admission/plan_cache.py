@@ -30,6 +30,7 @@ class Plans:
         self._planners: OrderedDict[str, Planner] = OrderedDict()
 
     def __len__(self) -> int:
+        """How many specs' planners are kept."""
         return len(self._planners)
 
     def expect(self, specs: int) -> None:

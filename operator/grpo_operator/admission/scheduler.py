@@ -64,6 +64,7 @@ class Verdict:
     passed_over: int = 0
     """Younger jobs of its priority that have started first."""
     job_class: AppliedJobClass | None = None
+    """The class that the job was planned with."""
     avoids: bool = True
     """False: there are not enough nodes without those that the job should be kept away from."""
 
@@ -79,6 +80,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleInput:
+    """The input of a cycle."""
+
     jobs: tuple[GRPOJobRecord, ...]
     snapshot: Snapshot
     limits: Limits
@@ -214,6 +217,7 @@ class _CycleRun:
         """Nodes that are reserved for those who wait."""
 
     def run(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
+        """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         verdicts: dict[str, Verdict] = {}
         # A queue of new specs is judged over several cycles, so that those ahead start before the

@@ -81,6 +81,7 @@ class FirstSeenTracker:
     """The first-seen times of all jobs with an attempt."""
 
     def __init__(self) -> None:
+        """Start without any job."""
         self._jobs: dict[ObjectKey, FirstSeenTimes] = {}
         self._wall_offset: float | None = None
         """Unix seconds at which the clock of this process was 0, as of its first look."""

@@ -41,6 +41,7 @@ class Pull:
 
     progress: Progress
     at: Observed
+    """When it was pulled."""
     advanced_at: Observed
     """When a pull first showed this step, this stage and this number of events."""
 
@@ -170,6 +171,7 @@ class Observation:
 
     @cached_property
     def is_training_bound(self) -> bool:
+        """True if every training pod has a node."""
         return self._has_all_pods and all(pod.node for pod in self.pods)
 
     @property
@@ -202,6 +204,7 @@ class Observation:
 
     @cached_property
     def engines_up(self) -> frozenset[int]:
+        """Indices of the engines that run."""
         return frozenset(pod.index for pod in self.engine_pods if self._is_up(pod))
 
     def _is_up(self, engine: PodRecord) -> bool:
@@ -217,6 +220,7 @@ class Observation:
 
     @cached_property
     def _ends(self) -> dict[str, PodTermination]:
+        """The terminations by uid of the pod."""
         ends: dict[str, PodTermination] = {}
         for pod in self.pods:
             end = _termination(pod, self._deleted_first(pod), self._any_ended)

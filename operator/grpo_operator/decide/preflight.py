@@ -79,6 +79,7 @@ class Check:
     reason: Reason
     message: str
     status: PreflightStatus
+    """The new status.preflight."""
     should_start: bool = False
     """True if its Job is to be created now."""
     requeue_after: float | None = None
@@ -86,6 +87,7 @@ class Check:
 
     @property
     def has_passed(self) -> bool:
+        """True if the job may start."""
         return self.reason in (Reason.PASSED, Reason.NOT_CHECKED)
 
 
@@ -106,6 +108,7 @@ class Preflight:
     child: JobRecord | None = None
     """Its Job, whatever it was made for."""
     pods: tuple[PodRecord, ...] = ()
+    """The pods of that Job."""
     now: float
     """Unix seconds of the operator's own clock."""
     waited: float = 0.0
@@ -145,6 +148,7 @@ class Preflight:
 
     @cached_property
     def check(self) -> Check:
+        """Return the result of the preflight."""
         status = self._status
         if status.given_up:
             return Check(reason=Reason.NOT_CHECKED, message=status.cause or "", status=status)
@@ -221,6 +225,7 @@ class Preflight:
 
     @cached_property
     def _obstacle(self) -> _Obstacle | None:
+        """What keeps the preflight from running."""
         if self._open_child and not self._is_under_way:
             return None
         if self._open_child is None or not self.pods:
@@ -250,6 +255,7 @@ class Preflight:
         return _Obstacle(f"{what}: {self.warning}", is_shared=is_shared)
 
     def _check_of_obstacle(self, status: PreflightStatus, obstacle: _Obstacle) -> Check:
+        """The preflight can't run."""
         what = f"the preflight can't run: {obstacle.message}"
         if obstacle.is_shared:
             status = status.model_copy(update={"blocked_since": None})
@@ -270,6 +276,7 @@ class Preflight:
         return self._unfinished_check(status, Reason.PREFLIGHT_BLOCKED, message, seconds_left)
 
     def _check_of_report(self, status: PreflightStatus, report: PreflightReport) -> Check:
+        """The answer to a report."""
         skipped = _join_messages((check.path, check.message) for check in report.skipped)
         if not report.problems:
             message = "no mistakes were found"

@@ -39,6 +39,7 @@ class DeletedPods:
     """The last of the pods that ended and then were deleted, by their GRPOJob."""
 
     def __init__(self) -> None:
+        """Start without pods."""
         self._by_uid: dict[str, PodRecord] = {}
         """Those that were deleted last come last."""
         self._by_job: dict[ObjectKey, dict[str, PodRecord]] = {}
@@ -57,6 +58,7 @@ class DeletedPods:
             self._forget(next(iter(self._by_uid)))
 
     def of_job(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
+        """Return the deleted pods of a GRPOJob."""
         return tuple(
             pod for pod in self._by_job.get(job_key, {}).values() if pod.grpojob_uid == job_uid
         )
@@ -79,6 +81,7 @@ class Caches:
     """The caches of all mirrored kinds."""
 
     def __init__(self) -> None:
+        """Nothing is known yet."""
         self.quarantine = Quarantine()
         self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.quarantine, reserving_record)
         self.jobs = Cache(JOBS, job_record, self.quarantine, index=_JOB_KEY)

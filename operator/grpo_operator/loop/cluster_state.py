@@ -335,6 +335,7 @@ class ReservedGangs:
         age then by the wall clock."""
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
+        """Each of them."""
         yield from map(self._with_place, self._caches.grpojobs)
         yield from filter(self._may_run, self._caches.grpojobs.quarantined_records.values())
 

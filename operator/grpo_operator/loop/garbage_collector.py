@@ -19,6 +19,7 @@ class GarbageCollector:
     """Carries out decide/cleanup.py."""
 
     def __init__(self, cluster: Cluster, caches: Caches, limits: Limits) -> None:
+        """Take what a deletion works with."""
         self._cluster = cluster
         self._caches = caches
         self._limits = limits

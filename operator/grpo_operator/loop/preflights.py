@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Preflights:
+    """The preflights of all jobs."""
+
     def __init__(
         self, cluster: Cluster, caches: Caches, shared_objects: SharedObjects, pods: PodDefaults
     ) -> None:

@@ -45,6 +45,7 @@ class Target:
 
     key: ObjectKey
     uid: str
+    """uid of the pod."""
     ip: str
     job_uid: str
     attempt: int

@@ -68,6 +68,7 @@ class Refused(Exception):
     """A Workload can't be created as things are; `reason` is shown in a condition."""
 
     def __init__(self, reason: Reason, message: str) -> None:
+        """Keeps the reason."""
         super().__init__(message)
         self.reason = reason
 
@@ -96,6 +97,7 @@ class Workloads:
         self._clock = clock
 
     def look(self, observation: Observation) -> Observation:
+        """Return the observation with the job's Workload."""
         job = observation.job
         key = _key(job)
         workload = self._cache.get(key)

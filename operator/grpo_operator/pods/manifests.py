@@ -86,6 +86,7 @@ class Attempt:
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found."""
     ends: Sequence[AttemptEnd] = ()
+    """How earlier attempts ended."""
 
 
 def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:

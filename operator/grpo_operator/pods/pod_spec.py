@@ -322,6 +322,7 @@ def init_container(user_container: InitContainer, image: str) -> Manifest:
 
 
 def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
+    """Requests and limits of one pod, GPUs included."""
     resources = spec.container_resources(plan)
     if plan.gpus_per_node:
         gpus = {plan.gpu_resource: str(plan.gpus_per_node)}

@@ -146,9 +146,11 @@ class Metrics(Observer):
         self.registry.register(NowCollector(families))
 
     def record_wait(self, seconds: float) -> None:
+        """See Observer."""
         self._waited.observe(seconds)
 
     def record_reconcile(self, seconds: float, result: str) -> None:
+        """See Observer."""
         self._seconds.observe(seconds)
         self._reconciles.labels(CONTROLLER, result).inc()
 
@@ -160,15 +162,19 @@ class Metrics(Observer):
             self._restarts.labels(reason).inc()
 
     def record_request(self, verb: str, resource: str, code: int) -> None:
+        """Counts a request to the API server."""
         self._requests.labels(verb, resource, str(code)).inc()
 
     def record_pull(self, result: str) -> None:
+        """Counts a pull of a job's progress."""
         self._pulls.labels(result).inc()
 
     def record_event(self, result: str) -> None:
+        """Counts an event on a GRPOJob."""
         self._events.labels(result).inc()
 
     def record_spans(self, result: str, spans: int) -> None:
+        """Counts spans of traces."""
         self._spans.labels(result).inc(spans)
 
     async def follow_lag(self) -> None:

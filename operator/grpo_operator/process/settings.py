@@ -231,6 +231,7 @@ def _add_hardware(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_tracing(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Add the options of traces."""
     parser.add_argument(
         "--tracing-endpoint",
         default=environment.get(ENDPOINT_ENV, ""),

@@ -26,6 +26,7 @@ from .terminations import unpack_termination as unpack_end
 from .workloads import KueueMetadata
 
 ENDED_PHASES = ("Succeeded", "Failed")
+"""Phases of a pod that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class GRPOJobRecord:
 
     @property
     def content(self) -> JobContent:
+        """The typed spec and status."""
         return self.typed or unpack_job(self.packed)
 
     @property
@@ -83,6 +85,7 @@ class GRPOJobRecord:
 
     @property
     def status(self) -> GRPOJobStatus:
+        """The typed status."""
         return self.content.status
 
     @property
@@ -97,10 +100,12 @@ class GRPOJobRecord:
 
     @property
     def job_key(self) -> ObjectKey:
+        """Itself."""
         return self.key
 
     @property
     def name(self) -> str:
+        """Name of the GRPOJob."""
         return self.key.name
 
     @property
@@ -149,10 +154,12 @@ class GRPOJobRecord:
 
     @property
     def active_deadline(self) -> int | None:
+        """spec.activeDeadlineSeconds."""
         return self.spec.active_deadline_seconds if self.spec else None
 
     @property
     def time_to_live(self) -> int | None:
+        """spec.ttlSecondsAfterFinished."""
         return self.spec.ttl_seconds_after_finished if self.spec else None
 
     @property
@@ -162,6 +169,7 @@ class GRPOJobRecord:
 
     @property
     def uncounted_limit(self) -> int:
+        """spec.restarts.uncountedLimit."""
         return (self.spec.restarts if self.spec else RestartsSpec()).uncounted_limit
 
     @property
@@ -171,6 +179,7 @@ class GRPOJobRecord:
 
     @property
     def start_timeout(self) -> float:
+        """spec.restarts.startTimeoutSeconds."""
         return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds
 
     def hang_allowance(self, stage: str) -> float | None:
@@ -192,6 +201,7 @@ class GRPOJobRecord:
         return self.status.condition(kind)
 
     def is_true(self, kind: ConditionType) -> bool:
+        """True if the condition is True."""
         return self.status.is_true(kind)
 
     @property
@@ -243,6 +253,7 @@ class JobRecord:
 
     @property
     def name(self) -> str:
+        """Name of the Job."""
         return self.key.name
 
 
@@ -292,6 +303,7 @@ class PodRecord:
 
     @property
     def name(self) -> str:
+        """Name of the pod."""
         return self.key.name
 
     @property

@@ -120,12 +120,15 @@ class WorkloadRecord:
 
     @property
     def name(self) -> str:
+        """Name of the Workload."""
         return self.key.name
 
     def condition(self, kind: str) -> WorkloadCondition:
+        """The condition of that type."""
         return self.conditions.get(kind, WorkloadCondition())
 
     def is_true(self, kind: str) -> bool:
+        """True if the condition is True."""
         return self.condition(kind).status == "True"
 
     @property
@@ -140,6 +143,7 @@ class WorkloadRecord:
 
     @property
     def may_start(self) -> bool:
+        """True if a gang may be started by it."""
         return self.may_continue and self.has_admission and self.active
 
     @property

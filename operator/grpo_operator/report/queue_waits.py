@@ -43,6 +43,7 @@ class QueueWaits:
     _runs: list[float] = field(default_factory=list)
 
     def add(self, job: GRPOJobRecord) -> None:
+        """Count one more job."""
         if job.phase in WAITING:
             stated = job.status.reason or ""
             reason = stated if stated in _KNOWN else "Unknown"

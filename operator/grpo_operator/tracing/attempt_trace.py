@@ -154,6 +154,8 @@ class _Attempt:
 
 
 class AttemptTraces:
+    """The traces of all attempts in progress."""
+
     def __init__(self, put: Callable[[Span], None], *, every: int, version: str) -> None:
         """`put` gets each ended span; every `every`th step has one; `version`: the operator's."""
         self._put = put

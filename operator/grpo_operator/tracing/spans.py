@@ -44,6 +44,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """The trace of one attempt."""
+
     job_uid: str
     attempt: int
     resource: Mapping[str, Value]

@@ -95,6 +95,7 @@ def as_plan(
 
 
 def _engine(demand: Demand, option: Option) -> EnginePlan | None:
+    """The option's engine as the plan publishes it."""
     setup = option.footprint.setup
     if setup.engine is None:
         return None
@@ -104,6 +105,7 @@ def _engine(demand: Demand, option: Option) -> EnginePlan | None:
 
 
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:
+    """The prediction as the plan publishes it."""
     footprint = option.footprint
     prediction = footprint.prediction
     drifts = demand.spec.reference.sync is not None

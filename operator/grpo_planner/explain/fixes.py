@@ -118,6 +118,7 @@ def _option_with(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) 
 
 
 def _fix(turns: Sequence[Adjustment], option: Option) -> Fix:
+    """The fix with the plan that it leads to."""
     changes = [Change(path=path, value=_yaml(values[-1])) for path, values, _ in turns]
     instructions = " and ".join(map(_adjustment_message, turns))
     costs = "; ".join(turn.cost for turn in turns)
@@ -136,6 +137,7 @@ def _adjustment_message(turn: Adjustment) -> str:
 
 
 def _yaml(value: Any) -> str:
+    """A value as YAML in one line."""
     if value is None:
         return "null"
     if isinstance(value, list):

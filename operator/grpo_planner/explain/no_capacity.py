@@ -240,6 +240,7 @@ def _rented_gpus() -> Iterator[_RentedGpus]:
 
 
 def _lower_bounds(placement: PlacementSpec, objective: Objective) -> PlacementSpec:
+    """A placement with the lower bounds of another."""
     fewest = placement.gpus.min if placement.gpus else 1
     gpus = GPURange(min=fewest)
     nodes = None if placement.declared_gpus else placement.nodes

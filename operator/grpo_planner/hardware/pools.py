@@ -104,10 +104,12 @@ class Pool:
 
     @cached_property
     def most_gpus_per_node(self) -> int:
+        """Most GPUs that one node gives."""
         return max(room.gpus for room, _ in self.rooms)
 
     @cached_property
     def gpus(self) -> int:
+        """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
 
     def default_millicores(self, gpus: int, *, engine: bool = False) -> int:

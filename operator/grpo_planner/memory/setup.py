@@ -102,6 +102,7 @@ class Setup:
     gather: bool = True
     """ZeRO-3 gathers the whole policy to generate."""
     reference: Strategy = "None"
+    """Reference strategy."""
     scores_old_policy: bool = False
     """The policy's own log-probabilities are computed before the update (steps off policy, or an
     engine to compare with)."""

@@ -141,12 +141,14 @@ COLUMNS = (
 
 @cache
 def _families() -> list[dict[str, Any]]:
+    """The catalogue's file."""
     families: list[dict[str, Any]] = read_data(__package__, "catalogue.yaml")
     return families
 
 
 @cache
 def _types() -> dict[str, str]:
+    """The model type of each catalogued name."""
     return {name: family["type"] for family in _families() for name in family["models"]}
 
 

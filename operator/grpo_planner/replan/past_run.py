@@ -45,6 +45,7 @@ class Run:
 
     @cached_property
     def demand(self) -> Demand:
+        """The job's demand."""
         model = resolve_model(self.spec.model, reported=self.learned.architecture)
         return build_demand(self.spec, model, learned=self.learned)
 
@@ -210,6 +211,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
+        """Estimated time of one step on GPUs."""
         return self.step_time.total
 
     @property
@@ -275,6 +277,7 @@ class Run:
 
     @property
     def usable_bytes(self) -> int:
+        """Bytes that one GPU has for torch."""
         return self.plan.memory.usable_bytes if self.plan.memory else 0
 
     @property

@@ -45,6 +45,7 @@ class Demand:
 
     @cached_property
     def shape(self) -> Shape:
+        """The policy's shape."""
         return self.model.shape
 
     @property

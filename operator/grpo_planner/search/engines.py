@@ -138,6 +138,7 @@ class Engines:
 
     @property
     def is_optional(self) -> bool:
+        """True if Transformers may be chosen."""
         return self._demand.spec.generation.engine in ("Auto", "Transformers")
 
     @property

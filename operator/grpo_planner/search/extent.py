@@ -84,6 +84,7 @@ class Extent:
         return tuple(map(self.variants_with, self.candidates))
 
     def variants_with(self, engine: Engine | None) -> Variants:
+        """The variants of this extent with one engine."""
         return self.family[engine]
 
     @cached_property
@@ -127,11 +128,15 @@ class Site:
 
 
 class SiteMethod(NamedTuple):
+    """A site with one of its methods."""
+
     site: Site
     method: Method
 
 
 class EnginedExtent(NamedTuple):
+    """An extent with one engine."""
+
     extent: Extent
     variants: Variants
 
@@ -182,6 +187,7 @@ class Extents:
 
     @property
     def all_places(self) -> Iterator[Place]:
+        """The places of all pools."""
         return chain.from_iterable(self.places.values())
 
     def sites(self, places: Iterable[Place], tier: int) -> Iterator[Site]:

@@ -70,6 +70,7 @@ class Variants:
     """One method on a number of processes in one precision, at every setting of its knobs."""
 
     def __init__(self, of: "Footprints", family: "Family", engine: Engine | None) -> None:
+        """Works nothing out yet."""
         self._demand = of.demand
         self._predictor, self._template, self.engine = of.predictor, family.template, engine
         self._world, self._method, self._whole = family.world, family.method, family.whole
@@ -101,9 +102,11 @@ class Variants:
         return sizes[bisect_left(sizes, True, key=lambda size: size < setup.generation_batch) :]
 
     def with_batch(self, setup: Setup, generation_batch: int) -> Setup:
+        """A setup with another generation batch."""
         return self._setup((setup.gather, generation_batch, setup.checkpointing, setup.micro_batch))
 
     def footprint_of(self, setup: Setup) -> Footprint:
+        """The variant with the settings of a setup."""
         return self._footprint(
             (setup.gather, setup.generation_batch, setup.checkpointing, setup.micro_batch)
         )
@@ -164,6 +167,7 @@ class Variants:
         return self._knobs.fastest[2:]
 
     def update_setup(self, update: Update) -> Setup:
+        """The fastest setup with an update."""
         return self._setup((*self._knobs.fastest[:2], *update))
 
     def training_bytes(self, recomputes: bool, micro_batch: int) -> int:
@@ -197,6 +201,7 @@ class Variants:
         return self._host[processes]
 
     def may_fit(self, place: Place) -> bool:
+        """True if the leanest variant fits into a place."""
         # Host memory first, which needs no prediction of phases.
         return (
             self.host(place.per_node) <= place.host_memory
@@ -286,6 +291,7 @@ class Variants:
         return engine_bytes
 
     def _footprint(self, settings: Settings) -> Footprint:
+        """One variant with its numbers."""
         footprint = self._footprints.get(settings)
         if footprint is None:
             demand, setup = self._demand, self._setup(settings)
@@ -410,6 +416,7 @@ class Footprints:
 
     @cached_property
     def template(self) -> Setup:
+        """What all setups share."""
         demand, spec = self.demand, self.demand.spec
         return Setup(
             precision="bfloat16",

@@ -74,6 +74,7 @@ class Search:
 
     @property
     def is_feasible(self) -> bool:
+        """True if anything fits."""
         return any(
             map(self._may_fit, self._extents.trainable(self._extents.all_places, self._methods))
         )
@@ -292,6 +293,7 @@ class Search:
         return [EnginedExtent(whole, variants) for variants in every_variants]
 
     def _bound(self, aim: Objective, candidate: Candidate) -> Score:
+        """The best score that a candidate can have."""
         if isinstance(candidate, EnginedExtent):
             return self._bound_with(aim, *candidate)
         if isinstance(candidate, Site):
@@ -373,6 +375,7 @@ class Search:
         return self._option(extent, variants, variants.leanest)
 
     def _option(self, extent: Extent, variants: Variants, footprint: Footprint) -> Option:
+        """One option with its numbers."""
         place = extent.place
         return Option(
             place,

@@ -42,6 +42,7 @@ class Times:
         self._fastest_batches: dict[tuple[object, ...], BatchTime] = {}
 
     def step(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
+        """Time of one step."""
         trained = self.training(extent, setup)
         sampled = self.sampling(extent, setup, calls)
         return StepTime(

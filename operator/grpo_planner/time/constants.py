@@ -36,6 +36,7 @@ class Constants:
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
+        """What each constant stands for, by name."""
         return {each.name: each.metadata["meaning"] for each in fields(cls)}
 
 

@@ -181,6 +181,7 @@ class EngineToken:
         return self.seconds_of([Batch(1.0, sequences, position)])
 
     def seconds_of(self, batches: Iterable[Batch]) -> float:
+        """Seconds of all tokens of batches."""
         prompt, token_bytes, bandwidth = self._prompt, self._token_bytes, self._bandwidth
         computed, fixed, sampled = self._computed, self._fixed, self._sampled
         seconds, weights = 0.0, self._weights

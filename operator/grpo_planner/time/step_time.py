@@ -69,6 +69,7 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
+        """The whole step."""
         return sum(self)
 
 

@@ -81,10 +81,12 @@ class StoreSource:
 
     @property
     def local_rank(self) -> int:
+        """This rank's place on its node."""
         return ranks.rank() % self.processes_per_node
 
     @property
     def node_ranks(self) -> range:
+        """The ranks of this node."""
         first = ranks.rank() - self.local_rank
         return range(first, first + self.processes_per_node)
 
@@ -201,6 +203,7 @@ class StoreTarget(StoreSource):
 
     @property
     def attempt_folder(self) -> Path:
+        """Folder of this attempt on this node."""
         return self.folder / attempt_folder_name(self.owner.attempt)
 
     def claim(self) -> None:

@@ -283,6 +283,7 @@ class VolumeTarget(VolumeSource):
 
     @property
     def attempt_folder(self) -> Path:
+        """Folder of this attempt."""
         return self.folder / attempt_folder_name(self.owner.attempt)
 
     def claim(self) -> None:

@@ -83,6 +83,8 @@ Place = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Prompts:
+    """The training prompts."""
+
     rows: datasets.Dataset
     """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the
     dataset's order."""
@@ -147,6 +149,7 @@ class Rows:
     them."""
 
     table: datasets.Dataset
+    """The rows."""
     place: Place
     """Where a row stands."""
     is_whole: bool = True
@@ -283,6 +286,7 @@ def _without_duplicates(
 
 
 def _is_short_enough(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
+    """Whether a prompt is short enough to be trained on."""
     limit = training.max_prompt_length
     if tokens > limit and dataset.on_long_prompt == "Fail":
         problem = f"{tokens} tokens, more than training.maxPromptLength {limit}"

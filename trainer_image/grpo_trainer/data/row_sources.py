@@ -44,9 +44,12 @@ SUFFIXES = {".jsonl": "JSONL", ".json": "JSONL", ".parquet": "Parquet", ".csv": 
 
 @dataclass(frozen=True)
 class FileTable:
+    """The rows of one file."""
+
     name: str
     """Path as the spec names it, with wildcards resolved."""
     table: pa.Table
+    """The rows."""
     lines: list[int] | None = None
     """Line on which each row ends, from 1; None for formats without lines."""
 

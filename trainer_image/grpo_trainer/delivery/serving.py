@@ -41,10 +41,13 @@ CHUNK = MIB
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
+    """A model in a folder."""
+
     path: Path
 
     @property
     def location(self) -> str:
+        """The folder."""
         return str(self.path)
 
     def sizes(self) -> dict[str, int]:
@@ -76,6 +79,7 @@ class StoreSource:
 
     @property
     def location(self) -> str:
+        """Its URL."""
         return f"{self.store.url}/{self.key}"
 
     def sizes(self) -> dict[str, int]:

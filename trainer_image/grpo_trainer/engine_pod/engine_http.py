@@ -70,6 +70,7 @@ class EngineServer:
         self._heard_at = asyncio.get_running_loop().time()
 
     def application(self) -> web.Application:
+        """The routes."""
         application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/state", self._state)

@@ -24,6 +24,7 @@ class EngineMetrics(Collector):
         self._registry = registry
 
     def collect(self) -> Iterable[Family]:
+        """See Collector."""
         for family in self._registry.collect():
             if family.name in _FAMILIES:
                 yield family

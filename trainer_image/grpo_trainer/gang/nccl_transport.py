@@ -201,6 +201,7 @@ class RDMACheck:
             environment.update(DEBUG, **{DEBUG_FILE: str(self._log_file)})
 
     def begin(self) -> None:
+        """Read the ports' counters before the all-reduce."""
         self._sent_before = self._sent_bytes()
 
     def find_problem(self, least_bytes: int, *, is_as_fast_as_planned: bool) -> str:

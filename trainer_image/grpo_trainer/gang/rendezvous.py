@@ -228,6 +228,7 @@ class _Answer(socketserver.BaseRequestHandler):
     """Sends back what came, which is never more than PAYLOAD."""
 
     def handle(self) -> None:
+        """One connection."""
         connection: Any = self.request
         connection.settimeout(PAIR_SECONDS)
         received = 0

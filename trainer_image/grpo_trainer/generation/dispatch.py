@@ -30,6 +30,7 @@ class PromptAssignment:
         self._waiting = deque(prompts)
         self._capacity = max(1, capacity)
         self._prompts_by_engine: dict[int, set[int]] = {}
+        """Prompts by engine."""
         self._unproven_by_engine: dict[int, set[int]] = {}
         """Answered prompts by engine, as long as it was not proven again."""
 
@@ -40,6 +41,7 @@ class PromptAssignment:
 
     @property
     def prompts_by_engine(self) -> Mapping[int, set[int]]:
+        """The prompts that each engine holds."""
         return self._prompts_by_engine
 
     @property
@@ -67,6 +69,7 @@ class PromptAssignment:
         return assignments
 
     def record_answer(self, engine: int, prompt: int) -> None:
+        """An engine has completed a prompt."""
         self._prompts_by_engine[engine].remove(prompt)
         self._unproven_by_engine.setdefault(engine, set()).add(prompt)
 

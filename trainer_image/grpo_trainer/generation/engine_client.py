@@ -70,6 +70,7 @@ class EngineClient:
         self._headers = {ATTEMPT_HEADER: attempt}
 
     async def state(self) -> EngineState:
+        """The state that the engine reports."""
         return _parse_answer(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
 
     async def learn(self, request: Learn, seconds: float) -> list[LearntLayout]:

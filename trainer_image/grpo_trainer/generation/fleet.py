@@ -65,6 +65,7 @@ class EngineView:
 
     @property
     def name(self) -> str:
+        """Name of the engine for messages."""
         return f"engine {self.index} at {self.host}"
 
     @property

@@ -54,6 +54,8 @@ Metrics = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """One completion."""
+
     tokens: list[int]
     """Its tokens, with the one that ended it."""
     logprobs: list[float]
@@ -80,6 +82,7 @@ class EngineSetup:
 
     @property
     def engine(self) -> EnginePlan:
+        """The plan's engine."""
         assert self.plan.execution.engine is not None
         return self.plan.execution.engine
 

@@ -159,6 +159,7 @@ class EnginesMain:
         return self._fleet.call(self._completing.sample_remaining(version))
 
     def samples(self) -> list[Sample]:
+        """All completions of the generation."""
         assert self._completing is not None
         return self._completing.samples
 
@@ -180,12 +181,14 @@ class EnginesMain:
             self._setup.record_wait("")
 
     def close(self) -> None:
+        """Close the connections to the engines."""
         for lane in self._lanes.values():
             lane.close()
         self._fleet.close()
         del self._store
 
     def metrics(self, version: int | None) -> dict[str, float]:
+        """Metrics of all engines, by key."""
         rates = self._completing.metrics() if self._completing else {}
         return {**self._fleet.metrics(version), **rates}
 

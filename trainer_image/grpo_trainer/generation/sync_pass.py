@@ -61,9 +61,11 @@ class Verdict:
     problem: str = ""
     """Why it can't be used; empty where it was proven."""
     differing_weights: Sequence[str] = ()
+    """Names of the weights that differ."""
     is_blocked: bool = False
     """Whether its time ran out."""
     is_gone: bool = False
+    """Whether its process is gone."""
 
 
 class Lane:

@@ -275,6 +275,7 @@ class RunHistory:
             self._metrics_file.append(json_line(row), self._lines)
 
     def _lines(self) -> Iterable[str]:
+        """All rows, as in the file."""
         return map(json_line, begin_rows(_logged_steps(self._rows), self._rolled_back))
 
     def is_sample_due(self, step: int) -> bool:

@@ -99,6 +99,7 @@ class Target:
         return f"spec.export.hub.repository: {self.spec.repository}"
 
     def api(self) -> HfApi:
+        """The client."""
         return HfApi(token=self.token)
 
 

@@ -168,6 +168,7 @@ class Repository:
 
     @property
     def description(self) -> str:
+        """The repository, for messages."""
         return f"spec.{self.path}.name: {self.name} (revision {self.revision or 'default'})"
 
     @property
@@ -433,6 +434,7 @@ MAX_REVISIONS = 8
 
 
 def _unknown_revision(repository: Repository, api: HfApi) -> str:
+    """Names the revisions that a repository has."""
     names: list[str] = []
     with suppress(HfHubHTTPError, TryLater, KeyError):
         refs = api.list_repo_refs(repository.name, repo_type=repository.kind)

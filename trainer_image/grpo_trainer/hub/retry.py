@@ -67,6 +67,7 @@ class Arrivals:
         self._grew_at = clock.now()
 
     def measure(self) -> int:
+        """Bytes that have arrived."""
         return sum(map(bytes_in, self.folders))
 
     def report_change(self) -> None:

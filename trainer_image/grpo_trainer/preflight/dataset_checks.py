@@ -24,6 +24,7 @@ class FirstRows:
 
     @property
     def has_chats(self) -> bool:
+        """Whether the prompts are lists of messages."""
         return bool(self.prompts) and not isinstance(self.prompts[0], str)
 
 

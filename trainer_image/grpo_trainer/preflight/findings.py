@@ -100,6 +100,7 @@ class Findings:
             self.problems.append(problem)
 
     def skip(self, path: str, message: str) -> None:
+        """Add a check that could not be made."""
         self.skipped.append(SkippedCheck(path=path[:MAX_PATH], message=sentence(message)))
 
     def report(self) -> PreflightReport:

@@ -79,9 +79,11 @@ class RunClock:
         self._since = now()
 
     def enter_stage(self, name: Stage) -> None:
+        """Note that the run enters a stage."""
         self._switch(_OF_STAGE.get(name, "loading"))
 
     def enter_phase(self, name: str | None) -> None:
+        """Note that a step enters a phase, or none."""
         self._switch(_OF_PHASE.get(name, "training"))
 
     def read(self) -> Clock:
@@ -104,6 +106,7 @@ class StepTimes:
     a lock."""
 
     def __init__(self) -> None:
+        """No step has begun."""
         self._began = Clock()
         self._open: tuple[int, Clock] | None = None
         """The step that is finished, and when it was; what follows until the next one works belongs
@@ -112,6 +115,7 @@ class StepTimes:
         self._newest: deque[StepTime] = deque(maxlen=KEPT_STEP_TIMES)
 
     def begin(self, clock: Clock) -> None:
+        """Note that training begins."""
         self._began = clock
 
     @property
@@ -271,6 +275,7 @@ class Recorder:
         return max(0, int((after - before) / (end - begin))) if end > begin else 0
 
     def _longest_wait(self) -> Wait | None:
+        """The longest wait."""
         if not self._waits:
             return None
         target, (since, why) = min(self._waits.items(), key=lambda wait: wait[1][0])
@@ -325,6 +330,7 @@ class Recorder:
             return self._now() - max(self._last_event, self._last_heard)
 
     def enter_stage(self, name: Stage) -> None:
+        """Enter a stage."""
         with self._lock:
             if name == "Exporting":
                 self._steps.close_step(self._clock.read())

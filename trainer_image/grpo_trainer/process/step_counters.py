@@ -34,6 +34,7 @@ class StepCounters(Collector):
     """Counters of one process."""
 
     def __init__(self) -> None:
+        """Nothing has happened yet."""
         # Their times of creation would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._steps = Histogram(
@@ -49,6 +50,7 @@ class StepCounters(Collector):
         """Of all weighted rewards so far."""
 
     def collect(self) -> Iterable[Family]:
+        """See Collector."""
         step_families = (self._steps, self._phases, self._tokens)
         for family in (*step_families, self._rewards, self._reward_sums, self._groups):
             yield from family.collect()

@@ -90,6 +90,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """The end of one process."""
+
     outcome: Outcome
     is_stored: bool
     """Whether the process had the time to write it to the volume itself."""

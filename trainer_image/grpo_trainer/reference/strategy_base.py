@@ -45,6 +45,7 @@ class PolicyTrainer(TrainerModels, Protocol):
     """The trainer of the policy, as its reference needs it."""
 
     accelerator: Any
+    """accelerate's Accelerator."""
     args: Any
     """TRL's GRPOConfig."""
     source: Source
@@ -80,6 +81,7 @@ class ReferenceStrategy:
     zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2)
     """ZeRO stages that it works under; 0 is one process or DDP."""
     has_own_model: ClassVar[bool] = True
+    """Whether the reference is a model of its own."""
 
     def __init__(self, sync: ReferenceSync | None = None) -> None:
         if sync and not self.has_own_model:

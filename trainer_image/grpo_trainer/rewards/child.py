@@ -77,6 +77,7 @@ def _ready(parent: Connection) -> Callable[..., Any]:
 
 
 def _find(module: ModuleType, name: str) -> Callable[..., Any]:
+    """The module's attribute of that name."""
     if not hasattr(module, name):
         functions = [
             key

@@ -242,6 +242,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _shown_text(body: bytes, most: int) -> str:
+    """The beginning of an answer as text, for messages."""
     return body[:most].decode(errors="replace")
 
 

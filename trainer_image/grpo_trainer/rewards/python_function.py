@@ -144,6 +144,7 @@ class PythonFunction:
         return START_SECONDS + self._spec.timeout_seconds
 
     def close(self) -> None:
+        """End the process."""
         self._process.close()
 
     def __call__(self, **arguments: Any) -> Scores:

@@ -40,6 +40,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._process.pid
 
     def close(self) -> None:

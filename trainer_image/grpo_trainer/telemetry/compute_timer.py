@@ -45,6 +45,7 @@ class Stopwatch:
 
     # The arguments are those of a module's hooks.
     def begin_run(self, *_: Any) -> None:
+        """Start the watch for another run."""
         self._uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.15
         self._runs.append([])
         self.start()

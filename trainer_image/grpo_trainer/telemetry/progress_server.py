@@ -59,6 +59,7 @@ class ProgressCollector:
         self._versions = [version(name) for name in _DISTRIBUTIONS]
 
     def collect(self) -> Iterable[Family]:
+        """The samples of one scrape."""
         progress = self._read_progress()
         for metric, value in _single_values(progress):
             if value is not None:
@@ -82,6 +83,7 @@ class ProgressCollector:
 
 
 def _single_values(progress: Progress) -> Iterator[tuple[Metric, Value]]:
+    """The families of one value each."""
     yield training_metrics.STEP, progress.step
     yield training_metrics.TOTAL_STEPS, progress.total_steps
     yield training_metrics.ETA, progress.eta_seconds

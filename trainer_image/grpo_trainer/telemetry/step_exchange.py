@@ -94,6 +94,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._clock.enter("step")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """The optimizer step ended."""
         self._clock.enter(None)
 
     def on_step_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:

@@ -41,6 +41,7 @@ class RunRequest(TypedDict):
     """The tracker's part of spec.tracking, by its Python names."""
     uid: str
     name: str
+    """Name of the run."""
     folder: str
     """Folder of the run's own, for TensorBoard."""
     first_step: int
@@ -63,6 +64,7 @@ class TrackedRun:
         callback.on_train_begin(arguments, self._state, self._control)
 
     def log(self, step: int, logs: dict[str, float]) -> None:
+        """Log a row."""
         self._state.global_step = step
         self._callback.on_log(self._arguments, self._state, self._control, logs=logs)
 
@@ -79,6 +81,7 @@ class WandbRun(TrackedRun):
     """A run of W&B."""
 
     def log_table(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Log them as a table of W&B's."""
         wandb = import_module("wandb")
         rows = completion_rows(step, groups)
         table = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
@@ -94,13 +97,19 @@ class WandbRun(TrackedRun):
 
 
 class MLflowRun(TrackedRun):
+    """A run of MLflow."""
+
     def finish(self, end: str) -> None:
+        """End it with MLflow's own status."""
         super().finish(end)
         import_module("mlflow").end_run(end.upper())
 
 
 class TrackioRun(TrackedRun):
+    """A run of Trackio."""
+
     def log_table(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Log them as a table of Trackio's."""
         trackio = import_module("trackio")
         frame = import_module("pandas").DataFrame(completion_rows(step, groups))
         trackio.log({COMPLETIONS: trackio.Table(dataframe=frame), GLOBAL_STEP: step})

@@ -198,6 +198,8 @@ def is_in(target: CheckpointTarget | None, checkpoint: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
+    """The parts that the trainer is built from."""
+
     loaded: LoadedModel
     config: GRPOConfig
     prompts: Prompts

@@ -64,6 +64,7 @@ class LogReader(TrainerCallback):  # type: ignore[misc]  # transformers is not f
     def on_log(
         self, _: Any, state: TrainerState, *__: Any, logs: dict[str, Any], **___: Any
     ) -> None:
+        """See TrainerCallback."""
         self.read_logs(logs, state.global_step)
 
     @abstractmethod

@@ -112,6 +112,8 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """A model with what belongs to it."""
+
     model: PreTrainedModel
     """The model, on the CPU or partitioned."""
     tokenizer: PreTrainedTokenizerBase

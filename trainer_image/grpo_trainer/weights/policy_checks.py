@@ -25,7 +25,10 @@ from .parameters import unwrap_model
 
 
 class TrainerModels(Protocol):
+    """The models of a GRPO trainer."""
+
     model: Any
+    """The policy."""
     ref_model: Any
     """The reference, as wrapped for several ranks; None without one."""
     reward_funcs: list[Any]

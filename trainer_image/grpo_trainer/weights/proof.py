@@ -69,6 +69,8 @@ class Proof:
 
 @dataclass(slots=True, kw_only=True)
 class _Finding:
+    """What one rank found."""
+
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Fingerprint of this rank's elements by parameter."""
     whole: dict[str, str] = field(default_factory=dict)

@@ -71,6 +71,7 @@ def run(options: Namespace) -> int:
 
 
 def _local_rows(folder: Path) -> Iterator[MeasuredRow]:
+    """The rows of the finished runs in a folder."""
     runs = LocalRuns(folder)
     for name in runs.names():
         job = runs.read_job(name).job
@@ -90,6 +91,7 @@ def _local_rows(folder: Path) -> Iterator[MeasuredRow]:
 
 
 def _cluster_rows(options: Namespace, names: list[str]) -> Iterator[MeasuredRow]:
+    """The rows of the finished jobs of a cluster."""
     cluster = options.context or kubectl.run_kubectl(options, "config", "current-context").strip()
     for item in kubectl.get_jobs(options, names):
         try:
