@@ -9,6 +9,8 @@ from typing import Any
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.times import Observed
+from grpo_operator.admission.queue import _decision
+from grpo_operator.admission.scheduler import Verdict, refusal
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
@@ -21,6 +23,7 @@ from grpo_operator.records.names import (
     engine_job,
 )
 from grpo_operator.records.parsing import pod_record
+from grpo_operator.records.reasons import Reason
 from grpo_operator.records.records import PodRecord
 from grpo_operator.records.workloads import WorkloadRecord
 from grpo_operator.report.status import build_status, to_json
@@ -278,3 +281,27 @@ class World:
             pause = (decision.requeue_after or 1.0) * 10.0**self.still
             self.now += min(LONGEST, max(1.0, pause))
         raise AssertionError(f"no rest after {rounds} rounds: {decision}")
+
+
+@dataclass
+class QueuedWorld(World):
+    """A cluster whose own queue judges jobs: a verdict becomes the decision as it does there."""
+
+    answer: str = "admitted"
+    """`admitted`, `waits`, `no plan` or `refused`."""
+
+    def admit(self, seen: Observation, decision: Decision) -> Decision:
+        job = seen.job
+        if job.queue_name:
+            return super().admit(seen, decision)
+        message = f"{self.answer} in generation {job.generation}"
+        verdict = Verdict(
+            generation=job.generation,
+            plan=None if self.answer == "no plan" else self.plan,
+            admitted=self.answer == "admitted",
+            reason=Reason.WAITING_FOR_GPUS,
+            message=message,
+        )
+        if self.answer == "refused":
+            verdict = refusal(job, (Reason.NO_IMAGE, message))
+        return _decision(decision, verdict)

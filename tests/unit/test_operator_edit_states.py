@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.spec.immutability import ALWAYS
 from grpo_api.status.status import ConditionType
-from grpo_operator.admission.queue import _decision
-from grpo_operator.admission.scheduler import Verdict, refusal
 from grpo_operator.decide.decisions import Decision
-from grpo_operator.decide.observation import Observation
-from grpo_operator.records.reasons import Reason
 from tests.generated import cases
 from tests.unit import leader_world
 from tests.unit.leader_world import ATTEMPT
@@ -46,26 +42,11 @@ ACTIVE = ("starting", "running", "backing off")
 
 
 @dataclass
-class World(leader_world.World):
+class World(leader_world.QueuedWorld):
     """A GRPOJob whose spec is changed twice before it rests."""
 
     changes: list["Change"] = field(default_factory=list)
-    answer: str = "admitted"
     rounds: int = 0
-
-    def admit(self, seen: Observation, decision: Decision) -> Decision:
-        job = seen.job
-        message = f"{self.answer} in generation {job.generation}"
-        verdict = Verdict(
-            generation=job.generation,
-            plan=None if self.answer == "no plan" else self.plan,
-            admitted=self.answer == "admitted",
-            reason=Reason.WAITING_FOR_GPUS,
-            message=message,
-        )
-        if self.answer == "refused":
-            verdict = refusal(job, (Reason.NO_IMAGE, message))
-        return _decision(decision, verdict)
 
     def reconcile(self) -> Decision:
         self.rounds += 1

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from grpo_api.report.report import Finding, Progress
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_kube.objects.times import Observed, timestamp
-from grpo_operator.admission.queue import _decision
-from grpo_operator.admission.scheduler import Verdict, refusal
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Pull, Silence
 from grpo_operator.records.parsing import pod_record
-from grpo_operator.records.reasons import Reason
 from grpo_operator.records.records import PodRecord
 from grpo_operator.report.events import telling_change
 from grpo_operator.report.status import build_status, phase, to_json
@@ -61,10 +58,9 @@ class Pod(leader_world.Pod):
 
 
 @dataclass
-class Life(leader_world.World):
+class Life(leader_world.QueuedWorld):
     """One job from its creation on; each status is held against the one before."""
 
-    answer: str = "admitted"
     born: str = "live"
     """State of new pods."""
     progress: Progress | None = None
@@ -87,21 +83,6 @@ class Life(leader_world.World):
         pull = Pull(self.progress, heard, heard) if self.progress else None
         silence = Silence(heard, "refused") if self.is_silent and is_there else None
         return replace(seen, pull=pull, silence=silence)
-
-    def admit(self, seen: Observation, decision: Decision) -> Decision:
-        if seen.job.queue_name:
-            return super().admit(seen, decision)
-        job, message = seen.job, f"{self.answer} in generation {seen.job.generation}"
-        verdict = Verdict(
-            generation=job.generation,
-            plan=None if self.answer == "no plan" else self.plan,
-            admitted=self.answer == "admitted",
-            reason=Reason.WAITING_FOR_GPUS,
-            message=message,
-        )
-        if self.answer == "refused":
-            verdict = refusal(job, (Reason.NO_IMAGE, message))
-        return _decision(decision, verdict)
 
     def write(self, seen: Observation, decision: Decision) -> None:
         new = build_status(seen, decision)
