@@ -202,6 +202,25 @@ def test_the_newest_attempts_history_stays_and_a_deposed_ones_changes_nothing(
     }
 
 
+def test_rows_of_earlier_attempts_outlast_a_store_that_is_away_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, get_range, tries = MemoryStore(), obstore.get_range, count()
+    old, new = run_of(1, WatchedStore(backend)), run_of(2, WatchedStore(backend))
+    old.claim()
+    history(old, tmp_path, 4)
+    new.claim()
+
+    def away(*arguments: Any, **named: Any) -> Any:
+        if next(tries) < 6:
+            raise OSError("connection reset")
+        return get_range(*arguments, **named)
+
+    monkeypatch.setattr(obstore, "get_range", away)
+    StoreTarget(new, tmp_path / "disk", 1, Owner(uid=UID, attempt=2)).fetch_history()
+    assert (tmp_path / "disk" / "attempt-1" / METRICS_FILE).read_text() == "1 4"
+
+
 def test_a_store_that_is_gone_costs_the_history_and_no_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -295,20 +295,24 @@ class StoreTarget(StoreSource):
         rank0_task.run_on_rank0(move_head)
 
     def fetch_history(self) -> None:
-        """Download the rows of the newest attempt that has any, as far as they can be had. Rank 0
-        alone calls it."""
-        with _without_history("rows of earlier attempts can't be had"):
-            self._run_of_history().fetch_rows(self.folder)
+        """Download the rows of the newest attempt that has any, as far as they can be had. A
+        collective."""
+
+        # The store is waited for as at the requests before this one: the next checkpoint deletes
+        # the rows that are not here.
+        def fetch() -> None:
+            with _without_history("rows of earlier attempts can't be had"):
+                self.run.fetch_rows(self.folder)
+
+        rank0_task.run_on_rank0(fetch)
 
     def send_history(self) -> None:
         """Upload both history files of this attempt as they are now, as far as they can be. Rank 0
         alone calls it."""
+        # It is sent when an attempt ends, too, so the store is not waited for as long as elsewhere.
+        run = replace(self.run, store=self.run.store.within(HISTORY_WAIT))
         with _without_history("the history is not sent"):
-            self._run_of_history().send_history(self.attempt_folder)
-
-    def _run_of_history(self) -> RunStore:
-        """The run on a store that is not waited for as long as elsewhere."""
-        return replace(self.run, store=self.run.store.within(HISTORY_WAIT))
+            run.send_history(self.attempt_folder)
 
     def send_export(self, folder: Path) -> str:
         """Upload the model, name it in the run's head, and return its URL. A collective.

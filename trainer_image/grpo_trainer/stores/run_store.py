@@ -141,7 +141,7 @@ SAVE_WAIT = 60.0
 """Seconds without any answer after which a checkpoint is given up: the next one is due soon, and
 training goes on."""
 HISTORY_WAIT = 10.0
-"""The same for a history, which is sent when an attempt ends, too."""
+"""The same for a history that is sent."""
 
 
 @dataclass(frozen=True, slots=True)

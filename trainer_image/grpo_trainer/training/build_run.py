@@ -298,9 +298,10 @@ def build(
 def open_history(
     attempt: int, samples: SamplesSpec, target: CheckpointTarget | None, checkpoint: Path | None
 ) -> RunHistory:
-    """Open the run's history, which continues after that checkpoint. Rank 0 writes it."""
+    """Open the run's history, which continues after that checkpoint. Rank 0 writes it. A
+    collective."""
     is_main = ranks.rank() == 0
-    if target and is_main:
+    if target:
         target.fetch_history()
     is_own = checkpoint is None or is_in(target, checkpoint)
     folder = target.attempt_folder if target else None
