@@ -237,13 +237,14 @@ def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(
     assert clock.now() > LONGEST_WAIT
 
 
-def test_a_hub_that_takes_files_and_no_commit_is_left(
-    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", ["_commit", "_complete"])
+def test_a_hub_that_takes_all_but_one_request_is_left(
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     def require_end() -> None:
-        assert clock.now() <= LONGEST_WAIT
+        assert clock.now() <= LONGEST_WAIT + pushing.MOST_TIMES * LONGEST_PAUSE
 
-    monkeypatch.setattr(hub.uploads, "_commit", lambda *_: (503, {}, b""))
+    monkeypatch.setattr(hub.uploads, refused, lambda *_: (503, {}, b""))
     clock = SteppedClock(require_end)
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503"):
         push(export, clock=clock)

@@ -38,12 +38,16 @@ from .retry import (
     Arrivals,
     ReportByteCount,
     TryLater,
+    bytes_in,
     retry_passing_errors,
     watch_arrivals,
 )
 
 ONLY_COPY_SECONDS = 86400.0
 """Longest wait for a hub that takes nothing, while the model is nowhere else."""
+MOST_TIMES = 3
+"""How often as many bytes as the export has may go out and count as progress: a file that breaks
+off begins again."""
 ANSWER_SECONDS = 300.0
 """Longest wait for one answer: a commit of many files takes the hub its time."""
 FILES_AT_A_TIME = 5
@@ -112,10 +116,13 @@ class Sending(Arrivals):
         clock: Clock,
         longest_wait: float = LONGEST_WAIT,
         on_wait: OnWait = ignore_wait,
+        *,
+        most_bytes: int = 0,
     ) -> None:
+        """Bytes beyond `most_bytes` are no progress."""
         # hf_xet would keep in this folder what it needs room for.
         super().__init__([Path(constants.HF_HOME)], report, clock, on_wait, longest_wait)
-        self._bytes = 0
+        self._bytes, self._most_bytes = 0, most_bytes
 
     def count_sent(self, count: int) -> None:
         """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a
@@ -123,8 +130,8 @@ class Sending(Arrivals):
         self._bytes += count
 
     def measure(self) -> int:
-        """Bytes that went out."""
-        return self._bytes
+        """Bytes that went out, as far as they are progress."""
+        return min(self._bytes, self._most_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,8 @@ def push_folder(
 
     target = Target.from_spec(spec)
     longest_wait = ONLY_COPY_SECONDS if is_only_copy else LONGEST_WAIT
-    sending = Sending(report, clock, longest_wait, on_wait)
+    most_bytes = MOST_TIMES * bytes_in(folder)
+    sending = Sending(report, clock, longest_wait, on_wait, most_bytes=most_bytes)
     files = Files.from_folder(folder, sending.report_again)
     client = use_client(sending.count_sent, ANSWER_SECONDS)
     with client, watch_arrivals(sending), _translated_refusals(target):
