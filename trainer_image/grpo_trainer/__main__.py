@@ -5,7 +5,7 @@ process, or several under a supervisor. Every end becomes an Outcome and its exi
 process ends without a reason.
 """
 
-from .runtime.first_sigterm import end_on_sigterm, ignore_sigterm
+from .runtime.first_sigterm import end_on_sigterm
 
 if __name__ == "__main__":
     end_on_sigterm()
@@ -90,7 +90,6 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, BadInput):
             log.exception("ended by an error")
-        ignore_sigterm()
         result, message = classify_error(error)
         outcome = Outcome(result=result, attempt=attempt, rank=rank)
         return announce_outcome(truncate_to_fit(outcome, message))

@@ -97,8 +97,6 @@ def main() -> int:
         log.exception("ended by an error")
         error = raised
     result, message = classify_error(error)
-    # An outcome that is announced stands.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     outcome = Outcome(result=result, engine_cause=engine_cause(error))
     return announce_outcome(truncate_to_fit(outcome, f"engine: {message}"))
 

@@ -60,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.exception("ended by an error")
         result, message = classify_error(error)
         outcome = truncate_to_fit(Outcome(result=result), message)
-    # An outcome that is announced stands.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     return announce_outcome(outcome.model_copy(update={"attempt": attempt}))
 
 

@@ -82,7 +82,9 @@ def termination_log() -> Path:
 
 
 def announce_outcome(outcome: Outcome) -> int:
-    """Write the termination message and return the exit code."""
+    """Write the termination message, which stands although SIGTERM comes then; return the exit
+    code."""
+    ignore_sigterm()
     try:
         write_termination_message(outcome.model_dump_json())
     # A node's full disk must not keep the watchdog from ending the process.
@@ -164,7 +166,6 @@ class ProcessEnd:
 
     def finish(self, outcome: Outcome) -> int:
         """The main thread's way out; returns the exit code."""
-        ignore_sigterm()
         outcome = self._announce(outcome)
         if outcome.result is Result.SUCCEEDED:
             keep_outcome(self._plan, outcome)

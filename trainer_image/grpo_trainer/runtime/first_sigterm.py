@@ -8,6 +8,7 @@ handler stands before the trainer's other imports, which take a second.
 import json
 import os
 import signal
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def end_on_sigterm(attempt: int = 0, rank: int = 0) -> None:
 
 
 def ignore_sigterm() -> None:
-    """Let the outcome stand that is announced next, unless a watchdog listens by now: it knows of
-    that outcome."""
-    if getattr(signal.getsignal(signal.SIGTERM), "__module__", "") == __name__:
+    """Let the outcome stand that is announced next, whoever listens by now. A watchdog has its own
+    thread, which hears the signal and knows of that outcome."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and callable(signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, lambda *_: None)
