@@ -5,6 +5,7 @@ The groups and the engines' answers are made here; test_engine_transfer.py has r
 test_engine_servers.py real engines.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,7 +23,7 @@ from grpo_trainer.generation import sync_pass
 from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachable, Prints
 from grpo_trainer.generation.fleet import Engine, EngineView
 from grpo_trainer.generation.remote_engines import EnginesMain
-from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
+from grpo_trainer.generation.sync_pass import Lane, Sources, SyncPass, Verdict
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.runtime.errors import WeightSyncTimeout
 from harness.programs.patience import wait_for_event
@@ -250,23 +251,35 @@ def test_a_process_that_comes_back_meets_in_another_group() -> None:
 
 
 @pytest.mark.parametrize("learnt", [[], [({}, [])], [({NAME: [WHOLE]}, []), ({}, [])]])
-def test_an_engine_that_has_learnt_other_tensors_is_sent_none(learnt: list[Any]) -> None:
+def test_engines_learn_at_once_and_one_with_other_tensors_is_sent_none(learnt: list[Any]) -> None:
+    answers = {"host-0": learnt, "host-1": [({NAME: [WHOLE]}, [])]}
+    asked: list[str] = []
+
     class Client(FakeClient):
+        host = ""
+
         async def learn(self, *_: Any) -> list[Any]:
-            return learnt
+            asked.append(self.host)
+            await asyncio.sleep(1.0)
+            assert len(asked) == len(answers), "nobody waits for another's layout"
+            return answers[self.host]
 
     class Asking(EnginesMain):
         def __init__(self) -> None:
             fleet: Any = FakeFleet()
+            fleet.usable_engines = lambda: engines
             setup: Any = SimpleNamespace(plan=runs.plan(Path("/models/demo")))
             self._fleet, self._setup, self._limit = fleet, setup, SECONDS
-            self._shapes, self._config = {NAME: [4]}, ""
+            self._shapes, self._config, self._lanes = {NAME: [4]}, "", {}
 
-    client: Any = Client(lambda: None)
-    lane = Lane(Engine(EngineView(0, "host"), client), "process-0")
-    with pytest.raises(EngineFailed, match="other tensors"):
-        Asking()._learn_layout(lane)
-    assert not lane.workers
+    engines: list[Engine] = []
+    for index, host in enumerate(answers):
+        client: Any = Client(lambda: None)
+        client.host = host
+        engines.append(Engine(EngineView(index, host), client))
+        engines[-1].view.record_answer(f"process-{index}")
+    assert [lane.engine for lane in Asking()._prepared_lanes(VERSION)] == engines[1:]
+    assert engines[0].view.last_message == "has learnt other tensors than rank 0 sends"
 
 
 class Judging(EnginesMain):
@@ -314,7 +327,7 @@ def test_a_proven_engine_is_not_sent_its_version_again_where_another_cannot_take
             fleet.engines, fleet.usable_engines = engines, lambda: engines
             self._fleet, self._lanes, self._limit = fleet, {}, SECONDS
 
-        def _learn_layout(self, _: Lane) -> None:
+        async def _layouts_of(self, _: Engine) -> list[Sources]:
             raise EngineFailed("answered what can't be read")
 
     engines = [lane.engine for lane in World(monkeypatch).lanes]

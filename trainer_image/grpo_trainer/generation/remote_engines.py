@@ -8,6 +8,7 @@ Every call ends within a time of its own. Which engine is used for what follows 
 dispatch.py.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from .engine_client import EngineFailed, WeightsChanged, WeightsLost
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample
 from .merged_weights import weight_shapes
-from .sync_pass import Lane, SyncPass, Verdict, prove_again
+from .sync_pass import Lane, Sources, SyncPass, Verdict, prove_again
 
 log = logging.getLogger(__name__)
 
@@ -202,22 +203,16 @@ class EnginesMain:
 
     def _prepared_lanes(self, version: int) -> list[Lane]:
         """The lanes of the usable engines that lack `version` and have learnt the layout of the
-        weights; a new process learns it now."""
+        weights; new processes learn it now, all at once."""
         lanes: list[Lane] = []
         for engine in self._fleet.usable_engines():
             # Read once: the engines' thread may note at any moment that the process is gone.
             incarnation = engine.view.incarnation
             if incarnation is None or engine.view.is_serving(version):
                 continue
-            lane = self._lane(engine, incarnation)
-            try:
-                if not lane.workers:
-                    self._learn_layout(lane)
-                lanes.append(lane)
-            except EngineFailed as error:
-                log.warning(f"{engine.view.name}: {error}")
-                engine.record_failure(error, incarnation)
-        return lanes
+            lanes.append(self._lane(engine, incarnation))
+        self._fleet.call(self._learn_layouts([lane for lane in lanes if not lane.workers]))
+        return [lane for lane in lanes if lane.workers]
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
         if incarnation not in self._lanes:
@@ -229,16 +224,26 @@ class EnginesMain:
             self._lanes[incarnation] = Lane(engine, incarnation)
         return self._lanes[incarnation]
 
-    def _learn_layout(self, lane: Lane) -> None:
+    async def _learn_layouts(self, lanes: list[Lane]) -> None:
+        await asyncio.gather(*map(self._learn_layout, lanes))
+
+    async def _learn_layout(self, lane: Lane) -> None:
+        try:
+            lane.workers = await self._layouts_of(lane.engine)
+        except EngineFailed as error:
+            log.warning(f"{lane.engine.view.name}: {error}")
+            lane.engine.record_failure(error, lane.incarnation)
+
+    async def _layouts_of(self, engine: Engine) -> list[Sources]:
         dtype = self._setup.plan.execution.compute_dtype
         message = Learn(shapes=self._shapes, dtype=dtype, config=self._config)
-        workers = self._fleet.call(lane.engine.client.learn(message, self._limit))
+        workers = await engine.client.learn(message, self._limit)
         if problems := [problem for _, worker_problems in workers for problem in worker_problems]:
             raise unprovable_error(problems, self._setup.plan.generation)
         # A worker that writes no tensor would be proven by no hash.
         if not workers or any(sources.keys() != self._shapes.keys() for sources, _ in workers):
             raise EngineFailed("has learnt other tensors than rank 0 sends")
-        lane.workers = [sources for sources, _ in workers]
+        return [sources for sources, _ in workers]
 
     def _meeting(self, lane: Lane) -> Meeting:
         plan = self._setup.plan
