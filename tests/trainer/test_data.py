@@ -151,6 +151,12 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert len({prompts.fingerprint for prompts in loaded}) == 1
 
 
+def test_blank_lines_of_csv_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\nprompt,answer\na,1\n\nb,2\n\n")
+    rows = load_prompts(spec("a.csv"), TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    assert rows["answer"][:] == ["1", "2"]
+
+
 def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:
     long = "x, " * 100_000
     (tmp_path / "a.csv").write_text(f'prompt,answer\n"{long}",1\nb,2\n')

@@ -247,12 +247,13 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     """Line number and cells of each record, by the header's names."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
+        records = filter(None, reader)  # without blank lines
         try:
-            header = next(reader, [])
+            header = next(records, [])
             repeated = _first_repeated(header)
             if repeated is not None:
                 raise BadInput(f"{name} line 1: column {repeated!r} occurs twice")
-            for cells in reader:
+            for cells in records:
                 if len(cells) != len(header):
                     problem = f"{len(cells)} cells under a header of {len(header)}"
                     raise BadInput(
