@@ -121,6 +121,14 @@ def test_a_tensor_that_a_sync_skips_is_named(engine: Fused, data: st.DataObject)
     assert wrong(engine, layout, tensors, 9) == [engine.skipped]
 
 
+def test_buffers_that_vllm_makes_itself_need_not_be_sent() -> None:
+    engine = Fused([4, 4], 3)
+    engine.register_buffer("_k_scale", torch.ones(1))
+    engine.register_buffer("positions", torch.arange(4))
+    engine.register_buffer("table", torch.ones(4), persistent=False)
+    assert learn_layout(engine, engine.load_weights, engine.shapes, torch.float32).problems == []
+
+
 def test_a_tied_parameter_is_written_once() -> None:
     engine = Fused([4, 4], 3)
     engine.head = nn.Parameter(engine.fused.data)  # another parameter on the same memory
@@ -144,6 +152,23 @@ class Casting(Fused):
         super().load_part(part, tensor * 1.0)
 
 
+class Shifting(Fused):
+    """Changes the sent tensor in place, maybe in the policy's own memory, and copies that."""
+
+    def load_part(self, part: int, tensor: torch.Tensor) -> None:
+        """As vLLM's Plamo2 loads its norms."""
+        tensor += 1.0
+        super().load_part(part, tensor)
+
+
+class Doubling(Fused):
+    """The same, by a function that is told where its result goes."""
+
+    def load_part(self, part: int, tensor: torch.Tensor) -> None:
+        """Twice what is sent."""
+        super().load_part(part, torch.mul(tensor, 2, out=tensor))
+
+
 class FusedMoE(nn.Module):
     """By its name, a layer that computes with tensors in another order."""
 
@@ -159,12 +184,17 @@ def test_what_can_t_be_proven_is_refused_with_the_reason() -> None:
     shapes = Fused([4, 4], 3).shapes
     assert "aten::mul_ derives fused" in problem_of(Deriving([4, 4], 3), shapes)
     assert "aten::copy_ derives fused" in problem_of(Casting([4, 4], 3), shapes)
+    assert problem_of(Shifting([4, 4], 3), shapes) == "0: the engine changes it by aten::add_"
+    assert problem_of(Doubling([4, 4], 3), shapes) == "0: the engine changes it by aten::mul"
     plain = Fused([4, 4], 3)
     plain.skipped = "1"
     assert problem_of(plain, plain.shapes) == "1: the engine has no place for it"
     plain = Fused([4, 4], 3)
     plain.unsent = nn.Parameter(torch.zeros(5))
     assert "unsent: 5 of 5 elements are filled by nothing" in problem_of(plain, plain.shapes)
+    scaled = Fused([4, 4], 3)
+    scaled.register_buffer("layer_scalar", torch.ones(1))
+    assert "layer_scalar: a buffer of the checkpoint" in problem_of(scaled, scaled.shapes)
     packed = Fused([4, 4], 3)
     packed.packed = nn.Parameter(torch.empty(0))
     assert "packed: its values are packed away" in problem_of(packed, packed.shapes)
@@ -328,6 +358,7 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         lambda network: network.norm.register_parameter("bias", nn.Parameter(torch.zeros(4))),
         lambda network: network.register_buffer("other", torch.ones(1)),
         lambda network: setattr(network, "_k_scale_float", 2.0),
+        lambda network: setattr(network.square.weight, "data", network.square.weight.clone()),
         lambda network: delattr(network, "norm"),
         lambda network: setattr(network.square, "weight", None),
         lambda network: setattr(network.square, "weight", nn.Parameter(torch.zeros(0))),

@@ -65,7 +65,7 @@ def learn_layout(
         if not tensor_problems and not watch.writes:
             tensor_problems = ["the engine has no place for it"]
         problems += [f"{name}: {problem}" for problem in tensor_problems]
-    problems += _uncovered_parameters(model, owners, writes)
+    problems += _uncovered_parameters(model, owners, writes) + _random_buffers(model)
     return Layout(writes, problems)
 
 
@@ -118,18 +118,17 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def parameter_views(model: nn.Module) -> dict[str, tuple[object, ...]]:
-    """By each of a parameter's names: its dtype, the elements of its storage that it is, and the
-    first name of that storage. A proof hashes storages, in which another view of the same bits and
-    an untied copy don't show."""
-    owners = _owners(model)
+    """By each of a parameter's names: its dtype, the address of its storage, and the elements of it
+    that the parameter is. A proof hashes storages, in which another view of the same bits and an
+    untied copy don't show; and a CUDA graph goes on with the memory that it was captured with."""
     return {
-        name: (parameter.dtype, *_strided_region(parameter), owners.get(_address(parameter), name))
+        name: (parameter.dtype, _address(parameter), *_strided_region(parameter))
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation that writes into the storage of a parameter."""
+    """Sees every operation that writes into the storage of a parameter or of the sent tensor."""
 
     def __init__(self, owners: Mapping[int, str], source: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,7 +139,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
             is_written = argument.alias_info and argument.alias_info.is_write
             if is_written and isinstance(value, torch.Tensor):
                 self._record_write(func._schema.name, value, args)
@@ -148,6 +148,9 @@ class _Watch(TorchDispatchMode):
 
     def _record_write(self, operation: str, target: torch.Tensor, args: Any) -> None:
         owner = self._owners.get(_address(target)) if target.numel() else None
+        # A colocated engine is sent the policy's own memory, and what lies there is hashed later.
+        if target.numel() and _address(target) == self._source:
+            self.problems.append(f"the engine changes it by {operation}")
         if owner is None:
             return
         # vLLM pads the vocabulary with rows of zeros, which no sent tensor has.
@@ -202,6 +205,20 @@ def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | N
     if not missing:
         return None
     return f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent"
+
+
+_RESET = ("_q_scale", "_k_scale", "_v_scale", "_prob_scale")
+"""Buffers that vLLM sets to 1 after loading (attention.py, set_default_quant_scales)."""
+
+
+def _random_buffers(model: nn.Module) -> list[str]:
+    """The buffers that dummy weights fill with random numbers, such as Gemma 4's layer_scalar."""
+    saved = model.state_dict(keep_vars=True)
+    return [
+        f"{name}: a buffer of the checkpoint, which is filled by nothing that is sent"
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point() and not name.endswith(_RESET)
+    ]
 
 
 _PLAIN = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")

@@ -8,8 +8,8 @@ goes from rank 0 straight into the process that holds the live model.
 
 Nothing is sent for buffers, such as rotary tables and scales, and the engine computes with them all
 the same. The worker hashes them when it learns the layout, and every later proof names those that
-have changed since. It does so after vLLM's sleep, too, which saves and restores them. The views by
-which parameters read their storages, and the cache's scales as numbers, may not change either.
+have changed since. It does so after vLLM's sleep, too, which saves and restores them. Where
+parameters lie, how they read it, and the cache's scales as numbers may not change either.
 """
 
 from collections.abc import Callable
