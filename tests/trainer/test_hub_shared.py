@@ -1,6 +1,8 @@
 """One cache for several: ranks, pods and jobs fetch a repository once, and one that is killed is
 replaced."""
 
+import errno
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -191,14 +193,15 @@ def test_a_lease_is_free_again_whatever_its_holders_did(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_cache_that_can_not_be_written_is_bad_input(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def denied(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", "/hub-cache/hub")
+        raise OSError(number, os.strerror(number), "/hub-cache/hub")
 
     monkeypatch.setattr(Path, "mkdir", denied)  # tests run as root, whom no mode keeps out
     with pytest.raises(
-        BadInput, match=r"can't be kept: .*Permission denied.* writable for the pods' user"
+        BadInput, match=rf"can't be kept: .*{os.strerror(number)}.* writable for the pods' user"
     ):
-        Hub().commit(MODEL)
+        Hub(clock=SteppedClock()).commit(MODEL)

@@ -54,6 +54,7 @@ from .retry import (
     ReportByteCount,
     TryLater,
     bytes_in,
+    is_unwritable,
     retry_passing_errors,
     watch_arrivals,
 )
@@ -392,12 +393,12 @@ def _translated_refusals(repository: Repository) -> Iterator[None]:
     """What the hub, or the cache, refuses for good is bad input."""
     try:
         yield
-    except PermissionError as error:
-        raise BadInput(
-            f"{repository.description} can't be kept: {error}. The cache must be writable for the "
-            "pods' user (docs/how-to/train/data.md)"
-        ) from error
     except (OSError, HFValidationError) as error:
+        if is_unwritable(error):
+            raise BadInput(
+                f"{repository.description} can't be kept: {error}. The cache must be writable for "
+                "the pods' user (docs/how-to/train/data.md)"
+            ) from error
         raise BadInput(
             f"{repository.description} can't be fetched: {_reason(repository, error)}"
         ) from error

@@ -190,9 +190,15 @@ def passing_error(error: BaseException) -> TryLater | None:
     if isinstance(error, json.JSONDecodeError):
         return TryLater(_error_message(error))
     # a file of another size than announced, a stale handle, an input/output error
-    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-        return TryLater(_error_message(error))
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        return None if is_unwritable(error) else TryLater(_error_message(error))
     return None
+
+
+def is_unwritable(error: BaseException) -> bool:
+    """Whether the cache lets nothing be written, which no moment changes."""
+    is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+    return is_read_only or isinstance(error, PermissionError)
 
 
 def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
