@@ -48,8 +48,9 @@ from grpo_trainer.evaluation.score import (
     score,
     score_message,
 )
+from grpo_trainer.rewards import http_service
 from grpo_trainer.runtime.durable_files import write_atomically
-from grpo_trainer.runtime.errors import BadInput, Transient
+from grpo_trainer.runtime.errors import BadInput, RewardError, Transient
 from grpo_trainer.stores.run_store import RunStore
 from grpo_trainer.stores.store_client import open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
@@ -202,6 +203,21 @@ def test_a_reward_sees_the_end_of_the_run_and_what_one_process_of_it_has_to_scor
     execution = own.execution.model_copy(update=split)
     own = own.model_copy(update={"execution": execution})
     assert evaluate_held_out(own, model, completions=2).reward.mean == len(ROWS)
+
+
+def test_a_reward_that_failed_for_too_many_completions_is_no_score(
+    plan: TrainingPlan, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise http_service._Permanent("HTTP 404")
+
+    monkeypatch.setattr(http_service.HTTPFunction, "_post", refuse)
+    rewards = [REWARDS[0], {"http": {"url": "http://judge"}}]
+    own = TrainingPlan.model_validate(
+        plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": rewards}
+    )
+    with pytest.raises(RewardError, match=r"30 of the 30 completions .*HTTP 404"):
+        evaluate_held_out(own, model)
 
 
 def test_reward_models_and_text_prompts_are_scored_as_in_training(

@@ -33,7 +33,7 @@ from ..generation.stop_strings import StopStrings
 from ..hub.repositories import Hub
 from ..process.step_counters import weighted_sum
 from ..rewards.reward_base import Completion, Scores, reward_arguments
-from ..rewards.reward_set import RewardSet, build_rewards, call_reward
+from ..rewards.reward_set import RewardSet, ScoredCompletions, build_rewards, call_reward
 from ..runtime.errors import BadInput
 from ..training.build_run import device
 from ..weights.model_files import Source, load_tokenizer, require_decoder
@@ -234,7 +234,7 @@ def evaluate_held_out(
 
     Raises:
         BadInput: the model, the dataset or a reward can't be used.
-        RewardError: a reward failed.
+        RewardError: a reward failed, or it did for too many completions.
     """
     execution, model_spec, training = plan.execution, plan.model, plan.training
     remote_code, hub, on = model_spec.trust_remote_code, Hub(plan.revisions), device(execution)
@@ -264,6 +264,10 @@ def evaluate_held_out(
         )  # fmt: skip
     finally:
         rewards.close()
+    counters = rewards.counters.items()
+    missing = {name: float(counted.failures + counted.timeouts) for name, counted in counters}
+    scored = ScoredCompletions(len(sampled), missing)
+    rewards.failure_limits.judge(0, scored, is_last=True)
     sums = weighted_sums(rewards, scores)
     by_row = [sums[start : start + each] for start in range(0, len(sums), each)]
     try:
