@@ -11,7 +11,12 @@ from hypothesis import settings
 
 from tests import generated
 
-pytest_plugins = ("tests.built_tools", "tests.message_rules", "tests.real_world")
+pytest_plugins = (
+    "tests.built_tools",
+    "tests.file_scheduling",
+    "tests.message_rules",
+    "tests.real_world",
+)
 
 LONGEST = (
     "test_chaos",

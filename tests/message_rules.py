@@ -6,6 +6,7 @@ message. So nobody has to remember the rules where a message is written.
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -26,8 +27,9 @@ RULES = {
 }
 
 
+@lru_cache(1000)
 def broken_rules(message: str, most: int) -> list[str]:
-    """The rules that a message breaks."""
+    """The rules that a message breaks. Most messages are made again and again."""
     broken = [rule for rule, pattern in RULES.items() if re.search(pattern, message)]
     if len(message) > most:
         broken.append(f"{len(message)} characters, more than {most}")

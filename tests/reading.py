@@ -8,6 +8,7 @@ import ast
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 DECISIONS = (
@@ -95,6 +96,12 @@ class Reading:
         return [statement.place for statement in worst_first[:count]]
 
 
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    """Return what a module parses to; a process parses it once for all tests."""
+    return ast.parse(path.read_text())
+
+
 def read(folder: Path) -> Reading:
     """Return the measures of all modules below a folder."""
     statements: list[Statement] = []
@@ -102,7 +109,7 @@ def read(folder: Path) -> Reading:
     nested: list[str] = []
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder.parent).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, Function):
                 complexities[f"{name}:{node.lineno} {node.name}"] = complexity(node)
             if isinstance(node, ast.IfExp) and _holds_conditional(node):

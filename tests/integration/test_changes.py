@@ -131,6 +131,9 @@ STATES: dict[str, tuple[bool, dict[str, Any]]] = {
     "succeeded": (False, {"attempt": 2, "conditions": [condition("Succeeded")]}),
 }
 """Whether spec.suspend is true, and the status."""
+EACH_FIELD = ("queued", "running", "failed")
+"""A state of each answer. The others have every field in `make test-all`, and changes of several
+fields in `make test`."""
 LABELLED = {"labels": {"team": "rl"}}
 
 
@@ -192,6 +195,11 @@ def _id(part: object) -> str:
     return "removed" if part is REMOVE else str(part)[:40]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(name, marks=() if name in EACH_FIELD else pytest.mark.slow) for name in STATES],
+    indirect=True,
+)
 @pytest.mark.parametrize(("path", "value"), TRAINED + STOPPED + ANY_TIME, ids=_id)
 def test_every_field_changes_only_when_it_may(
     api: ApiClient, state: str, path: str, value: object

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -177,32 +178,41 @@ time.sleep(600)
     )
 
 
-def test_what_a_crash_of_everything_left_is_swept_by_the_next_start() -> None:
-    lost = Cluster.create(f"lost-{os.getpid()}", ClusterSettings())
-    with locked(clusters_folder() / ".lock"):  # so that no other start sweeps it before we look
-        lost.processes.kill()  # the guard too, as when the machine goes down
-        assert lost.directory.exists()
-    with Cluster.create(f"harness-{os.getpid()}", ClusterSettings()):
-        assert not lost.directory.exists()
-
-
-def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
-    for program in ("etcd", "kube-apiserver"):  # they never serve, so that the start never ends
-        (tmp_path / program).write_text("#!/bin/sh\nexec sleep 3600\n")
-        (tmp_path / program).chmod(0o755)
-    name = f"harness-{os.getpid()}"
+@contextmanager
+def starting(name: str, programs: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose cluster never comes up: its etcd and its API server never serve."""
+    programs.mkdir(exist_ok=True)
+    for program in ("etcd", "kube-apiserver"):
+        (programs / program).write_text("#!/bin/sh\nexec sleep 3600\n")
+        (programs / program).chmod(0o755)
     command = [sys.executable, "-m", "harness", "--name", name, "up", "--api-only"]
-    processes = Processes(clusters_folder() / name)
+    variables = {**os.environ, "KUBEBUILDER_ASSETS": str(programs)}
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=REPOSITORY,
-        env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path)},
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY, env=variables
     ) as owner:
-        until("the first process", lambda: processes.find("etcd"))
-        owner.kill()
+        processes = Processes(clusters_folder() / name)
+        try:
+            until("the first process", lambda: processes.find("etcd"))
+            yield owner
+        finally:
+            owner.kill()
     until(
         "the guard to remove the cluster",
         lambda: not processes.find() and not processes.directory.exists(),
     )
+
+
+def test_what_a_crash_of_everything_left_is_swept_by_the_next_start(tmp_path: Path) -> None:
+    with starting(f"lost-{os.getpid()}", tmp_path) as owner:
+        lost = Processes(clusters_folder() / f"lost-{os.getpid()}")
+        with locked(clusters_folder() / ".lock"):  # so that no other start sweeps it before we look
+            owner.kill()
+            lost.kill()  # the guard too, as when the machine goes down
+            assert lost.directory.exists()
+        with starting(f"harness-{os.getpid()}", tmp_path):
+            assert not lost.directory.exists()
+
+
+def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    with starting(f"harness-{os.getpid()}", tmp_path):
+        pass

@@ -1,6 +1,7 @@
 """Checkpoints on an object store as a run meets them: saved amid a storm, brought, passed over,
 gone back behind."""
 
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -29,12 +30,21 @@ from tests.trainer.store_proxy import StoreProxy, proxy_to
 pytestmark = pytest.mark.realtime
 
 
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store that takes a second to start."""
+    with serving("moto", tmp_path_factory.mktemp("store")) as served:
+        yield served.endpoint
+
+
 @pytest.fixture
-def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    """A store behind a proxy; its clients have keys."""
+def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
+    """The store with an empty bucket, behind a proxy; its clients have keys."""
+    for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{path}", method=method)).close()
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(CHECKPOINT_STORE_ENV + name, value)
-    with serving("moto", tmp_path / "store") as served, proxy_to(served.endpoint) as proxy:
+    with proxy_to(endpoint) as proxy:
         yield proxy
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.reading import syntax_tree
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(
     path.parent.relative_to(ROOT).as_posix()
@@ -58,7 +60,7 @@ def public_functions(package: str) -> dict[str, bool]:
     returns bool."""
     functions: dict[str, bool] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
-        for name, function in definitions(ast.parse(path.read_text())):
+        for name, function in definitions(syntax_tree(path)):
             returns_bool = isinstance(function.returns, ast.Name) and function.returns.id == "bool"
             functions[name] = functions.get(name, False) or returns_bool
     return functions

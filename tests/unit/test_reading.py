@@ -70,14 +70,14 @@ def test_hard_rooms_say_why(room: str) -> None:
         text = path.read_text()
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         comments += sum(token.type == tokenize.COMMENT for token in tokens)
-        lines += sum(bool(line.strip()) for line in text.splitlines()) - _docstring_lines(text)
+        lines += sum(bool(line.strip()) for line in text.splitlines()) - _docstring_lines(path)
     assert 100 * comments / lines >= LEAST_COMMENTS
 
 
-def _docstring_lines(text: str) -> int:
+def _docstring_lines(path: Path) -> int:
     texts = (
         node
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(reading.syntax_tree(path))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     )
     return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in texts)
@@ -109,10 +109,10 @@ def chosen(a, b):
     assert reading.complexity(ast.parse("x = a and b and c")) == 3
 
 
-def whole_plan_takers(source: str) -> Iterator[str]:
+def whole_plan_takers(module: ast.Module) -> Iterator[str]:
     """Yield the names of functions with a parameter of type TrainingPlan, and of classes with such
     a field."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         annotations: list[ast.expr | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = node.args
@@ -134,7 +134,7 @@ def test_few_functions_of_the_trainer_take_the_whole_plan() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "trainer_image").rglob("*.py"))
-        for name in whole_plan_takers(path.read_text())
+        for name in whole_plan_takers(reading.syntax_tree(path))
     ]
     assert len(found) <= MOST_WHOLE_PLANS, (
         "pass the sections of the plan that a function uses:\n" + "\n".join(found)
@@ -154,4 +154,4 @@ async def serve(plan: plans.TrainingPlan): ...
 def read(text: str) -> TrainingPlan: ...
 def save(execution: ExecutionPlan): plan: TrainingPlan = make(execution)
 """
-    assert sorted(whole_plan_takers(source)) == ["Setup", "__init__", "serve"]
+    assert sorted(whole_plan_takers(ast.parse(source))) == ["Setup", "__init__", "serve"]

@@ -20,6 +20,7 @@ from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
 from grpo_cli.inputs.kubectl_yaml import load_documents
 from tests.prose import read_page
+from tests.reading import syntax_tree
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("operator", "trainer_image", "harness", "tools", "tests", "examples", "benchmarks")
@@ -73,9 +74,7 @@ def relative(paths: list[Path]) -> list[str]:
 @cache
 def parsed() -> dict[str, ast.Module]:
     """Return every module of the repository by its path."""
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files(SOURCES, ".py")
-    }
+    return {str(path.relative_to(ROOT)): syntax_tree(path) for path in files(SOURCES, ".py")}
 
 
 def run(code: str, folder: Path = ROOT) -> str:

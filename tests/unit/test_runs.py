@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from tests.file_scheduling import TOGETHER, scope_of
 
 ROOT = Path(__file__).parents[2]
 UNIT = Path(__file__).parent
@@ -42,6 +43,13 @@ def test_the_gate_and_the_long_run_have_every_file_once() -> None:
     first, rows = runs.long_stages()
     long = [path for stage in (*first, *chain(*rows)) for path in files(stage)]
     assert sorted(gate) == sorted(long) == all_test_files()
+
+
+def test_only_files_that_belong_together_go_to_one_process() -> None:
+    scopes = [scope_of(path) for path in all_test_files()]
+    shared = {min(files): len(files) for files in TOGETHER}
+    assert {scope: scopes.count(scope) for scope in shared} == shared
+    assert len({*scopes}) == len(scopes) - sum(shared.values()) + len(shared)
 
 
 def test_pure_tests_are_collected_without_torch(request: pytest.FixtureRequest) -> None:

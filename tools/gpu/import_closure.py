@@ -6,8 +6,9 @@ no import hides behind one that somebody else did first.
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -76,10 +77,17 @@ def distributions_of(names: Iterable[str]) -> set[str]:
     Raises:
         ClusterError: a module is not installed here.
     """
-    owners = metadata.packages_distributions()
+    owners = _owners()
     if missing := sorted(set(names) - owners.keys()):
         raise ClusterError(f"no installed distribution has the modules {', '.join(missing)}")
     return {str(canonicalize_name(owners[name][0])) for name in names}
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """Return the distributions by top-level names of modules; it reads the lists of all files that
+    are installed."""
+    return metadata.packages_distributions()
 
 
 def required_by(
@@ -115,8 +123,14 @@ def required_by(
     return found
 
 
-def _imported(module: str, inside_functions: bool) -> Iterator[str]:
-    """Yield the full names of what a module's statements import."""
+@cache
+def _imported(module: str, inside_functions: bool) -> tuple[str, ...]:
+    """Return the full names of what a module's statements import. Two closures have most modules in
+    common."""
+    return tuple(_names_of_imports(module, inside_functions))
+
+
+def _names_of_imports(module: str, inside_functions: bool) -> Iterator[str]:
     path = _source_file(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for statement in _import_statements(

@@ -9,7 +9,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
@@ -74,7 +73,7 @@ class Series:
 
     def __init__(self) -> None:
         self._first: list[float] = []
-        self._recent: deque[float] = deque(maxlen=KEPT)
+        self._recent: list[float] = []
         self._jumps: deque[float] = deque(maxlen=KEPT_JUMPS)
         self._noise: float | None = None
         self.count = 0
@@ -90,13 +89,12 @@ class Series:
         if self._recent:
             self._jumps.append(abs(value - self._recent[-1]))
         self._recent.append(value)
+        del self._recent[:-KEPT]
         if len(self._first) < KEPT:
             self._first.append(value)
         self.count += 1
         if self.count >= 3:
-            self.highest = max(
-                self.highest, median(islice(self._recent, len(self._recent) - 3, None))
-            )
+            self.highest = max(self.highest, median(self._recent[-3:]))
 
     @property
     def first_level(self) -> float:
@@ -140,7 +138,7 @@ class Series:
         """The `size` newest values before the last `ago`, oldest first; fewer where there are no
         more."""
         end = len(self._recent) - ago
-        return list(islice(self._recent, max(0, end - size), max(0, end)))
+        return self._recent[max(0, end - size) : max(0, end)]
 
     @property
     def noise(self) -> float:
