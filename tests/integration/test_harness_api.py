@@ -63,11 +63,10 @@ def test_an_api_server_crash_keeps_data_and_address(cluster: Cluster) -> None:
     assert cluster.kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.key}") == "value"
 
 
-def test_two_clusters_at_once_are_strangers(cluster: Cluster) -> None:
-    with Cluster.create(f"harness-{os.getpid()}-second", ClusterSettings()) as second:
-        second.kubectl("create", "namespace", "only-there")
-        assert cluster.url != second.url
-        assert "only-there" not in cluster.kubectl("get", "namespaces", "-o", "name")
+def test_two_clusters_at_once_are_strangers(cluster: Cluster, grpo_cluster: Cluster) -> None:
+    cluster.kubectl("create", "namespace", "only-there")
+    assert cluster.url != grpo_cluster.url
+    assert "only-there" not in grpo_cluster.kubectl("get", "namespaces", "-o", "name")
 
 
 def test_a_name_that_is_up_is_refused(cluster: Cluster) -> None:
