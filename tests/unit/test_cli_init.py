@@ -20,6 +20,22 @@ def test_a_job_to_begin_with_plans(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "name: first-grpo" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("options", [[], ["--from-trl", "train.py"]])
+def test_a_file_that_exists_keeps_what_it_says(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script())
+    Path("job.yaml").write_text("mine")
+    assert main(["init", "-o", "job.yaml", *options]) == 2
+    assert capsys.readouterr().err.startswith("grpo: -o job.yaml: the file exists")
+    assert Path("job.yaml").read_text() == "mine"
+    assert main(["init", "-o", "/dev/null", *options]) == 0
+
+
 def test_the_job_of_a_script_has_trls_defaults_and_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

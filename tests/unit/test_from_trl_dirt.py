@@ -91,7 +91,8 @@ def check(text: str) -> None:
     if documents is None:
         assert len(refusal.splitlines()) == 1
     else:
-        assert load_documents(render("train.py", documents, run.notes)) == documents
+        text = render("train.py", documents, [str(note) for note in run.notes])
+        assert load_documents(text) == documents
 
 
 FULL = script(
@@ -164,6 +165,11 @@ STEPS = st.sampled_from([
     "args = GRPOConfig(**kw)", "args = Config()", "args = Config(beta=V)",
     "args = replace(args, beta=V)", "args = replace(args)", "args.beta = V", "args.beta += V",
     "args.beta: float = V", "args.beta, C = V, V", "setattr(args, 'beta', V)",
+    "vars(args).update(beta=V)", "vars(args).update({'beta': V}, seed=3)", "args.__dict__ |= kw",
+    "args.__dict__['beta'] = V", "vars(args)['be' 'ta'] = V", "vars(args).update(**kw)",
+    "vars(args)[str('beta')] = V", "[setattr(args, 'beta', value) for value in (V, V)]",
+    "B > V and setattr(args, 'beta', V)", "object.__setattr__(args, 'beta', V)",
+    "vars(args).pop('beta', 0)", "del args.__dict__['seed']",
     "for name in ['beta']:\n    setattr(args, name, V)",
     "kw = {'beta': V, 'run_name': str(V)}\nargs = GRPOConfig(**kw)",
     "other = args\nother.beta = V", "if V > 0.5:\n    args.beta = V",
@@ -446,6 +452,8 @@ def test_an_option_s_default_is_what_its_parser_makes_of_it(
         "setattr(options, name, 1)",
         "vars(options).update(read())",
         "options.__dict__.update(read())",
+        "vars(options)['beta'] = 1",
+        "object.__setattr__(options, 'beta', 1)",
     ],
 )
 def test_options_that_a_script_replaces_are_named(tmp_path: Path, change: str) -> None:

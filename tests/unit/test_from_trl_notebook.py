@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.__main__ import main
-from grpo_cli.from_trl.notebook import notebook_script
+from grpo_cli.from_trl.notebook import code_cells
 from grpo_cli.from_trl.trl_run import TrlError
 from tests.generated import cases
 from tests.unit.trl_scripts import init, notes, script, spec_of
@@ -61,7 +61,7 @@ def test_what_ipython_adds_to_python_is_left_out(pieces: list[str], cut: int) ->
     cells = ["if True:", *(f"    {piece.strip()}" for piece in pieces if piece != PLAIN)]
     cells.append("    y = 1")
     plain = [piece for piece in pieces if piece == PLAIN]
-    text = notebook_script(notebook("\n".join(cells), *plain[:cut]), "a.ipynb")
+    text = "\n".join(code_cells(notebook("\n".join(cells), *plain[:cut]), "a.ipynb"))
     names: dict[str, Any] = {}
     exec(compile(text, "a.ipynb", "exec"), names)  # nothing but what the test itself wrote
     assert names["y"] == 1
@@ -85,7 +85,7 @@ JSON = st.recursive(
 def test_any_json_is_a_script_or_refused_in_a_sentence(document: object) -> None:
     refusal = ""
     try:
-        notebook_script(json.dumps(document), "a.ipynb")
+        code_cells(json.dumps(document), "a.ipynb")
     except TrlError as error:
         refusal = str(error)
     has_cells = isinstance(document, dict) and isinstance(document.get("cells"), list)
@@ -102,6 +102,24 @@ def test_a_file_that_is_no_json_is_refused(
     assert main(["init", "--from-trl", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "grpo: train.ipynb is no notebook: it is not JSON"
+
+
+def test_notes_name_the_cell_and_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = script("beta=bonus, run_name='line 3', seed=rate").replace("trainer =", "\0trainer =")
+    imports, trainer = text.split("\0")
+    rate = "%pip install trl\nif pick():\n    rate = 2\nrate = 3"
+    spec_of(tmp_path, notebook(rate, "%%time\n!ls\n", imports, trainer), name="train.ipynb")
+    said = notes(tmp_path)
+    assert "line 4 of code cell 4: beta = bonus: it is computed" in "\n".join(said)
+    lines = "rate is assigned at lines 3 of code cell 1, 4 of code cell 1, depending"
+    assert any(lines in note for note in said)
+    assert "line 4 of code cell 4: run_name = line 3: it has no effect without report_to" in said
+    path = tmp_path / "train.ipynb"
+    path.write_text(notebook("x = 1", "y = 2\ndef f(:"))
+    assert main(["init", "--from-trl", str(path)]) == 2
+    assert "train.ipynb line 2 of code cell 2: no Python" in capsys.readouterr().err
 
 
 def test_fields_have_the_places_of_their_present_names(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def init(folder: Path, text: str, *options: str, name: str = "train.py") -> list
     """The objects that the command writes."""
     path, output = folder / name, folder / "job.yaml"
     path.write_text(text)
+    output.unlink(missing_ok=True)
     arguments = ["init", "--from-trl", str(path), "-o", str(output), "--processes", "1", *options]
     assert main(arguments) == 0
     return load_documents(output.read_text())

@@ -7,13 +7,14 @@ written, 2 the file can't be read or makes no single trainer.
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..from_trl.cli_config import read_config
 from ..from_trl.job_file import render, small_job
 from ..from_trl.job_spec import job_documents, job_name
-from ..from_trl.notebook import SUFFIX, notebook_script
+from ..from_trl.notebook import SUFFIX, code_cells, name_cells
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
 from ..inputs.kubectl_yaml import load_documents, load_lines
@@ -32,7 +33,9 @@ def register(parser: ArgumentParser) -> None:
         help="a Python script or notebook that makes a GRPOTrainer, or the YAML file of "
         "`trl grpo --config`",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write here; unset: to stdout")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write into this new file; unset: to stdout"
+    )
     parser.add_argument("--name", help="metadata.name of the job; unset: by the file's name")
     parser.add_argument(
         "--processes",
@@ -57,18 +60,23 @@ def run(options: Namespace) -> int:
         _write(options, text)
         return WRITTEN
     source = Path(options.from_trl)
+    text = _read_text(source)
+    cells: list[str] = []
     try:
-        trl_run = _read_source(source)
+        if source.suffix.lower() == SUFFIX:
+            cells = code_cells(text, source.name)
+            text = "\n".join(cells)
+        trl_run = _read_run(source, text)
         name = options.name or job_name(source.name)
         documents = job_documents(
             trl_run, name, options.processes, options.model, options.parameters
         )
-        text = render(source.name, documents, trl_run.notes)
     except TrlError as error:
-        raise ManifestError(str(error)) from error
+        raise ManifestError(name_cells(str(error), cells)) from error
+    notes = [note.text(partial(name_cells, cells=cells)) for note in trl_run.notes]
     _check_name(documents[-1])
-    _write(options, text)
-    for note in trl_run.notes:
+    _write(options, render(source.name, documents, notes))
+    for note in notes:
         print(f"grpo: {source.name}: {note}", file=sys.stderr)
     return WRITTEN
 
@@ -84,14 +92,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _read_source(source: Path) -> TrlRun:
+def _read_text(source: Path) -> str:
     try:
-        text = source.read_text(encoding="utf-8-sig")
+        return source.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ManifestError(f"{source}: {error.strerror}") from error
     except ValueError as error:
         raise ManifestError(f"{source}: it is not UTF-8 text") from error
 
+
+def _read_run(source: Path, text: str) -> TrlRun:
     def read_module(name: str) -> str | None:
         path = source.parent / f"{name}.py"
         try:
@@ -99,8 +109,6 @@ def _read_source(source: Path) -> TrlRun:
         except (OSError, ValueError):
             return None
 
-    if source.suffix.lower() == SUFFIX:
-        text = notebook_script(text, source.name)
     if source.suffix.lower() not in YAML_SUFFIXES:
         return read_script(text, source.name, read_module)
     try:
@@ -115,7 +123,10 @@ def _write(options: Namespace, text: str) -> None:
     if options.output is None:
         print(text, end="")
         return
+    path = Path(options.output)
+    if path.is_file():
+        raise OptionError(f"-o {path}: the file exists and may hold changes of yours; remove it")
     try:
-        Path(options.output).write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OptionError(f"-o {options.output}: {error.strerror}") from error

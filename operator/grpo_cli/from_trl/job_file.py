@@ -6,7 +6,6 @@ from typing import Any
 import yaml
 
 from ..inputs.kubectl_yaml import KubectlDumper
-from .trl_run import Note
 
 SMALL_JOB = """\
 # A GRPO job. `grpo plan -f FILE --gpus 1xA100` plans it without a cluster, `kubectl apply -f FILE`
@@ -49,12 +48,12 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _text)
 
 
-def render(source: str, documents: Sequence[dict[str, Any]], notes: Sequence[Note]) -> str:
+def render(source: str, documents: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
     """The YAML of a job that was made of a file."""
     head = [f"# Made of {_comment(source)} by `grpo init --from-trl`."]
     if notes:
         head.append("# Not taken as it stands:")
-        head += [f"# - {_comment(str(note))}" for note in notes]
+        head += [f"# - {_comment(note)}" for note in notes]
     bodies = [
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
         for document in documents

@@ -6,6 +6,9 @@ can't be parsed as Python and sets nothing of a run, so that it becomes `pass`.
 
 import json
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from .syntax import parse
@@ -14,12 +17,14 @@ from .trl_run import TrlError
 SUFFIX = ".ipynb"
 _CELL_MAGIC = re.compile(r"%%(\w+).*")
 _ENV = re.compile(r"^(\s*)%(?:set_)?env\s+(\w+)[=\s].*")
+_LINES = re.compile(r"\blines? [1-9]\d*(?:, [1-9]\d*)*")
+"""Lines in a message."""
 _IPYTHON = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?(?:[%!?].*|pip .*|[\w.]+\?{1,2}\s*)$")
 """A line of IPython's own: `pip install trl`, `files = !ls`, `?GRPOConfig`, `GRPOConfig?`."""
 
 
-def notebook_script(text: str, source: str) -> str:
-    """The code cells of a notebook one after the other; `source` is its name for messages.
+def code_cells(text: str, source: str) -> list[str]:
+    """The code cells of a notebook as Python; `source` is its name for messages.
 
     Raises:
         TrlError: it is no notebook of nbformat 4.
@@ -34,12 +39,27 @@ def notebook_script(text: str, source: str) -> str:
             f"{source} is no notebook of format 4: it has no list of cells; save it again by "
             "Jupyter"
         )
-    return "\n".join(_code(cell) for cell in cells)
+    return [
+        _code(cell) for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"
+    ]
 
 
-def _code(cell: Any) -> str:
-    if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-        return ""
+def name_cells(message: str, cells: Sequence[str]) -> str:
+    """The message with the code cells of its lines, which are those of all cells together; the same
+    message where there are no cells."""
+    if not cells:
+        return message
+    starts = list(accumulate((cell.count("\n") + 1 for cell in cells[:-1]), initial=1))
+
+    def name_cell(match: re.Match[str]) -> str:
+        line = int(match[0])
+        cell = bisect_right(starts, line)
+        return f"{line - starts[cell - 1] + 1} of code cell {cell}"
+
+    return _LINES.sub(lambda lines: re.sub(r"\d+", name_cell, lines[0]), message)
+
+
+def _code(cell: dict[str, Any]) -> str:
     source = cell.get("source")
     # nbformat allows a text or its lines.
     text = "".join(map(str, source)) if isinstance(source, list) else str(source or "")

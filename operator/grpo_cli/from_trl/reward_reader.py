@@ -23,7 +23,7 @@ from .syntax import (
     parse,
     statements,
 )
-from .trl_run import ReadModule, RewardUse, TrlRun
+from .trl_run import ReadModule, RewardUse, TrlError, TrlRun, is_secret_name
 
 MAX_BYTES = 900_000
 """Of all reward files together: a ConfigMap takes 1 MiB."""
@@ -59,7 +59,10 @@ _RUNNING = (
 )
 """Calls that a reward's process must not repeat."""
 
-
+_KNOWN_KEY = re.compile(r"(?:Bearer )?(?:hf_|sk-|ghp_|gsk_|xai-|AKIA|AIza)[\w-]{16,}$")
+"""Keys by the beginnings that services give them."""
+_KEY = re.compile(r"(?=.*\d)[\w.+/=-]{16,}")
+"""What may be the key of any service."""
 _LISTS = (ast.BinOp, ast.List, ast.ListComp, ast.Tuple)
 
 
@@ -95,6 +98,9 @@ class RewardReader:
         """What reward_funcs lists, with the scope of each; None if it is no list."""
         if isinstance(node, ast.List | ast.Tuple):
             return self._listed(node.elts, scope)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            first_part, second_part = (ast.Starred(part) for part in (node.left, node.right))
+            return self._listed([first_part, second_part], scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             function = function_named(scope.module, node.func.id)
             result = function_result(scope.module, node.func.id)
@@ -102,14 +108,14 @@ class RewardReader:
                 return None
             return self._entries(result, scope.inside(function, node, scope))
         first = scope.first_binding(node) if isinstance(node, ast.Name) else None
-        if first is None or not isinstance(first[0].value, ast.List | ast.Tuple | ast.Call):
+        if first is None or not isinstance(first[0].value, (*_LISTS, ast.Call)):
             return None
         if first[0].index is not None:
             return self._unpacked(node, scope)
         assert isinstance(node, ast.Name), "only a name is bound"
         entries = self._entries(first[0].value, first[1])
         if entries is not None:
-            entries += self._appended_items(node.id, first[0].line, first[1])
+            entries += self._added_items(node.id, first[0].line, first[1])
         return entries
 
     def _unpacked(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
@@ -122,19 +128,20 @@ class RewardReader:
             return self._listed(target.elts, inner)
         return None
 
-    def _appended_items(
+    def _added_items(
         self, list_name: str, line: int, scope: Scope
     ) -> Iterator[tuple[ast.expr, Scope]]:
-        """What is appended to a list below its line."""
+        """What is added to a list below its line."""
         bound_lines = {line}
         for statement, is_conditional in statements(scope.body):
             names = {name for name, _, _ in bound_names(statement)}
             if list_name not in names or statement.lineno == line:
                 continue
             bound_lines.add(statement.lineno)
-            added = _appended_item(statement)
-            if added is not None and not is_conditional:
-                yield added, scope
+            added = _added_list(statement, list_name)
+            entries = None if added is None or is_conditional else self._entries(added, scope)
+            if entries is not None:
+                yield from entries
             else:
                 advice = "the list changes here: add what it adds to the job's rewards"
                 self.run.note(statement.lineno, "reward_funcs", self._source(statement), advice)
@@ -229,8 +236,9 @@ class RewardReader:
         try:
             module_tree = parse(text)
         except (SyntaxError, ValueError):
-            self.run.note(1, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
+            self.run.note(0, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
             return True
+        _refuse_keys(module_tree, f"{module}.py:")
         for node in ast.walk(module_tree):
             self._copy_imported(node, f"{module}.py")
         return True
@@ -248,7 +256,8 @@ class RewardReader:
                 continue
             self.packages.add(package)
             advice = f"{file} imports it: the training image must have the package {package!r}"
-            self.run.note(getattr(node, "lineno", 0), "import", module, advice)
+            line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
+            self.run.note(line, "import", module, advice)
 
     def _add_model(self, node: ast.expr, name: str) -> None:
         self.run.rewards.append(RewardUse(node.lineno, name))
@@ -286,6 +295,7 @@ class RewardReader:
 
     def _copy_expression(self, node: ast.expr, scope: Scope) -> None:
         """Give what the list makes on the spot, as by partial, a name in the file."""
+        _refuse_keys(node, f"{self.run.source} line ")
         attribute = f"reward_{len(self.run.rewards) + 1}"
         self._copy_names(global_names(node), scope, node)
         end = len(self.text), len(self.run.rewards)  # after all lines
@@ -321,6 +331,7 @@ class RewardReader:
                 self._copy_unit(unit, scope, reward)
 
     def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
+        _refuse_keys(unit, f"{self.run.source} line ")
         self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
         self._copy_imported(unit, f"{self.module_name}.py")
         self._copy_names(global_names(unit), scope, reward)
@@ -369,12 +380,53 @@ def _is_list(node: ast.expr, scope: Scope) -> bool:
     return isinstance(target, _LISTS) or _is_list_call(target)
 
 
-def _appended_item(statement: ast.stmt) -> ast.expr | None:
-    """What `list.append(…)` adds; None for other statements."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if isinstance(call, ast.Call) and called_name(call) == "append" and len(call.args) == 1:
-        return call.args[0]
+def _added_list(statement: ast.stmt, list_name: str) -> ast.expr | None:
+    """The list that a statement adds to another: by `append`, `extend` or `+=`, or by adding it to
+    itself; None for other statements."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[item])):
+            return ast.List([item])
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="extend"), args=[added])):
+            return added
+        case ast.AugAssign(op=ast.Add(), target=ast.Name(), value=added):
+            return added
+        case ast.Assign(targets=[ast.Name()], value=value):
+            added_lists: list[ast.expr] = []
+            while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+                added_lists.insert(0, ast.Starred(value.right))
+                value = value.left
+            if isinstance(value, ast.Name) and value.id == list_name:
+                return ast.List(added_lists)
     return None
+
+
+def _refuse_keys(copied: ast.AST, place: str) -> None:
+    """Refuse code with the text of a key: whoever may read ConfigMaps would have it. `place` and a
+    line say where it is.
+
+    Raises:
+        TrlError: a text begins as the keys of a known service do, or its name says that it is one.
+    """
+    for node in ast.walk(copied):
+        is_key = False
+        match node:
+            case ast.Constant(value=str(text)):
+                is_key = _KNOWN_KEY.match(text) is not None
+            case ast.Assign(targets=[target, *_], value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(ast.unparse(target), text)
+            case ast.AnnAssign(target=target, value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(ast.unparse(target), text)
+            case ast.keyword(arg=str(name), value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(name, text)
+        if is_key:
+            raise TrlError(
+                f"{place}{getattr(node, 'lineno', 0)}: the reward holds a key, which its ConfigMap "
+                "would show: read it by os.environ, and set spec.env with valueFrom.secretKeyRef"
+            )
+
+
+def _is_key_of(name: str, text: str) -> bool:
+    return is_secret_name(name) and _KEY.fullmatch(text) is not None
 
 
 def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:

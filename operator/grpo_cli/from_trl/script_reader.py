@@ -253,7 +253,7 @@ class _ScriptReader:
         elif name == "prepare_model_for_kbit_training" and target.args:
             self._read_model({"model": target.args[0]}, inner)
         else:
-            self._read_setting("model", node, scope)
+            self.run.model = self._read_setting("model", node, scope)
 
     def _read_loaded_model(self, call: ast.Call, scope: Scope) -> None:
         """Read a call of from_pretrained."""

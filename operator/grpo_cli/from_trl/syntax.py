@@ -223,16 +223,53 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
             yield attribute, value
         case ast.AugAssign(target=ast.Attribute() as attribute):
             yield attribute, None
-        case ast.Expr(value=ast.Call(args=[owner, field, given]) as call):
-            if called_name(call) == "setattr":
-                if isinstance(field, ast.Constant):
-                    yield ast.Attribute(owner, str(field.value)), given
-                else:
-                    yield ast.Attribute(owner, f"<{ast.unparse(field)}>"), None
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method) as attribute)):
             # Such as `args.set_optimizer(…)` of transformers.
             if method == "add_callback" or method.startswith("set_"):
                 yield attribute, None
+    for node in own_expressions(statement):
+        is_assigned = isinstance(statement, ast.Assign) and node in statement.targets
+        # As a part of an expression, a call may run never or often.
+        is_plain = is_assigned or (isinstance(statement, ast.Expr) and node is statement.value)
+        for owner, field, given in _fields_by_name(node):
+            is_constant = isinstance(field, ast.Constant)
+            name = str(field.value) if is_constant else f"<{ast.unparse(field)}>"
+            value = statement.value if is_assigned else given
+            yield ast.Attribute(owner, name), value if is_plain and is_constant else None
+
+
+def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr | None]]:
+    """Object, name and value of the fields that `setattr`, `vars(…)` or `__dict__` sets."""
+    match node:
+        case ast.Call(args=[owner, field, given]) if called_name(node).strip("_") == "setattr":
+            yield owner, field, given
+        case ast.Call(func=ast.Attribute(attr="update", value=fields)):
+            owner_of_fields = fields_owner(fields)
+            if owner_of_fields is None:
+                return
+            for mapping in (*node.args, *(word.value for word in node.keywords if not word.arg)):
+                entries = literal_entries(mapping)
+                if entries is None:
+                    yield owner_of_fields, mapping, None
+                for name, value in (entries or {}).items():
+                    yield owner_of_fields, ast.Constant(name), value
+            for keyword in node.keywords:
+                if keyword.arg:
+                    yield owner_of_fields, ast.Constant(keyword.arg), keyword.value
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=fields, slice=field):
+            owner_of_fields = fields_owner(fields)
+            if owner_of_fields is not None:
+                yield owner_of_fields, field, None
+
+
+def fields_owner(fields: ast.expr) -> ast.expr | None:
+    """The object whose fields are in `vars(object)` or `object.__dict__`; None for others."""
+    match fields:
+        case ast.Call(func=ast.Name(id="vars"), args=[owner]):
+            return owner
+        case ast.Attribute(attr="__dict__", value=owner):
+            return owner
+    return None
 
 
 def parameters_of(
@@ -283,17 +320,13 @@ def parser_options(module: ast.Module) -> list[ast.Call]:
 
 def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
     """True for what gives an argument of the command line another value, whatever is passed."""
+    owner_name = ast.unparse(argument.value)
     match node:
         case ast.Attribute(ctx=ast.Store()):
             return ast.unparse(node) == ast.unparse(argument)
         case ast.Call() if called_name(node) == "set_defaults":
             return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
-        case ast.Call(func=ast.Name(id="setattr"), args=[owner, *_]):
-            return ast.unparse(owner) == ast.unparse(argument.value)
-        case ast.Call(func=ast.Attribute(attr="update", value=fields)):
-            owner_name = ast.unparse(argument.value)
-            return ast.unparse(fields) in (f"vars({owner_name})", f"{owner_name}.__dict__")
-    return False
+    return any(ast.unparse(owner) == owner_name for owner, _, _ in _fields_by_name(node))
 
 
 def option_name(option: ast.Call) -> str:

@@ -33,6 +33,11 @@ RENAMED = {
 """Fields by the names that they had in earlier versions of TRL and transformers."""
 
 
+def is_secret_name(name: str) -> bool:
+    """True for the name of a token, a key or a password, as a file writes it."""
+    return bool(_SECRET.search(name.rstrip("'\"]")))
+
+
 class TrlError(Exception):
     """The file says nothing that a job could be made of; one sentence with the line."""
 
@@ -64,9 +69,13 @@ class Note:
 
     def __str__(self) -> str:
         """One line for users."""
+        return self.text(str)
+
+    def text(self, name_lines: Callable[[str], str]) -> str:
+        """One line for users, with lines as `name_lines` calls them, such as by their cells."""
         value = f" = {short_text(self.value)}" if self.value else ""
-        where = f"line {self.line}: " if self.line else ""
-        return f"{where}{self.name}{value}: {self.advice}"
+        where = f"{name_lines(f'line {self.line}')}: " if self.line else ""
+        return f"{where}{self.name}{value}: {name_lines(self.advice)}"
 
 
 def short_text(text: str) -> str:
@@ -138,7 +147,7 @@ class TrlRun:
     def note(self, line: int, name: str, value: object, advice: str) -> None:
         """Keep what was not taken; the same is kept once."""
         text = value if isinstance(value, str) else repr(value)
-        entry = Note(line, name, "" if _SECRET.search(name) else text, advice)
+        entry = Note(line, name, "" if is_secret_name(name) else text, advice)
         if entry not in self.notes:
             insort(self.notes, entry, key=lambda earlier: earlier.line)
 

@@ -1,0 +1,104 @@
+"""Rewards that a script collects in a list, and what their code must not carry into a ConfigMap."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.__main__ import main
+from tests.unit.trl_scripts import MODEL, notes, script, spec_of
+
+REWARDS = "\n".join(f"def {name}(completions, **_):\n    return [1.0]" for name in "abc")
+
+
+def with_lines(lines: str, rewards: str = "=chosen") -> str:
+    """A script with these lines above its trainer."""
+    return script(rewards=rewards).replace("trainer =", f"{REWARDS}\n{lines}\ntrainer =")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "chosen += [b, c]",
+        "chosen.extend([b, c])",
+        "chosen.append(b)\nchosen += (c,)",
+        "chosen = chosen + [b] + [c]",
+        "more = [b]\nmore.append(c)\nchosen.extend(more)",
+        "def more():\n    return [b, c]\nchosen += more()",
+    ],
+)
+def test_what_a_script_adds_to_its_rewards_is_taken(tmp_path: Path, change: str) -> None:
+    rewards = spec_of(tmp_path, with_lines(f"chosen = [a]\n{change}"))["rewards"]
+    assert [reward["name"] for reward in rewards] == ["a", "b", "c"]
+    assert not any("reward_funcs" in note for note in notes(tmp_path))
+
+
+def test_lists_that_a_script_joins_are_taken(tmp_path: Path) -> None:
+    text = with_lines("first = [a]\nfirst += [b]", rewards="=first + [c]")
+    assert [reward["name"] for reward in spec_of(tmp_path, text)["rewards"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "chosen += pick()", "chosen.extend(f for f in (b, c))", "chosen *= 2",
+        "if pick():\n    chosen += [b]", "chosen.insert(0, b)", "chosen = b + [a]",
+    ],
+)  # fmt: skip
+def test_other_changes_of_the_rewards_are_named(tmp_path: Path, change: str) -> None:
+    rewards = spec_of(tmp_path, with_lines(f"chosen = [a]\n{change}"))["rewards"]
+    assert [reward["name"] for reward in rewards] == ["a"]
+    assert any("the list changes here: add what it adds" in note for note in notes(tmp_path))
+
+
+KEY = "sk-proj-Abcdefghijklmnopq"
+PLAIN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (f"KEY = '{KEY}'\ndef judge(completions, **_):\n    return [KEY]", 14),
+        (f"API_KEY: str = '{PLAIN}'\ndef judge(completions, **_):\n    return [API_KEY]", 14),
+        (f"class Judge:\n    def __init__(self):\n        self.token = '{PLAIN}'\n"
+         "judge = Judge()", 16),
+        (f"judge = partial(a, api_key='{PLAIN}')", 14),
+        (f"def judge(completions, **_):\n    return post(headers={{'a': 'Bearer {KEY}'}})", 15),
+        ("from judges import judge", 0),
+    ],
+)  # fmt: skip
+def test_a_reward_with_a_key_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, line: int
+) -> None:
+    (tmp_path / "judges.py").write_text(f"\nTOKEN = '{PLAIN}'\ndef judge(**_): ...\n")
+    path = tmp_path / "train.py"
+    path.write_text(with_lines(lines, rewards="=[judge]"))
+    assert main(["init", "--from-trl", str(path)]) == 2
+    captured = capsys.readouterr()
+    place = f"train.py line {line}" if line else "judges.py:2"
+    assert captured.err.startswith(f"grpo: {place}: the reward holds a key")
+    assert "spec.env with valueFrom.secretKeyRef" in captured.err
+    assert PLAIN not in captured.err
+    assert KEY not in captured.err
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "KEY = os.environ['KEY']", "API_KEY = 'EMPTY'", "EOS_TOKEN = '<|im_end|>0123456789ab'",
+        "KEY = 'ground_truth_answer'", "TEXT = 'sk-learn is a long sentence about models'",
+        "OPTIONS = {'key': 12345678901234567890}",
+    ],
+)  # fmt: skip
+def test_other_texts_of_a_reward_are_taken(tmp_path: Path, lines: str) -> None:
+    name = lines.partition(" ")[0]
+    judge = f"import os\n{lines}\ndef judge(completions, **_):\n    return [{name}]"
+    (reward,) = spec_of(tmp_path, with_lines(judge, rewards="=judge"))["rewards"]
+    assert reward["name"] == "judge"
+
+
+def test_a_model_that_the_environment_names_has_the_script_s_default(tmp_path: Path) -> None:
+    text = script(model=f"os.getenv('MODEL', '{MODEL}')")
+    assert spec_of(tmp_path, text)["model"]["name"] == MODEL
+    assert any(
+        "MODEL = " in note and "default of this variable" in note for note in notes(tmp_path)
+    )
