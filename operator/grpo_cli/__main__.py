@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from grpo_api.text.messages import printable_text
 
 from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
-from .show.errors import ENDED_BADLY, CliError
+from .show.errors import ENDED_BADLY, WRONG, CliError
 
 with suppress(ValueError):
     if _raises_interrupt:
@@ -83,8 +83,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code, that of its CliError, 130 after Ctrl-C, or 141 where
     nobody reads its output any more."""
-    if sys.stdout is None:  # closed by `>&-`
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # to the end
+    _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Half of a surrogate pair has no UTF-8, and a terminal may have another encoding.
         sys.stdout.reconfigure(errors="replace")
@@ -104,10 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        if error.errno in (errno.EPIPE, errno.ENOSPC):
+            return _end_output(error)
+        if error.filename is None:
             raise
-        return _end_output(error)
+        # Such as a folder that only others may read, or a name that is too long.
+        print(f"grpo: {printable_text(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        return WRONG
     return code
+
+
+def _open_missing_streams() -> None:
+    """Put an empty file in the place of what `<&-`, `>&-` or `2>&-` has closed; without stderr,
+    `print` would take stdout."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _end_output(error: OSError) -> int:

@@ -88,6 +88,7 @@ def log_of_script(script: Path) -> dict[int, dict[str, Any]]:
 def written_job(script: Path, folder: Path) -> GRPOJobSpec:
     """The job that the command writes, with the folder in the place of its volumes."""
     output = folder / f"{script.stem}.yaml"
+    output.unlink(missing_ok=True)
     arguments = ["--parameters", SIZE, "--processes", "1", "-o", str(output)]
     assert main(["init", "--from-trl", str(script), *arguments]) == 0
     *others, job = load_documents(output.read_text())

@@ -40,6 +40,40 @@ def test_a_command_ends_with_its_output(
     assert main(["init"]) == 0
 
 
+def test_without_stderr_no_message_goes_to_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)  # `grpo … 2>&-`
+    assert main(["init", "--name", "No_name"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+LONG = "a" * 300
+"""A name that no file system takes."""
+
+
+@pytest.mark.parametrize(
+    "line", [f"plan -f {LONG}", f"submit -f {LONG}", f"history {LONG}", f"init -o {LONG}"]
+)
+def test_a_path_that_can_not_be_looked_at_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err == f"grpo: {LONG}: File name too long\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "submit"])
+def test_standard_input_that_is_closed_or_no_text_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # `grpo … <&-`
+    assert main([command, "-f", "-"]) == 2
+    assert capsys.readouterr().err.startswith("grpo: - holds no GRPOJob")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert main([command, "-f", "-"]) == 2
+    assert capsys.readouterr().err.startswith("grpo: standard input: it is not UTF-8 text")
+
+
 INTERRUPTED_IMPORT = """
 import builtins, os, signal
 load = builtins.__import__

@@ -155,6 +155,18 @@ def _jobs_of_files(
     return jobs
 
 
+def read_stdin() -> str:
+    """What standard input holds.
+
+    Raises:
+        ManifestError: it is no text.
+    """
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ManifestError("standard input: it is not UTF-8 text; save it as UTF-8") from error
+
+
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -162,7 +174,7 @@ def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
     """The objects of a file that name their kind."""
     try:
         if stdin is None:
-            stdin = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+            stdin = read_stdin() if file == "-" else Path(file).read_text(encoding="utf-8")
         documents = load_documents(stdin)
     except OSError as error:
         raise ManifestError(f"{file}: {error.strerror}") from error

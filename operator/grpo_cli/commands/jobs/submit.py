@@ -1,13 +1,12 @@
 """`grpo submit`: creates the objects of a file once its jobs are without mistakes, and may wait for
 their end."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 
 from ...cluster import kubectl
 from ...cluster.clock import SYSTEM_CLOCK
 from ...cluster.job_end import add_timeout, wait_for_end
-from ...inputs.manifest import load_specs
+from ...inputs.manifest import load_specs, read_stdin
 from ...show.errors import KubectlExitError
 
 
@@ -30,7 +29,7 @@ def run(options: Namespace) -> int:
     """Creates all objects. 0, or with --wait the exit code of the first job that did not
     succeed."""
     # standard input can be read once, and kubectl needs it, too
-    stdin = sys.stdin.read() if options.filename == "-" else None
+    stdin = read_stdin() if options.filename == "-" else None
     jobs = load_specs(options.filename, stdin)
     try:
         created = kubectl.run_kubectl(
