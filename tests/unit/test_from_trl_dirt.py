@@ -317,6 +317,7 @@ def main(bonus=2.0, seed=3):
     ("line", "says"),
     [
         ("trainer.train(resume_from_checkpoint=True)", "resume_from_checkpoint = True: a job goes"),
+        ("trainer.train('o/checkpoint-5')", "resume_from_checkpoint = 'o/checkpoint-5': a job"),
         ("trainer.push_to_hub('a/b')", "trainer.push_to_hub: set export.to to Hub"),
         ("wandb.init(project='a')", "wandb.init: set tracking.wandb"),
         ("os.environ['KEY'] = 'SECRET'", "os.environ['KEY']: set it in env"),
@@ -339,7 +340,7 @@ def test_what_a_script_sets_beside_the_trainer_is_named(
 
 
 def test_a_fresh_run_is_no_setting(tmp_path: Path) -> None:
-    spec_of(tmp_path, script() + "\ntrainer.train(resume_from_checkpoint=None)")
+    spec_of(tmp_path, script() + "\ntrainer.train(resume_from_checkpoint=None)\nmodel.train(True)")
     assert not any("resume" in note for note in notes(tmp_path))
 
 

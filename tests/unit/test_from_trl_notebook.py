@@ -193,3 +193,20 @@ def test_a_folder_in_a_recipe_is_no_dataset_of_the_hub(tmp_path: Path, name: str
     files = spec_of(tmp_path, lines, name="recipe.yaml")["dataset"]["files"]
     assert files["paths"] == ["train.jsonl"]
     assert any(f"dataset_name = {name}: no dataset of the hub" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("processes", "options", "prompts"),
+    [("4", [], 4), ("4", ["--processes", "2"], 2), ("4", ["--processes", "4"], 4), ("many", [], 1)],
+)
+def test_a_recipe_s_processes_are_those_that_launch_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], processes: str, options: list[str],
+    prompts: int,
+) -> None:  # fmt: skip
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"model_name_or_path: a/b-1B\nnum_processes: {processes}\n")
+    assert main(["init", "--from-trl", str(path), *options]) == 0
+    captured = capsys.readouterr()
+    assert f"  promptsPerStep: {prompts}\n" in captured.out
+    assert ("give the number by --processes" in captured.err) == (prompts != 4)
+    assert ("one process was assumed" in captured.err) == (prompts == 1)

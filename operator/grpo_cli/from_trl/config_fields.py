@@ -29,10 +29,13 @@ FORMER = {
 }
 """Fields of earlier TRL versions that a job has."""
 FOREIGN = {
+    "accelerate_config": "the plan decides how ranks work together; use spec.placement",
     "dataset_prompt_column": "set dataset.promptColumn",
+    "num_processes": "give the number by --processes",
     "system_prompt": "set dataset.systemPrompt",
+    "wandb_project": "set tracking.wandb.project",
 }
-"""Fields of open-r1's recipes that a job has."""
+"""Fields of open-r1's recipes, and of `accelerate launch` in TRL's, that a job has."""
 SWITCHED_BY = {
     "hub_model_id": "push_to_hub",
     "hub_private_repo": "push_to_hub",
@@ -61,6 +64,10 @@ class ConfigFields:
     def __init__(self, run: TrlRun, builder: SpecBuilder, processes: int | None) -> None:
         self.run = run
         self.builder = builder
+        launched = run.config.get("num_processes", TrlSetting(None, 0)).value
+        if isinstance(launched, int) and launched > 0 and processes in (None, launched):
+            processes = launched
+            del run.config["num_processes"]
         self.processes = processes
         self._special: dict[str, Callable[[str, TrlSetting], None]] = {
             "activation_checkpointing": self._put_switch,

@@ -52,11 +52,14 @@ def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.
 
 
 def _note_resume(run: TrlRun, call: ast.Call, text: str) -> None:
-    for keyword in call.keywords:
-        is_none = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
-        if keyword.arg == "resume_from_checkpoint" and not is_none:
-            value = ast.get_source_segment(text, keyword.value) or ast.unparse(keyword.value)
-            run.note(call.lineno, keyword.arg, value, _RESUMES)
+    given = [word.value for word in call.keywords if word.arg == "resume_from_checkpoint"]
+    # A model's `train(False)` is torch's, and sets its mode.
+    if not ast.unparse(call.func).endswith("model.train"):
+        given += call.args[:1]
+    for node in given:
+        if not (isinstance(node, ast.Constant) and node.value is None):
+            value = ast.get_source_segment(text, node) or ast.unparse(node)
+            run.note(call.lineno, "resume_from_checkpoint", value, _RESUMES)
 
 
 def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.expr) -> None:

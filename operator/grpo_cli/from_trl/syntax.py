@@ -213,6 +213,19 @@ def _targets(target: ast.expr | None, value: ast.expr | None) -> Iterator[Bound]
 
 def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
     """Attributes that a statement sets, with their values; None for one that is computed."""
+    yield from _assigned_attributes(statement)
+    for node in own_expressions(statement):
+        for attribute, given in _fields_by_name(node):
+            # As a part of another expression, a call may run never or often.
+            value = given if isinstance(statement, ast.Expr) and statement.value is node else None
+            if isinstance(statement, ast.Assign) and node in statement.targets:
+                value = statement.value
+            yield attribute, value if attribute.attr.isidentifier() else None
+
+
+def _assigned_attributes(
+    statement: ast.stmt,
+) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
     match statement:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
@@ -227,22 +240,13 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
             # Such as `args.set_optimizer(…)` of transformers.
             if method == "add_callback" or method.startswith("set_"):
                 yield attribute, None
-    for node in own_expressions(statement):
-        is_assigned = isinstance(statement, ast.Assign) and node in statement.targets
-        # As a part of an expression, a call may run never or often.
-        is_plain = is_assigned or (isinstance(statement, ast.Expr) and node is statement.value)
-        for owner, field, given in _fields_by_name(node):
-            is_constant = isinstance(field, ast.Constant)
-            name = str(field.value) if is_constant else f"<{ast.unparse(field)}>"
-            value = statement.value if is_assigned else given
-            yield ast.Attribute(owner, name), value if is_plain and is_constant else None
 
 
-def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr | None]]:
-    """Object, name and value of the fields that `setattr`, `vars(…)` or `__dict__` sets."""
+def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
+    """Fields that `setattr`, or an entry or an update of `vars(…)` or `__dict__`, sets."""
     match node:
         case ast.Call(args=[owner, field, given]) if called_name(node).strip("_") == "setattr":
-            yield owner, field, given
+            yield _attribute(owner, field), given
         case ast.Call(func=ast.Attribute(attr="update", value=fields)):
             owner_of_fields = fields_owner(fields)
             if owner_of_fields is None:
@@ -250,16 +254,22 @@ def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.exp
             for mapping in (*node.args, *(word.value for word in node.keywords if not word.arg)):
                 entries = literal_entries(mapping)
                 if entries is None:
-                    yield owner_of_fields, mapping, None
+                    yield _attribute(owner_of_fields, mapping), None
                 for name, value in (entries or {}).items():
-                    yield owner_of_fields, ast.Constant(name), value
+                    yield ast.Attribute(owner_of_fields, name), value
             for keyword in node.keywords:
                 if keyword.arg:
-                    yield owner_of_fields, ast.Constant(keyword.arg), keyword.value
+                    yield ast.Attribute(owner_of_fields, keyword.arg), keyword.value
         case ast.Subscript(ctx=ast.Store() | ast.Del(), value=fields, slice=field):
             owner_of_fields = fields_owner(fields)
             if owner_of_fields is not None:
-                yield owner_of_fields, field, None
+                yield _attribute(owner_of_fields, field), None
+
+
+def _attribute(owner: ast.expr, field: ast.expr) -> ast.Attribute:
+    """The attribute that an expression names; `<the expression>` where that is not constant."""
+    name = str(field.value) if isinstance(field, ast.Constant) else f"<{ast.unparse(field)}>"
+    return ast.Attribute(owner, name)
 
 
 def fields_owner(fields: ast.expr) -> ast.expr | None:
@@ -326,7 +336,7 @@ def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
             return ast.unparse(node) == ast.unparse(argument)
         case ast.Call() if called_name(node) == "set_defaults":
             return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
-    return any(ast.unparse(owner) == owner_name for owner, _, _ in _fields_by_name(node))
+    return any(ast.unparse(field.value) == owner_name for field, _ in _fields_by_name(node))
 
 
 def option_name(option: ast.Call) -> str:
