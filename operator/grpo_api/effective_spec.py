@@ -21,7 +21,7 @@ from .plan.plan import ExecutionPlan
 from .pods.platform import VOLUME_PREFIX
 from .status.status import AppliedJobClass
 from .text.base import Model, dotted_path
-from .text.contract import CLASS_KIND
+from .text.contract import CLASS_KIND, LABEL_QUEUE
 from .text.problems import requirement
 
 Fields = dict[str, Any]
@@ -48,6 +48,8 @@ def resolve(spec: GRPOJobSpec, job_class: AppliedJobClass, labels: Mapping[str, 
     if merged.spec is None:
         return merged
     limits = class_spec(class_text).limits
+    # A queue that the spec names needs no label.
+    labels = {LABEL_QUEUE: spec.placement.queue_name or "", **labels}
     problems = (*merged.problems, *_limit_problems(spec, merged.spec, limits, labels))
     allowed = (f"{CLASS_KIND} {job_class.name}: {problem}" for problem in problems)
     return Resolution(merged.spec, tuple(allowed))

@@ -271,6 +271,49 @@ def test_a_run_that_has_saved_nothing_for_hours_is_said_to_have_an_old_checkpoin
     assert complaints(folder, "unsaved", [test]) == ""
 
 
+def of_two_operators(folder: Path, lines: Mapping[str, str], looks: list[Look]) -> str:
+    """What promtool complains of where two operators have these series for an hour."""
+    given = [{"series": name, "values": f"{line}x60"} for name, line in lines.items()]
+    test = {"interval": "1m", "input_series": given, "promql_expr_test": looks}
+    return complaints(folder, "operators", [test])
+
+
+def test_an_operator_hides_no_alert_on_the_jobs_of_another(folder: Path) -> None:
+    """Teams that don't trust each other have an operator each; here that of team a fails and has a
+    long queue."""
+    lines = {
+        'grpo_jobs_longest_wait_seconds{job="a",reason="WaitingForGPUs"}': "5000+0",
+        'grpo_jobs_expected_wait_seconds{job="a",reason="WaitingForGPUs"}': "90000+0",
+        'grpo_jobs_longest_wait_seconds{job="b",reason="WaitingForGPUs"}': "4500+0",
+        'grpo_jobs_expected_wait_seconds{job="b",reason="WaitingForGPUs"}': "0+0",
+        'controller_runtime_reconcile_total{job="a",controller="grpojob",result="error"}': "0+60",
+        'controller_runtime_reconcile_total{job="b",controller="grpojob",result="success"}': "0+60",
+        'controller_runtime_reconcile_total{job="b",controller="grpojob",result="error"}': "0+1",
+        'grpo_job_reconcile_failures{job="a",namespace="a",grpojob="run"}': "9+0",
+        'grpo_job_reconcile_failures{job="b",namespace="b",grpojob="run"}': "9+0",
+    }
+    names = "GRPOJobsWaiting|GRPOJobNotReconciled"
+    firing = f'max by (alertname, job) (ALERTS{{alertstate="firing",alertname=~"{names}"}})'
+    found = [({"alertname": name, "job": "b"}, 1.0) for name in names.split("|")]
+    assert of_two_operators(folder, lines, [look(firing, 40, *found)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("leads", "shown"), [((1, 0, 1), 1.0), ((1, 1, 1), 2.0), ((1, 0, 0), 0.0), ((0, 0, 1), 0.0)]
+)
+def test_each_of_several_operators_has_one_leader(
+    folder: Path, leads: tuple[int, ...], shown: float
+) -> None:
+    replicas = ('job="a",instance="1"', 'job="a",instance="2"', 'job="b",instance="3"')
+    lines = {
+        f"grpo_operator_leader{{{labels}}}": f"{value}+0"
+        for labels, value in zip(replicas, leads, strict=True)
+    }
+    (panel,) = (one for one in DASHBOARDS["operator"].rows[0].panels if one.title == "Leaders")
+    expression = panel.queries[0].expression.replace("$cluster", ".*")
+    assert of_two_operators(folder, lines, [look(expression, 40, ({}, shown))]) == ""
+
+
 def test_what_costs_time_alone_is_only_an_information(folder: Path) -> None:
     """The severity of a finding is a template."""
     severities = {"straggler": "info", "collapsed reward": "warning"}

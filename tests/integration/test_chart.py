@@ -259,6 +259,23 @@ def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -
     assert found == settings.Tracing(endpoint=endpoint, every=3)
 
 
+def test_large_numbers_become_flags_that_the_operator_reads() -> None:
+    """In JSON, as in a file of values, a number is a float, and a million 1e+06."""
+    chosen = (
+        'tracing={"endpoint": "http://collector:4318", "everyNthStep": 1000000}',
+        'gpuHourPrices={"A10": 1000000}',
+        'trainerPods={"user": 2147483647}',
+    )
+    values = [part for value in chosen for part in ("--set-json", value)]
+    done = helm("template", RELEASE, str(CHART), *REGISTRY, "--set", "crds.enabled=false", *values)
+    deployment = only(parsed(done.stdout), "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    found = settings.parse(arguments, AS_POD)
+    assert found.tracing
+    assert (found.tracing.every, found.pods.user) == (1000000, 2147483647)
+    assert found.gpu_hour_prices == {"A10": 1e6}
+
+
 def test_architectures_of_the_image_become_flags_that_the_operator_reads() -> None:
     def chosen(*values: str) -> tuple[str, ...]:
         deployment = only(rendered(*values), "Deployment")
@@ -429,6 +446,13 @@ def _named(name: str) -> str:
 @pytest.mark.parametrize("name", ["123", "007", "0x1f", "no", "null"])
 def test_a_name_that_yaml_reads_as_no_text_stays_a_text(name: str) -> None:
     assert _named(name) == _named("common").replace("common", name)
+
+
+@pytest.mark.parametrize("release", ["grpo-0.1", "a.grpo-operator"])
+def test_a_release_with_dots_has_a_service_without(release: str) -> None:
+    done = helm("template", release, str(CHART), *REGISTRY, "--set", "crds.enabled=false")
+    name = only(parsed(done.stdout), "Service")["metadata"]["name"]
+    assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
 def test_helms_test_runs_where_the_operator_may() -> None:

@@ -355,15 +355,24 @@ def test_privileges_need_the_namespace_s_label(level: str, allowed: bool) -> Non
         assert found[0] == "PodSecurityForbids"
         assert "pod-security.kubernetes.io/enforce of namespace team-a" in found[1]
         assert len(found[1]) <= MOST_CHARACTERS
+    new_namespace = JobClasses(by_name={"h100": applied(ROOT)}, enforced_levels={"other": level})
+    assert with_class(record, new_namespace).class_problem, "its label has not been seen yet"
     unseen = JobClasses(by_name={"h100": applied(ROOT)})
     assert with_class(record, unseen).class_problem is None, "the API server judges"
 
 
-def test_kueue_s_label_may_be_required() -> None:
-    required = classes({"limits": {"requiredLabels": ["kueue.x-k8s.io/queue-name"]}})
+@pytest.mark.parametrize("label", ["kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"])
+def test_kueue_s_labels_may_be_required(label: str) -> None:
+    required = classes({"limits": {"requiredLabels": [label]}})
     assert with_class(make_job(NAMED), required).class_problem is not None
-    queued = make_job(NAMED, labels={"kueue.x-k8s.io/queue-name": "team"})
+    queued = make_job(NAMED, labels={label: "team"})
     assert with_class(queued, required).class_problem is None
+
+
+def test_a_queue_of_the_spec_stands_for_its_label() -> None:
+    required = applied({"limits": {"requiredLabels": ["kueue.x-k8s.io/queue-name"]}})
+    queued = parse_spec(changed({"placement.queueName": "team"}))
+    assert resolve(queued, required, {}).problems == ()
 
 
 def test_a_running_attempt_keeps_its_class_and_the_next_takes_the_new_one() -> None:

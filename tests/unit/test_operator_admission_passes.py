@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_api.text.contract import LABEL_QUEUE
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission import queue as queue_module
@@ -16,7 +17,6 @@ from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
-from grpo_operator.records.names import LABEL_QUEUE
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import (
     LIMITS,

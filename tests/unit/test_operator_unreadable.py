@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from grpo_api.text.contract import LABEL_QUEUE
 from grpo_kube.objects.errors import Conflict, Denied, Unavailable
 from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.cluster_state import ReservedGangs
 from grpo_operator.loop.quarantine_reporter import QuarantineReporter
-from grpo_operator.records.names import LABEL_QUEUE
 from tests.unit.dirty_objects import GRPOJOB
 from tests.unit.operator_world import (
     KEY,

@@ -33,6 +33,9 @@ MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 """Value of spec.managedBy of a job that Kueue sends to another cluster, and whose status it copies
 from there."""
 
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+"""On a GRPOJob: its LocalQueue."""
+
 NODE_GBPS_LABEL = f"{GROUP}/node-gbps"
 """On a node, by its administrator: its network, GB/s per direction, all cards together."""
 

@@ -20,7 +20,7 @@ from grpo_api.report.metrics import (
     Metric,
 )
 
-from .alert import JOB, OPERATOR_UID, PER_JOB, PER_OPERATOR, Alert
+from .alert import JOB, OPERATOR_UID, PER_OPERATOR, Alert
 
 _OWN = f'controller="{CONTROLLER}"'
 _QUEUE = f'name="{CONTROLLER}"'
@@ -29,6 +29,8 @@ _ERRORS = f'sum {PER_OPERATOR} (rate({RECONCILES.name}{{{_OWN},result="error"}}[
 _FAILING = f"{_ERRORS} / {_RATE} > <errorShare>"
 _LEADER_OF_THE_DAY = f"last_over_time({LEADER.name}[1d])"
 _RESIDENT = "process_resident_memory_bytes"
+_PER_JOB = "max by (cluster, job, namespace, grpojob)"
+"""With the operator: that another one fails says nothing of this one's jobs."""
 _PER_REPLICA = "max by (cluster, job, instance)"
 _LAG = f"sum by (cluster, job, le) (rate({LOOP_LAG.name}_bucket[10m]))"
 
@@ -151,9 +153,9 @@ ALERTS = (
     Alert(
         name="GRPOJobNotReconciled",
         expression=(
-            f"({PER_JOB} ({JOB_RECONCILE_FAILURES.name}) >= <failuresInARow> or "
-            f"({PER_JOB} ({JOB_INFO.name}) unless {PER_JOB} ({JOB_PHASE.name}))) "
-            f"unless on (cluster) ({_FAILING})"
+            f"({_PER_JOB} ({JOB_RECONCILE_FAILURES.name}) >= <failuresInARow> or "
+            f"({_PER_JOB} ({JOB_INFO.name}) unless {_PER_JOB} ({JOB_PHASE.name}))) "
+            f"unless on (cluster, job) ({_FAILING})"
         ),
         for_="10m",
         severity="warning",

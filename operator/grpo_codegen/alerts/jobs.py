@@ -38,7 +38,9 @@ _TRAINED = f"{PER_JOB} ({STEP_SECONDS.name}_sum)"
 """Seconds of the attempt's steps: one that has just resumed has an old checkpoint, and nothing to
 lose."""
 _PEAK = f"{PER_JOB} ({MEMORY.name})"
-_LONGEST_WAIT = f"max by (cluster, reason) ({JOBS_LONGEST_WAIT.name})"
+_PER_WAIT = "max by (cluster, job, reason)"
+"""Of each operator: what one lets expect explains no wait of another's jobs."""
+_LONGEST_WAIT = f"{_PER_WAIT} ({JOBS_LONGEST_WAIT.name})"
 _RATIO = f"{PER_JOB} ({PREDICTED_MEMORY.name}) / {_PEAK}"
 _HAS_LONG_COMPLETIONS = (
     f"{PER_JOB} (max_over_time({_LONGEST}[1d]) and {_LONGEST}) > "
@@ -159,7 +161,7 @@ ALERTS = (
         name="GRPOJobsWaiting",
         expression=(
             f"{_LONGEST_WAIT} > <waitSeconds> and "
-            f"{_LONGEST_WAIT} > max by (cluster, reason) ({JOBS_EXPECTED_WAIT.name})"
+            f"{_LONGEST_WAIT} > {_PER_WAIT} ({JOBS_EXPECTED_WAIT.name})"
         ),
         for_="5m",
         severity="warning",

@@ -37,7 +37,8 @@ _UNREADABLE = f"max by (cluster, resource) ({select(operator.UNREADABLE_OBJECTS,
 _WAITING = f"max by (cluster, job, reason) ({select(operator.JOBS_WAITING, CLUSTER)})"
 """Of each operator: there may be several, each with jobs of its own."""
 _OWN_ALERTS = "|".join(alert.name for alert in ALERTS)
-_LEADERS = f"sum({select(operator.LEADER, CLUSTER)})"
+_LEADERS = f"sum by (cluster, job) ({select(operator.LEADER, CLUSTER)})"
+"""Of each operator: shown is that of one that has none or two, if there is any."""
 _LEADER_BY_REPLICA = f"max by (instance) ({select(operator.LEADER, CLUSTER)})"
 _MEMORY_SHARE = (
     f"max by (instance) ({_process('process_resident_memory_bytes')}) / "
@@ -48,9 +49,9 @@ _NOW = (
     Panel(
         kind="stat",
         title="Leaders",
-        description="Replicas that decide. Without one nothing starts; two of them contradict.",
+        description="Of each operator. Without one nothing starts; two of them contradict.",
         unit="none",
-        queries=(Query(f"{_LEADERS} or vector(0)", "leaders"),),
+        queries=(Query(f"max({_LEADERS} != 1) or max({_LEADERS}) or vector(0)", "leaders"),),
         width=4,
         height=4,
         base="red",

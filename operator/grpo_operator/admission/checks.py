@@ -17,11 +17,11 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import VolumeClaimTemplate
 from grpo_api.spec.generation import MAX_SERVER_JOB_NAME
+from grpo_api.text.contract import LABEL_QUEUE
 from grpo_kube.objects.json_reader import JsonObject
 
 from ..pods.manifests import attempt_of, pod_annotations
 from ..pods.roles import replicas
-from ..records.names import LABEL_QUEUE
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 

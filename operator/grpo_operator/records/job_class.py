@@ -14,7 +14,7 @@ from grpo_api.status.status import AppliedJobClass
 from grpo_api.text.contract import CLASS_KIND, DEFAULT_CLASS_ANNOTATION
 from grpo_kube.objects.json_reader import JsonObject
 
-from .names import LABEL_QUEUE
+from .names import LABEL_WORKLOAD_PRIORITY
 from .reasons import Reason
 from .records import GRPOJobRecord
 
@@ -90,7 +90,7 @@ def with_class(job: GRPOJobRecord, classes: JobClasses) -> GRPOJobRecord:
             content = replace(content, class_problem=(Reason.JOB_CLASS_NOT_FOUND, message))
         return replace(job, typed=content)
     # Kueue's label is no label of the pods, and may be required all the same.
-    labels = {**job.labels, LABEL_QUEUE: job.queue_name or ""}
+    labels = {**job.labels, LABEL_WORKLOAD_PRIORITY: job.kueue.priority_class}
     resolution = resolve(declared, job_class, labels)
     problem: tuple[Reason, str] | None = None
     if resolution.problems:
@@ -105,11 +105,11 @@ def _forbidden(
     namespace: str, platform: PlatformSpec, job_class: AppliedJobClass, classes: JobClasses
 ) -> tuple[Reason, str] | None:
     """Why the namespace does not allow the pods what the class gives them. A namespace without the
-    label has not allowed it: nobody has decided."""
+    label has not allowed it: nobody has decided. Nor has one that is too new to have been seen."""
     needed = platform.pod_security_level
-    if needed is PodSecurityLevel.RESTRICTED or namespace not in classes.enforced_levels:
+    if needed is PodSecurityLevel.RESTRICTED or not classes.enforced_levels:
         return None
-    enforced = classes.enforced_levels[namespace]
+    enforced = classes.enforced_levels.get(namespace, "")
     if enforced in {str(level) for level in PodSecurityLevel if level >= needed}:
         return None
     label = f"is {enforced}" if enforced else "is not set"

@@ -59,11 +59,10 @@ LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 
 KUEUE = "kueue.x-k8s.io"
-LABEL_QUEUE = f"{KUEUE}/queue-name"
 LABEL_WORKLOAD_PRIORITY = f"{KUEUE}/priority-class"
 LABEL_PREBUILT = f"{KUEUE}/prebuilt-workload-name"
-"""On a GRPOJob: its LocalQueue, its WorkloadPriorityClass, and, as an annotation too, the Workload
-that MultiKueue made for it."""
+"""On a GRPOJob: its WorkloadPriorityClass, and, as an annotation too, the Workload that MultiKueue
+made for it."""
 
 LABEL_POD_SET = f"{KUEUE}/podset"
 ANNOTATION_WORKLOAD = f"{KUEUE}/workload"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_api.text.contract import LABEL_QUEUE
 from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, Unreadable, truncate
 from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
 
@@ -17,7 +18,6 @@ from .names import (
     ANNOTATION_PLANNED,
     LABEL_JOB,
     LABEL_PREBUILT,
-    LABEL_QUEUE,
     LABEL_WORKLOAD_PRIORITY,
 )
 
