@@ -65,6 +65,13 @@ def class_spec(text: str) -> GRPOJobClassSpec:
     return GRPOJobClassSpec.model_validate(json.loads(text), strict=True, by_name=False)
 
 
+def class_limits(job_class: AppliedJobClass) -> ClassLimits:
+    """The limits of a class that a status records; none where this version can't read it."""
+    with contextlib.suppress(ValidationError):
+        return class_spec(json.dumps(job_class.spec, sort_keys=True)).limits
+    return ClassLimits()
+
+
 def applied_class(name: str, generation: int, spec: Fields) -> AppliedJobClass:
     """A class as a status records it: without the defaults that the API server has filled in."""
     # resolve reports a spec that can't be read
@@ -76,7 +83,7 @@ def applied_class(name: str, generation: int, spec: Fields) -> AppliedJobClass:
 def gpus_problem(job_class: AppliedJobClass, plan: ExecutionPlan) -> str:
     """Why the class refuses a plan, whose engines take GPUs beside the trainers'; empty if it does
     not."""
-    most = class_spec(json.dumps(job_class.spec, sort_keys=True)).limits.gpus
+    most = class_limits(job_class).gpus
     if most is None or plan.all_gpus <= most:
         return ""
     return (

@@ -19,6 +19,7 @@ from grpo_api.status.status import AppliedJobClass
 from grpo_api.text.base import dotted_path
 from grpo_operator.admission.capacity import Capacity
 from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.next_action import decide
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.job_class import (
@@ -35,12 +36,16 @@ from tests.pods_of_jobs import pods_of_jobs
 from tests.samples import GOOD, SPEC, Bad, changed
 from tests.unit.operator_world import (
     KEY,
+    LIMITS,
+    NOW,
     SERVED_GPU_PLAN,
     UID,
     active_status,
     condition,
     job_object,
+    make_child,
     make_job,
+    make_pod,
     make_seen,
 )
 from tests.unit.queue_world import ASKED as ASK
@@ -391,6 +396,21 @@ def test_a_running_attempt_keeps_its_class_and_the_next_takes_the_new_one() -> N
     ended = make_job(NAMED, status)
     assert ended.spec
     assert ended.spec.image is None, "no attempt has a class now"
+
+
+def test_an_edit_that_no_class_goes_with_takes_no_limit_of_time_from_a_running_attempt() -> None:
+    """Between `suspend: true` and `false`, env may change, and a list with the class's be too
+    long; the operator may see the last change alone."""
+    limited = {**CLASS, "limits": {"activeDeadlineSeconds": 600}}
+    status = active_status(jobClass=to_json_class(applied(limited)))
+    env = [{"name": f"V{number}", "value": "x"} for number in range(64)]
+    record = make_job({**NAMED, "env": env}, status)
+    assert record.spec is None
+    things = make_child(), make_pod(0), make_pod(1)
+    in_time = decide(make_seen(record, *things), LIMITS)
+    assert (in_time.action, in_time.requeue_after) == (Action.WAIT, 540.0)
+    late = decide(make_seen(record, *things, now=NOW + 600), LIMITS)
+    assert (late.action, late.reason) == (Action.FAIL, "DeadlineExceeded")
 
 
 def to_json_class(one: AppliedJobClass) -> dict[str, Any]:

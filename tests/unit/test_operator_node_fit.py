@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.pods.platform import PlatformSpec
 from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.inventory import NodeFacts, node_facts
 from grpo_operator.admission.node_fit import amount_message, extra_amounts, pod_amounts, unfit
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import GPU_PLAN, SPEC, make_job
-from tests.unit.queue_world import cluster
+from tests.unit.queue_world import cluster, gang, gpu_pod
 from tests.unit.test_operator_inventory import GFD, node
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -86,6 +88,29 @@ def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothin
     assert seen.warnings == (
         "node node-0: left out, it offers 0 rdma/hca, and a pod requests 1 rdma/hca",
     )
+
+
+def test_a_node_has_room_for_one_gang_on_its_network() -> None:
+    """The scheduler binds no second pod with the same port of the node to it."""
+    waiting, beside = make_job(GPUS), make_job(GPUS)
+    assert waiting.spec
+    assert waiting.typed
+    on_host = waiting.spec.on_platform(PlatformSpec(host_network=True))
+    waiting = replace(waiting, typed=replace(waiting.typed, spec=on_host))
+    pods = [gpu_pod("theirs", 4, "node-0"), gpu_pod("other", 4, "node-1")]
+    pods[0]["spec"]["containers"][0]["ports"] = [{"containerPort": 8080, "hostPort": 8080}]
+    pods[1]["spec"]["containers"][0]["ports"] = [{"containerPort": 8080}]
+    capacity = Capacity(cluster(8, 8, pods=pods), ())
+
+    def free(record: GRPOJobRecord) -> list[int]:
+        return [each.gpus_free for each in capacity.inventory(record).nodes]
+
+    assert (free(beside), free(waiting)) == ([4, 4], [0, 4])
+    capacity.reserve(waiting, gang(1, 4))
+    assert (free(beside), free(waiting)) == ([4, 0], [0, 0])
+    capacity = Capacity(cluster(8), ())
+    capacity.reserve(waiting, gang(1, 4))
+    assert (free(beside), free(waiting)) == ([4], [0])
 
 
 def test_amounts_in_bytes_have_a_unit_and_others_are_counted() -> None:

@@ -15,7 +15,12 @@ from math import ceil
 from types import MappingProxyType
 
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
-from grpo_api.text.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
+from grpo_api.text.contract import (
+    GPU_GBPS_LABEL,
+    GPU_PRICE_LABEL,
+    NODE_GBPS_LABEL,
+    PROGRESS_PORT,
+)
 from grpo_api.text.quantity import parse_quantity
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_planner.hardware.cloud_labels import (
@@ -34,6 +39,11 @@ from ..records.records import ENDED_PHASES
 
 Amounts = dict[str, float]
 """Amounts by resource name: cores for cpu, bytes for memory, pieces for GPUs."""
+
+
+NODE_PORT = f"port {PROGRESS_PORT} of the node"
+"""Counted as a resource of which a node has one: the scheduler binds no two pods with the same port
+of a node to it. Those on its network declare it."""
 
 
 def quantity(value: object) -> float:
@@ -99,6 +109,15 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
     overhead = amounts(spec.part("overhead"))
     without_overhead = _larger_amounts(peak, together) | pod_level
     return _sum((without_overhead, overhead))
+
+
+def _node_port(spec: JsonObject) -> Amounts:
+    """Whether a pod takes NODE_PORT."""
+    containers = spec.parts("containers")
+    ports = (port for container in containers for port in container.parts("ports"))
+    return (
+        {NODE_PORT: 1.0} if any(port.integer("hostPort") == PROGRESS_PORT for port in ports) else {}
+    )
 
 
 NVIDIA, AMD = GPU_TAINTS
@@ -175,7 +194,7 @@ def node_facts(
     )
     repelling_taints = tuple(taint for taint in taints if taint[2] != "PreferNoSchedule")
     is_ready = status.condition("Ready").text("status") == "True"
-    offers = amounts(status.part("allocatable"))
+    offers = amounts(status.part("allocatable")) | {NODE_PORT: 1.0}
     labels = meta.string_map("labels")
     architecture = labels.get(ARCHITECTURE_LABEL) or status.part("nodeInfo").text("architecture")
     return NodeFacts(
@@ -214,7 +233,7 @@ def pod_facts(item: object) -> PodFacts | None:
         namespace=meta.required_text("namespace"),
         name=meta.required_text("name"),
         node=node,
-        takes=pod_requests(spec),
+        takes=pod_requests(spec) | _node_port(spec),
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),

@@ -18,7 +18,7 @@ from grpo_planner.memory.disk import disk_request, less_disk_message
 from grpo_planner.result.formatting import gib
 
 from ..pods.pod_spec import init_container
-from .inventory import Amounts, Cards, NodeFacts, cards, left_out, pod_requests
+from .inventory import NODE_PORT, Amounts, Cards, NodeFacts, cards, left_out, pod_requests
 
 CPU, MEMORY = "cpu", "memory"
 _COUNTED_BY_PLANNER = (CPU, MEMORY)
@@ -26,7 +26,7 @@ _COUNTED_BY_PLANNER = (CPU, MEMORY)
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    without_gpus = _amounts(spec, spec.container_resources(plan))
+    without_gpus = _requests(spec, spec.container_resources(plan))
     return {**without_gpus, plan.gpu_resource: float(plan.gpus_per_node)}
 
 
@@ -50,8 +50,14 @@ def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
     """
     disk = disk_request(spec, reported=reports_disk)
     disk_amount = {EPHEMERAL_STORAGE: str(disk)} if disk else {}
-    requests = _amounts(spec, spec.resources.manifest(disk_amount))
+    requests = _requests(spec, spec.resources.manifest(disk_amount))
     return {name: value for name, value in requests.items() if name not in _COUNTED_BY_PLANNER}
+
+
+def _requests(spec: GRPOJobSpec, trainer: Mapping[str, Any]) -> Amounts:
+    """What one pod takes of its node, given the training container's resources."""
+    node_port = {NODE_PORT: 1.0} if spec.platform.host_network else {}
+    return _amounts(spec, trainer) | node_port
 
 
 def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:

@@ -127,7 +127,8 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
 
     Its end is left alone as well: the rules for it are in the spec, and during an upgrade an
     operator that can parse them is about to lead. A gang that waits for nodes or doesn't start is
-    released in time. How long one that Kueue admitted waits for nodes or runs, Kueue decides.
+    released in time, and the job fails after the longest time that its class allows. How long one
+    that Kueue admitted waits for nodes or runs, Kueue decides.
     """
     if observation.job.spec is not None:
         return None
@@ -135,14 +136,16 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:
     if not (observation.job.is_active and observation.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     number = observation.job.status.attempt
-    release = _release_of_unreadable(observation, limits)
-    requeue_after = release.seconds if isinstance(release, RequeueAfter) else None
+    answers = (deadline_exceeded(observation, limits), _release_of_unreadable(observation, limits))
+    release = next((answer for answer in answers if isinstance(answer, Decision)), None)
+    pauses = (answer.seconds for answer in answers if isinstance(answer, RequeueAfter))
+    requeue_after = shortest_pause(*pauses)
     if observation.cause or observation.child.ended:
         message = (
             f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
             f"read: {problems}"
         )
-    elif isinstance(release, Decision):
+    elif release:
         return release
     elif observation.replicas and observation.engines is None:
         message = (

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_api.effective_spec import class_limits
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.report.preflight import PreflightReport
@@ -154,8 +155,12 @@ class GRPOJobRecord:
 
     @property
     def active_deadline(self) -> int | None:
-        """spec.activeDeadlineSeconds."""
-        return self.spec.active_deadline_seconds if self.spec else None
+        """spec.activeDeadlineSeconds; of a spec that can't be read the limit of its class, which a
+        change of the spec must not take away."""
+        if self.spec:
+            return self.spec.active_deadline_seconds
+        job_class = self.status.job_class
+        return class_limits(job_class).active_deadline_seconds if job_class else None
 
     @property
     def time_to_live(self) -> int | None:
