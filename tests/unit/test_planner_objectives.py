@@ -3,8 +3,11 @@ and price."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.timing import DAY, HOUR
@@ -19,6 +22,7 @@ from grpo_planner.search.option import (
     WEIGHTS_OFFLOADED,
 )
 from grpo_planner.search.search import LONGEST_RUN, LONGEST_STEP
+from tests.generated import cases
 from tests.unit.planning import (
     A100,
     H100,
@@ -183,3 +187,60 @@ def test_the_page_has_the_factors_that_the_search_counts() -> None:
         f"more than {LONGEST_RUN / DAY:.0f} days",
     ]
     assert [row for row in rows if row not in page] == []
+
+
+ENGINES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {"engine": "Auto"},
+        {"engine": "Colocated"},
+        {"engine": "Colocated", "tensorParallel": 2},
+        {"engine": "Colocated", "tensorParallel": 4},
+        {"engine": "Servers", "servers": {"replicas": 1, "gpusPerReplica": 2}},
+    ]
+)
+TWO_GPUS = {"engine": "Colocated", "tensorParallel": 2}
+SERVERS = {"engine": "Servers", "servers": {"replicas": 3, "gpusPerReplica": 2}}
+
+
+@settings(max_examples=cases(300, gate=12))
+# Two nodes of three GPUs have no two of them for each engine, three nodes of two have.
+@example((3, 3, 1024), TWO_GPUS, (4, 3), "Never", 6)
+# Servers take host memory of no trainer's node.
+@example((2, 8, 48), SERVERS, (8, 2), "Never", None)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 8), st.integers(8, 128)),
+    ENGINES,
+    st.sampled_from([(4, 2), (4, 3), (8, 2)]),
+    st.sampled_from(["Never", "Always"]),
+    st.sampled_from([None, 4, 6, 8]),
+)
+def test_no_pinned_number_of_nodes_is_faster_than_the_chosen_one(
+    group: tuple[int, int, int],
+    engine: dict[str, Any],
+    batch: tuple[int, int],
+    adapter: str,
+    gpus: int | None,
+) -> None:
+    count, node_gpus, host_gib = group
+    there = nodes(count, node_gpus, A100, host_gib)
+    generations, prompts = batch
+    changes: dict[str, Any] = {
+        "training__numGenerations": generations,
+        "training__promptsPerStep": prompts,
+        # Of one tier, so that time alone decides.
+        "training__optimizer": "AdamW",
+        "adapter__use": adapter,
+        "generation": engine,
+        "placement__objective": "Fastest",
+    }
+    if gpus:
+        changes["placement__gpus"] = {"min": gpus, "max": gpus}
+    answers = [
+        result(spec(QWEN_7B, **changes | {"placement__nodes": number}), there)
+        for number in range(1, count + 1)
+    ]
+    answer = result(spec(QWEN_7B, **changes), there)
+    times = [seconds(pinned.chosen) for pinned in answers if pinned.chosen]
+    assert bool(answer.chosen) == bool(times), answer.message
+    if answer.chosen:
+        assert seconds(answer.chosen) <= min(times) * (1 + 1e-6)

@@ -18,13 +18,13 @@ from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, QWEN_7B, Q
 def groups(
     *gpus: int, products: Sequence[str] = (A10G, A100, H100, H200, L4)
 ) -> st.SearchStrategy[Node]:
-    """One or two nodes of one of these products with one of these numbers of GPUs each."""
+    """One to three nodes of one of these products with one of these numbers of GPUs each."""
     return st.builds(
         nodes,
-        st.integers(1, 2),
+        st.integers(1, 3),
         st.sampled_from(gpus),
         st.sampled_from(products),
-        st.sampled_from([32, 256, 2048]),
+        st.sampled_from([32, 64, 256, 2048]),
         gpu_hour_price=st.sampled_from([0.5, 3.0]),
     )
 
@@ -49,7 +49,9 @@ PINS: dict[str, st.SearchStrategy[Any]] = {
 SMALL_JOBS = st.tuples(
     st.sampled_from([(2, 1), (4, 2), (4, 3), (8, 2)]),
     st.fixed_dictionaries({}, optional=OPEN | PINS),
-    st.lists(groups(1, 2, 4, 8), min_size=1, max_size=2, unique_by=lambda group: group.gpu_product),
+    st.lists(
+        groups(1, 2, 3, 4, 6, 8), min_size=1, max_size=2, unique_by=lambda group: group.gpu_product
+    ),
 )
 LARGE_JOBS = st.tuples(
     st.sampled_from([(4, 6), (8, 3), (8, 4), (16, 3)]),

@@ -12,7 +12,6 @@ from math import inf
 from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
-from ..memory.host import ENGINE_PROCESS
 from ..memory.setup import PRECISIONS, Engine, Precision
 from ..time.training import TrainingTime
 from .batch import whole_node_gpus
@@ -72,6 +71,22 @@ class Extent:
         return self.engines.candidates(
             self.place, self.precision, may_offload_base=may_offload_base
         )
+
+    @property
+    def candidates_with_memory(self) -> set[Engine | None]:
+        """Those of them beside which a node has enough host memory; None for Transformers."""
+        place = self.place
+        has_memory: dict[tuple[str, bool] | None, bool] = {}
+        fitting: set[Engine | None] = set()
+        for engine in self.candidates:
+            # What an engine takes of the host depends on no more of it.
+            sort = (engine.kind, engine.offloads_base) if engine else None
+            if sort not in has_memory:
+                host_bytes = self.variants_with(engine).host(place.per_node)
+                has_memory[sort] = host_bytes <= place.host_memory
+            if has_memory[sort]:
+                fitting.add(engine)
+        return fitting
 
     @cached_property
     def engines_with_room(self) -> list[Engine | None]:
@@ -246,40 +261,42 @@ class Extents:
         return self._extents[key]
 
     def _with_memory(self, place: Place, method: Method, precision: Precision) -> Iterator[Extent]:
-        """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
-        its host memory."""
-        extent = Extent(place, method, precision, self._footprints, self._engines)
-        if not extent.candidates:
-            return
-        variants = extent.without_engine
-        engine_bytes = 0 if extent.candidates[0] is None else ENGINE_PROCESS
-        # The same GPUs on more nodes have more host memory and slower links. So the first number of
-        # nodes with enough memory is the only one that may be better.
-        wider: Place | None = place
-        while wider:
-            per_node, memory = wider.per_node, wider.host_memory
-            if variants.host(per_node) + per_node * engine_bytes <= memory:
-                break
-            wider = self._next_wider(wider)
-        # Without an engine the first place may do, with one the wider.
-        fits = variants.host(place.per_node) <= place.host_memory
-        if fits or wider is None:
-            yield extent
-        if wider and wider is not place:
+        """A method on as many GPUs as a place has: on each number of nodes that lets an engine
+        sample which no smaller number does; where none does, on the fewest nodes."""
+        narrowest: Extent | None = None
+        samplers: set[Engine | None] = set()
+        for wider in self._widths(place):
             extent = Extent(wider, method, precision, self._footprints, self._engines)
-            if extent.candidates:
+            if not extent.candidates:
+                continue
+            narrowest = narrowest or extent
+            # The same GPUs on more nodes have more host memory and slower links. So the first
+            # number of nodes with enough memory for an engine is the only one that may be better.
+            have_memory = extent.candidates_with_memory
+            if not have_memory <= samplers:
+                samplers |= have_memory
                 yield extent
+            # Fewer GPUs per node may be split by an engine that more can't be, unless those are a
+            # power of two, as an engine's are.
+            is_power_of_two = wider.per_node & (wider.per_node - 1) == 0
+            if is_power_of_two and have_memory.issuperset(extent.candidates):
+                break
+        if narrowest and not samplers:
+            yield narrowest
 
-    def _next_wider(self, place: Place) -> Place | None:
-        """As many GPUs on the next larger number of nodes; None if the pool has too few nodes."""
+    def _widths(self, place: Place) -> Iterator[Place]:
+        """A place, and as many GPUs on each larger number of nodes, as far as the job leaves it
+        open and the pool has them."""
+        yield place
         demand = self._demand
         if demand.spec.nodes:
-            return None
+            return
         for per_node in range(place.per_node - 1, 0, -1):
             if place.world % per_node == 0:
                 nodes = place.world // per_node
-                return place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
-        return None
+                wider = place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
+                if wider:
+                    yield wider
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
