@@ -77,9 +77,19 @@ def _always_slow(steps: Sequence[Sequence[float]]) -> Verdict:
         "seconds": median(seconds[slowest] for seconds in steps[-num_judged:]),
         "slowRanks": float(num_slow),
     }
+    if _is_in_turns(ratios_by_step, slowest):
+        return Verdict(0.0, evidence)
     noticeable_ratio = math.exp(limits.NOTICEABLE.value * _log_ratio_error(ratios_by_step))
     limit = max(limits.SLOW_RANK.value, noticeable_ratio)
     return Verdict((ratio - 1) / (limit - 1), evidence)
+
+
+def _is_in_turns(ratios_by_step: Sequence[Sequence[float]], rank: int) -> bool:
+    """True if another rank is slow in a quarter of the steps in which this one is not: a pause at
+    the turn of the others then makes it slow in all of the newest."""
+    limit = limits.SLOW_RANK.value
+    turns_of_others = [max(ratios) >= limit > ratios[rank] for ratios in ratios_by_step]
+    return 4 * sum(turns_of_others) >= len(ratios_by_step)
 
 
 def _slow_on_average(steps: Sequence[Sequence[float]]) -> Verdict:
