@@ -229,7 +229,8 @@ class World:
             for one in self.gangs.values():
                 for pod in [pod for pod in one.pods if pod.node == name and not pod.end]:
                     one.pods.remove(pod)
-                    one.unseen += 20 * one.plan.gpus_per_node
+                    # Nobody sees it before the round is over, and the longest takes 30 s.
+                    one.unseen += 30 * one.plan.gpus_per_node
 
     def node_comes(self) -> None:
         if len(self.nodes) < 5:

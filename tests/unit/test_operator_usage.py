@@ -23,7 +23,9 @@ def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int)
     for told in world.live():
         again = sum_states(Usage.model_validate_json(told.model_dump_json(exclude_none=True)))
         assert again.model_dump_json() == told.model_dump_json(), "the records alone make the sums"
-    assert len(world.gangs) + len(world.unstarted) == losses + 1
+    started = [gang.attempt for gang in world.gangs]
+    assert sorted([*started, *world.unstarted]) == list(range(1, started[-1] + 1))
+    assert started[-1] > losses
     assert world.restarts > losses / 2
     assert {gang.loss for gang in world.gangs} == {*LOSSES, "succeeded"}
     truth = world.truth()
