@@ -10,12 +10,13 @@ from typing import Any
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.times import Observed
 from grpo_operator.admission.queue import _decision
-from grpo_operator.admission.scheduler import Verdict, refusal
+from grpo_operator.admission.scheduler import Verdict, hold_until_checked, refusal
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, observe
+from grpo_operator.pods.spec_version import spec_version
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     COMPONENT_TRAINER,
@@ -59,6 +60,8 @@ class Child:
     engines: bool = False
     deleting: bool = False
     ended: str = ""
+    version: str = ""
+    """The spec that it was made from (pods.spec_version)."""
 
     @property
     def name(self) -> str:
@@ -145,7 +148,7 @@ class World:
         children = [
             make_child(
                 job.attempt, job.owner, uid=job.uid, name=job.name, deleting=job.deleting,
-                ended=job.ended,
+                ended=job.ended, version=job.version,
             )
             for job in self.jobs
         ]  # fmt: skip
@@ -193,7 +196,9 @@ class World:
             assert not [pod for pod in self.pods if pod.attempt == attempt and pod.made]
             assert not [job for job in self.jobs if (job.owner, job.attempt) == (UID, attempt)]
         self.made += 1
-        job = Child(f"new-{self.made}", attempt, UID, engines)
+        assert seen.job.spec
+        version = spec_version(seen.job.generation, seen.job.spec)
+        job = Child(f"new-{self.made}", attempt, UID, engines, version=version)
         if any(other.name == job.name for other in self.jobs):
             return seen, Decision(Action.WAIT, "NameTaken", "taken", requeue_after=15)
         self.jobs.append(job)
@@ -304,4 +309,4 @@ class QueuedWorld(World):
         )
         if self.answer == "refused":
             verdict = refusal(job, (Reason.NO_IMAGE, message))
-        return _decision(decision, verdict)
+        return _decision(decision, hold_until_checked(job, verdict, preflight=True))

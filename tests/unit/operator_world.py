@@ -20,6 +20,7 @@ from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Pull, Silence, observe
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
+    ANNOTATION_SPEC,
     ANNOTATION_WORKLOAD,
     COMPONENT_ENGINE,
     COMPONENT_TRAINER,
@@ -164,7 +165,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
 
 def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
     """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid,
-    name, workload (empty: the operator admitted it, and not Kueue)."""
+    name, workload (empty: the operator admitted it, and not Kueue), version (of the spec)."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | (
         {"failedIndexes": more["spent"]} if "spent" in more else {}
@@ -184,6 +185,8 @@ def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, A
         "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt)},
         "ownerReferences": [{"controller": True, "uid": owner}],
     }
+    if more.get("version"):
+        meta["annotations"] = {ANNOTATION_SPEC: more["version"]}
     if more.get("deleting"):
         meta["deletionTimestamp"] = at(0)
     annotations = {ANNOTATION_WORKLOAD: more.get("workload", "run")}

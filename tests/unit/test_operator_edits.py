@@ -1,4 +1,5 @@
-"""What a user changes before an attempt or between two: nothing of the earlier spec is left."""
+"""What a user changes before an attempt or between two: nothing of the earlier spec is left, also
+where the operator did not look meanwhile."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,16 +7,26 @@ from typing import Any
 import pytest
 
 from grpo_api.effective_spec import applied_class
+from grpo_api.spec.immutability import WHILE_STOPPED
 from grpo_operator.admission.resume_plan import kept_plan
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.preflight import should_check
+from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job
+from grpo_operator.pods.spec_version import spec_version
+from grpo_operator.records.names import ANNOTATION_SPEC
+from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (
     PLAN,
+    PODS,
+    SERVED_PLAN,
     active_status,
     after,
     condition,
     judged,
+    make_child,
     make_job,
+    make_pod,
     make_seen,
     of_type,
     stored,
@@ -152,3 +163,89 @@ def test_a_job_that_is_checked_no_more_does_not_say_that_a_pod_checks_it(
     decision = judged(observation)
     assert decision.reason == reason
     assert of_type(after(observation, decision), "Checked") == ("False", reason, decision.message)
+
+
+def test_a_job_that_starts_unchecked_does_not_say_that_a_pod_checks_it() -> None:
+    waits = [condition("Admitted", "False", "Checking"), condition("Checked", "False", "Checking")]
+    job = gpu_job({"conditions": waits}, preflight="Off")
+    observation = seen(job, look(job, child(job)))
+    status = after(observation, Decision(Action.COMMIT, plan=PLAN))
+    assert of_type(status, "Checked")[:2] == ("True", "NotChecked")
+
+
+STOPPED: dict[str, Any] = {
+    "image": "mine:2",
+    "imagePullPolicy": "Always",
+    "command": ["python", "-m", "grpo_acceptance"],
+    "env": [{"name": "A", "value": "b"}],
+    "envFrom": [{"secretRef": {"name": "s"}}],
+    "resources": {"limits": {"memory": "1Gi"}},
+    "sharedMemory": "1Gi",
+    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "podTemplate": {"metadata": {"labels": {"team": "rl"}}},
+    "placement": {"nodes": 3},
+    "generation": {"tensorParallel": 2},
+    "guard": {"maxKL": 3.0},
+    "export": {"to": "None"},
+    "rewards": [{"format": {"pattern": "a.*"}, "maxFailureShare": 0.5}],
+    "model": {"cache": {"claimName": "hub"}},
+}
+"""What a user may change only while the job is stopped."""
+MOUNTS = {"podTemplate": {"spec": {"volumes": [{"name": "more", "emptyDir": {}}]}}}
+
+
+def edited(spec: dict[str, Any], *, version: int = 1, **meta: Any) -> Observation:
+    """A running job whose spec has been changed since its attempt was started."""
+    before = make_job(MOUNTS)
+    assert before.spec
+    started = spec_version(version, before.spec)
+    meta = {"generation": 4, **meta}
+    spec = {**spec, "podTemplate": {**MOUNTS["podTemplate"], **spec.get("podTemplate", {})}}
+    job = make_job(spec, active_status(), **meta)
+    assert job.spec, job.problems
+    return make_seen(job, make_child(version=started), make_pod(0), make_pod(1))
+
+
+def test_every_field_that_may_change_while_a_job_is_stopped_is_changed() -> None:
+    assert {*STOPPED} == {*WHILE_STOPPED, "model"}
+
+
+@pytest.mark.parametrize("field", STOPPED)
+def test_an_edit_in_a_suspension_that_nobody_saw_ends_the_attempt_of_before(field: str) -> None:
+    """The operator was away while its user suspended, changed and resumed the job."""
+    observation = edited({field: STOPPED[field]})
+    decision = judged(observation)
+    assert (decision.action, decision.reason) == (Action.SUSPEND, "Suspended")
+    assert decision.requeue_after == 0.0
+    status = after(observation, decision)
+    assert of_type(status, "Suspended")[0] == "True"
+    assert "attempt 1 ends, and the next one follows the new spec" in decision.message
+    assert (status.restarts, status.uncounted_restarts) == (0, 0)
+    resumed = stored(observation.job, status)
+    assert judged(make_seen(resumed)).action is Action.ADMIT
+
+
+def test_other_edits_end_no_attempt() -> None:
+    at_any_time = {"restarts": {"limit": 9}, "samples": {"groups": 0}, "preflight": "Required"}
+    queue = {"kueue.x-k8s.io/queue-name": "team"}
+    for observation in (
+        edited(at_any_time),
+        replace(edited({}, labels=queue), workload=make_workload(admitted())),
+        edited({"image": "mine:2"}, version=4),
+    ):
+        assert judged(observation).action is Action.WAIT
+
+
+def test_an_attempt_of_a_former_operator_goes_on() -> None:
+    job = make_job({"image": "mine:2"}, active_status(), generation=9)
+    assert judged(make_seen(job, make_child(), make_pod(0), make_pod(1))).action is Action.WAIT
+
+
+def test_the_jobs_of_an_attempt_say_which_spec_they_are_made_from() -> None:
+    job = make_job(MOUNTS, active_status(), generation=3)
+    assert job.spec
+    for body in (indexed_job, engines_job):
+        made = body(attempt_of(job, job.spec, SERVED_PLAN, 1), PODS)
+        assert made
+        version = made["metadata"]["annotations"][ANNOTATION_SPEC]
+        assert version == spec_version(3, job.spec)

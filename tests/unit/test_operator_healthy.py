@@ -36,9 +36,14 @@ COLLAPSED = Finding(
 FALLING = Finding(finding="RewardFalling", since=70, confidence=0.6)
 
 
-def status(*findings: Finding, step: int = 80, known: dict[str, Any] | None = None) -> Any:
+def status(
+    *findings: Finding,
+    step: int = 80,
+    stage: str = "Training",
+    known: dict[str, Any] | None = None,
+) -> Any:
     """The status of a job that trains, whose rank 0 finds this."""
-    pull = make_pull(stage="Training", step=step, findings=list(findings))
+    pull = make_pull(stage=stage, step=step, findings=list(findings))
     job = make_job(status=known or active_status())
     seen = make_seen(job, make_child(), make_pod(0), make_pod(1), pull=pull)
     return after(seen, Decision(Action.WAIT))
@@ -65,6 +70,15 @@ def test_a_run_without_findings_is_healthy_after_some_steps() -> None:
     early = {one.type for one in status(step=19).conditions}
     assert "Healthy" not in early
     assert of_type(status(COLLAPSED, step=3), "Healthy")[0] == "False"
+
+
+def test_a_run_that_begins_anew_is_not_well_by_what_the_last_attempt_was() -> None:
+    well = to_json(status())
+    new = status(step=3, known=well)
+    assert of_type(new, "Healthy")[:2] == ("Unknown", "TooFewSteps")
+    assert of_type(status(step=20, known=to_json(new)), "Healthy")[:2] == ("True", "NoFindings")
+    starts = status(step=0, stage="Loading", known=well)
+    assert of_type(starts, "Healthy")[0] == "True", "it may go on from a checkpoint"
 
 
 def test_numbers_that_move_change_no_condition() -> None:

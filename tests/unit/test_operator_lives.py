@@ -3,7 +3,7 @@ its gang, and whichever operator looks."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -44,6 +44,10 @@ STATES: dict[str, dict[str, Any]] = {
 COLLAPSED = Finding(finding="EntropyCollapsed", since=30, confidence=0.9)
 
 
+class _Death(Exception):
+    """The operator's process ends between two writes."""
+
+
 class Pod(leader_world.Pod):
     """A pod that may wait for a node or an image, and may end in several ways."""
 
@@ -66,6 +70,10 @@ class Life(leader_world.QueuedWorld):
     progress: Progress | None = None
     heard: float = 0.0
     is_silent: bool = False
+    images: dict[str, Any] = field(default_factory=dict)
+    """The image that each Job was made with, by its uid."""
+    writes_left: int | None = None
+    """Writes until the operator dies; None: it lives."""
 
     def add(self, *pod: Any) -> None:
         self.made += 1
@@ -84,14 +92,47 @@ class Life(leader_world.QueuedWorld):
         silence = Silence(heard, "refused") if self.is_silent and is_there else None
         return replace(seen, pull=pull, silence=silence)
 
+    def reconcile(self) -> Decision:
+        try:
+            return super().reconcile()
+        except _Death:
+            self.tracker, self.progress, self.writes_left = FirstSeenTracker(), None, None
+            return super().reconcile()
+
+    def spend_write(self) -> None:
+        """Count a write of the operator, which may not live to make it."""
+        if self.writes_left == 0:
+            raise _Death
+        if self.writes_left is not None:
+            self.writes_left -= 1
+
+    def start(self, seen: Observation) -> tuple[Observation, Decision]:
+        self.spend_write()
+        before = {job.uid for job in self.jobs}
+        answer = super().start(seen)
+        self.images |= {
+            job.uid: self.spec.get("image") for job in self.jobs if job.uid not in before
+        }
+        return answer
+
+    def collect(self, seen: Observation) -> None:
+        self.spend_write()
+        super().collect(seen)
+
     def write(self, seen: Observation, decision: Decision) -> None:
+        self.spend_write()
         new = build_status(seen, decision)
         check(seen, decision, new)
         self.status = to_json(new)
         again = self.look()
         repeated = decide(again, LIMITS)
         if repeated.action is decision.action:
-            assert to_json(build_status(again, repeated)) == self.status, "a write without news"
+            repetition = to_json(build_status(again, repeated))
+            assert self.news(repetition) == self.news(self.status), "a write without news"
+
+    def news(self, status: dict[str, Any]) -> dict[str, Any]:
+        """What of a status is to be the same when nothing has changed."""
+        return status
 
     @property
     def may_edit(self) -> bool:
@@ -193,6 +234,21 @@ def _restart(wall: float) -> Act:
     return act
 
 
+def _die(writes: int) -> Act:
+    """The next look ends after so many writes, and another operator goes on."""
+
+    def act(life: Life) -> None:
+        life.writes_left = writes
+
+    return act
+
+
+def _edit_unseen(life: Life) -> None:
+    """A user suspends the job, changes its image and resumes it while no operator looks."""
+    life.edit(suspend=True)
+    life.edit(suspend=False, image=f"mine:{life.meta['generation']}")
+
+
 def _wait(seconds: float) -> Act:
     def act(life: Life) -> None:
         life.now += seconds
@@ -231,6 +287,8 @@ ACTS: dict[str, Act] = {
     "new leader": _restart(0.0),
     "fast leader": _restart(3000.0),
     "slow leader": _restart(-3000.0),
+    **{f"death after {writes}": _die(writes) for writes in range(4)},
+    "image unseen": _edit_unseen,
     "a minute": _wait(60.0),
     "a while": _wait(1500.0),
 }
@@ -371,7 +429,15 @@ def live(acts: list[tuple[str, ...]]) -> Life:
         life.now += 2.0
         life.reconcile()
         life.now += 1.0
+        _check_image(life)
     return life
+
+
+def _check_image(life: Life) -> None:
+    """Hold the running attempt against the spec."""
+    seen = life.look()
+    if seen.child and seen.job.spec and seen.job.is_active and not seen.first_seen.over:
+        assert life.images[seen.child.uid] == life.spec.get("image"), "an attempt of an old spec"
 
 
 def _story(text: str) -> list[tuple[str, ...]]:
@@ -386,5 +452,7 @@ def _story(text: str) -> list[tuple[str, ...]]:
 @example(_story("a minute; suspend; resume"))
 @example(_story("a minute; jobs are deleted; samples; a pod is bad; samples; samples"))
 @example(_story("a minute; report finding; a pod is killed; report few"))
+@example(_story("a minute; image unseen; a minute"))
+@example(_story("a minute, death after 1; death after 2, a pod is killed; a minute"))
 def test_each_status_of_a_life_is_true(acts: list[tuple[str, ...]]) -> None:
     live(acts)

@@ -17,6 +17,7 @@ from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
+from ..pods.spec_version import has_changed
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Limits, RequeueAfter
@@ -337,6 +338,24 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     return restart_or_fail(observation, limits, outcome, counted=False)
 
 
+def suspended_unseen(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Make up for a suspension that nobody saw: the spec has been changed as only that of a stopped
+    job can be, and the job has been resumed since.
+
+    The attempt would go on by the spec of before, and nothing would say so.
+    """
+    job, child = observation.job, observation.child
+    if child is None or job.spec is None:
+        return None
+    if not has_changed(child.spec_version, job.generation, job.spec):
+        return None
+    message = (
+        "the job was suspended, changed and resumed before the operator looked: attempt "
+        f"{job.status.attempt} ends, and the next one follows the new spec"
+    )
+    return Decision(Action.SUSPEND, Reason.SUSPENDED, message, requeue_after=0.0)
+
+
 CHECKS: tuple[Check, ...] = (
     retry_failed,
     leave_finished,
@@ -352,6 +371,7 @@ CHECKS: tuple[Check, ...] = (
     attempt_ended,
     job_gone,
     job_ended,
+    suspended_unseen,
     not_started,
     engines_not_started,
     pods_missing,

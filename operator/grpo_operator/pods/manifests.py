@@ -33,6 +33,7 @@ from grpo_api.text.contract import (
 from grpo_kube.objects.resources import ObjectKey
 
 from ..records.names import (
+    ANNOTATION_SPEC,
     APP_ARMOR,
     LABEL_APP,
     LABEL_ATTEMPT,
@@ -53,6 +54,7 @@ from ..records.records import GRPOJobRecord
 from .pod_spec import PodDefaults, pod_spec
 from .pod_volumes import Manifest
 from .roles import Role, engine_role, replicas, roles
+from .spec_version import spec_version
 
 ENGINE_FAILURES = 20
 """How often each engine of an attempt is made again after a failure, the last times with pauses of
@@ -73,6 +75,8 @@ class Attempt:
     plan: ExecutionPlan
     number: int
     """From 1, over the job's whole life."""
+    generation: int = 0
+    """The GRPOJob's, which has this spec."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The GRPOJob's labels for its Job and pods; see names.inheritable_metadata."""
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +104,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         spec=spec,
         plan=plan,
         number=number,
+        generation=job.generation,
         labels=job.labels,
         annotations=job.annotations,
         source=status.resume_from,
@@ -266,7 +271,10 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
         "name": name,
         "namespace": namespace,
         "labels": {**attempt.labels, **operator_labels},
-        "annotations": dict(attempt.annotations),
+        "annotations": {
+            **attempt.annotations,
+            ANNOTATION_SPEC: spec_version(attempt.generation, attempt.spec),
+        },
         "ownerReferences": [owner_reference(job_name, attempt.uid)],
     }
     nodes = role.plan.nodes

@@ -42,6 +42,9 @@ and train."""
 ANNOTATION_DIGEST = f"{GROUP}/preflight"
 """On the Job of a preflight: what of the spec it checks (pods.preflight_job.preflight_digest)."""
 
+ANNOTATION_SPEC = f"{GROUP}/spec"
+"""On the Jobs of an attempt: what of the spec they were made from (pods.spec_version)."""
+
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"

@@ -14,6 +14,7 @@ from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
 
 from .names import (
     ANNOTATION_DIGEST,
+    ANNOTATION_SPEC,
     ANNOTATION_WORKLOAD,
     COMPONENT_ENGINE,
     COMPONENT_PREFLIGHT,
@@ -95,6 +96,7 @@ def job_record(item: object) -> JobRecord:
     """
     whole = JsonObject(item)
     meta = whole.part("metadata")
+    annotations = meta.part("annotations")
     template = whole.part("spec").part("template").part("metadata")
     status = whole.part("status")
     end = _end_condition(status)
@@ -112,7 +114,8 @@ def job_record(item: object) -> JobRecord:
         ended=reason,
         ended_at=ended_at,
         spent=status.text("failedIndexes", MAX_SENTENCE),
-        digest=meta.part("annotations").text(ANNOTATION_DIGEST),
+        digest=annotations.text(ANNOTATION_DIGEST),
+        spec_version=annotations.text(ANNOTATION_SPEC),
         workload=template.part("annotations").text(ANNOTATION_WORKLOAD),
     )
 

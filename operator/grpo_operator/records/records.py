@@ -253,6 +253,8 @@ class JobRecord:
     """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
     digest: str = ""
     """Of a preflight: names.ANNOTATION_DIGEST."""
+    spec_version: str = ""
+    """Of an attempt: names.ANNOTATION_SPEC; empty if a former operator made it."""
     workload: str = ""
     """The Workload by which Kueue admitted its pods; empty where the operator admitted them."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, UNSEEN_ADVICE, UNSEEN_MEANING, place_message
+from grpo_api.report.report import STEP_STAGES
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -74,9 +75,11 @@ def _checked_condition(observation: Observation, decision: Decision) -> Iterator
     """What the preflight has come to, until an attempt is committed."""
     preflight = observation.preflight
     job = observation.job
-    if decision.action is Action.COMMIT or job.is_active or job.is_finished:
+    if job.is_active or job.is_finished:
         return
     if preflight and preflight.is_needed:
+        if decision.action is Action.COMMIT:
+            return
         check = preflight.check
         goes_on = decision.action not in (Action.SUSPEND, Action.FAIL)
         if not (goes_on or check.has_passed or check.reason is Reason.PREFLIGHT_FAILED):
@@ -104,8 +107,10 @@ def _healthy_condition(observation: Observation, decision: Decision) -> Iterator
     if not progress.findings:
         if progress.step < LEAST_STEPS:
             before = observation.job.condition(C.HEALTHY)
-            # What an earlier attempt was found to be is over, too.
-            if before and before.status != "True":
+            # What an earlier attempt was found to be is over, too; that it was well not before this
+            # one trains, since it may go on from a checkpoint.
+            is_outdated = before and (before.status != "True" or progress.stage in STEP_STAGES)
+            if is_outdated:
                 message = f"rank 0 answers; most rules need {LEAST_STEPS} steps"
                 yield C.HEALTHY, None, Reason.TOO_FEW_STEPS, message
             return
