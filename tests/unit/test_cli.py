@@ -174,6 +174,7 @@ def test_labels_and_annotations_are_rendered(
     gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
     template = gang["spec"]["template"]["metadata"]
     assert (gang["metadata"]["labels"]["team"], template["labels"]["team"]) == ("rl", "rl")
+    assert gang["metadata"]["annotations"].pop("grpo.dev/spec")
     assert gang["metadata"]["annotations"] == {"note": "n"}
     assert template["annotations"]["note"] == "n"
     assert template["annotations"]["grpo.dev/plan"] != "forged"

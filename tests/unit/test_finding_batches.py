@@ -91,8 +91,8 @@ def test_a_policy_is_not_still_before_the_end_of_its_warm_up(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_reward_of_two_prompts_that_rose_and_fell_has_risen(seed: int) -> None:
-    steps = batches(seed, lambda step: min(0.2 + step / 100, 0.8 - step / 1000), STILL, prompts=2)
+def test_a_reward_of_few_prompts_that_rose_and_fell_has_risen(seed: int) -> None:
+    steps = batches(seed, lambda step: min(0.2 + step / 100, 0.8 - step / 1000), STILL, prompts=4)
     assert "NotLearning" not in first_found(steps)
 
 
