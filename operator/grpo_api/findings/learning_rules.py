@@ -175,8 +175,7 @@ def _may_have_gained_since(run: RunNumbers, then: Record) -> bool:
     has_gained = gain > max(least_gain, limits.NOTICEABLE.value * error)
     # In few steps, or of few prompts a step, noise hides a gain that is worth the price.
     highest_gain = gain + SURE * error
-    is_worth_it = highest_gain > limits.REWARD_LOSS.value * run.level("reward_std")
-    return has_gained or (is_worth_it and highest_gain > least_gain)
+    return has_gained or highest_gain > limits.REWARD_LOSS.value * run.level("reward_std")
 
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
