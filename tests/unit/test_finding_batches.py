@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_api.findings.diagnosis import diagnose
+from grpo_codegen.stories.finding_runs import lost_share
 from grpo_codegen.stories.logged_runs import SICK, Line, always, logged_steps, ramp, towards
 from tests.unit.test_findings import SEEDS, first_found, rows
 
@@ -36,6 +37,8 @@ def batches(
         accuracy = sum(counts) / 8 / prompts
         others = {key: line(step) * chance.gauss(1, 0.06) for key, line in beside.items()}
         row: dict[str, Any] = {"step": step, "reward": accuracy, "rewards/accuracy/mean": accuracy}
+        spreads = [math.sqrt(count * (8 - count) / 56) for count in counts]
+        row["reward_std"] = sum(spreads) / prompts
         row["frac_reward_zero_std"] = sum(count in (0, 8) for count in counts) / prompts
         logged.append(row | others)
     return logged
@@ -127,6 +130,67 @@ def test_an_accuracy_that_is_given_for_another_reward_is_named_in_time(
         row["reward"] += row["rewards/style/mean"]
     half_lost = 669  # of what a run of 900 steps loses
     assert first_found(steps)["RewardHacking"] < half_lost
+
+
+@pytest.mark.parametrize("prompts", [8, 32])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_length_and_a_kl_that_grow_at_once_with_the_reward_are_paid_for(
+    seed: int, prompts: int
+) -> None:
+    """They have trebled before so few rewards can show a gain."""
+    beside = {
+        "entropy": always(0.5),
+        "completions/mean_length": ramp(500, 1500, 60, 0),
+        "kl": ramp(0.002, 0.4, 60, 0),
+    }
+    right = learned(0.3, 0.55, 60)
+    assert first_found(batches(seed, right, beside, prompts=prompts, steps=120)) == {}
+
+
+@pytest.mark.parametrize("grown", ["completions/mean_length", "kl"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_not_paid_for_is_named_before_half_is_lost(seed: int, grown: str) -> None:
+    lines = {"completions/mean_length": ramp(300, 1500, 200), "kl": ramp(0.02, 1.5, 260)}
+    beside = {**STILL, grown: lines[grown]}
+    steps = batches(seed, always(0.5), beside, prompts=16, steps=260)
+    name = "KLRising" if grown == "kl" else "LengthExploding"
+    at = first_found(steps)[name]
+    assert lost_share(steps, lambda step: -float(step[grown]), at) < 0.5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_entropy_that_collapses_in_a_third_of_a_short_run_is_named_at_once(seed: int) -> None:
+    steps = batches(seed, always(0.5), {"entropy": ramp(0.9, 0.01, 40, 20)}, steps=50)
+    assert first_found(steps)["EntropyCollapsed"] < 46
+
+
+def penalised(
+    seed: int, accuracy: Line, overlong: Line, length: Line, style: Line
+) -> list[dict[str, Any]]:
+    """Steps of 64 prompts with three rewards, all of weight 1."""
+    beside = {
+        "rewards/accuracy/mean": accuracy,
+        "rewards/overlong/mean": overlong,
+        "rewards/style/mean": style,
+        "completions/mean_length": length,
+    }
+    steps = batches(seed, always(0.5), beside, prompts=1, steps=200)
+    for row in steps:
+        row["reward"] = sum(row[key] for key in beside if key.startswith("rewards/"))
+        row["reward_std"], row["frac_reward_zero_std"] = 0.4, 0.2
+    return steps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_penalty_on_length_may_grow_by_what_the_other_rewards_gain(seed: int) -> None:
+    longer = ramp(400, 800, 150, 20)
+    right, style = ramp(0.5, 0.75, 150, 20), always(0.5)
+    assert first_found(penalised(seed, right, ramp(-0.03, -0.18, 150, 20), longer, style)) == {}
+    lost = ramp(-0.25, -0.9, 150, 40)
+    for length in (always(400), longer):
+        learned_first = lambda step: min(ramp(-0.7, -0.25, 30, 0)(step), lost(step))  # noqa: E731
+        steps = penalised(seed, learned_first, always(0.0), length, ramp(0.1, 0.9, 150, 40))
+        assert first_found(steps)["RewardHacking"] < 150
 
 
 @pytest.mark.parametrize("infinite", [math.inf, -math.inf])

@@ -49,6 +49,8 @@ LEAST_GAIN = 0.5
 """Share of its best value that counts as the gain of a reward which began near it."""
 EVALUATIONS = 4
 """Evaluations that a trend needs."""
+SURE = 3
+"""Values in a row, and standard errors, of which noise alone makes one in hundreds."""
 _MEAN_BEND = 1.9544
 """Mean of |x - 2y + z| for independent normal x, y, z of standard deviation 1: sqrt(12 / pi)."""
 
@@ -58,7 +60,8 @@ def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
     if not run.has_values("entropy"):
         return None
     series = run.series["entropy"]
-    now = series.level()
+    # A collapse takes few steps, of which the level would cost half.
+    now = min(series.level(), max(series.newest(SURE)))
     was_open = series.highest >= limits.ENTROPY_LOW.value
     share = limits.ENTROPY_SHARE if was_open else limits.ENTROPY_SURE_SHARE
     limit = min(share.value * series.highest, limits.ENTROPY_LOW.value)
@@ -151,28 +154,28 @@ def _has_paid_for_length(run: RunNumbers) -> bool:
     then = run.first_above(LENGTH, series.level() / limits.LENGTH_GROWTH.value)
     if then is None or series.count - then.num_values < PATIENCE:
         return True
-    return _has_gained_since(run, then)
+    return _may_have_gained_since(run, then)
 
 
-def _has_gained_since(run: RunNumbers, then: Record) -> bool:
-    """Whether the reward stands noticeably above what it was then.
+def _may_have_gained_since(run: RunNumbers, then: Record) -> bool:
+    """Whether the reward stands noticeably above what it was then, or may do so within its noise.
 
     By means of all rewards that are kept: levels of ten steps hide what a run learns slowly.
     """
     if not then.num_rewards:
         return False
     reward = run.series[REWARD]
-    means_before = [(then.average_reward, min(then.num_rewards, KEPT))]
-    if then.num_rewards < KEPT:
-        # Less noise, where the reward did not rise at once.
-        means_before.append((reward.first_average(KEPT), KEPT))
+    since = reward.newest(min(reward.count - then.num_rewards, KEPT))
+    if not since:
+        return True
+    gain = sum(since) / len(since) - then.average_reward
+    error = reward.noise * math.sqrt(1 / len(since) + 1 / min(then.num_rewards, KEPT))
     # The end of what was learned before then is no gain of today.
     least_gain = limits.HACKED_GAIN.value * run.reward_peak.height
-    return any(
-        reward.average
-        > before + max(least_gain, limits.NOTICEABLE.value * reward.noise / math.sqrt(count))
-        for before, count in means_before
-    )
+    has_gained = gain > max(least_gain, limits.NOTICEABLE.value * error)
+    # In few steps, or of few prompts a step, noise hides a gain that is worth the price.
+    worth = limits.REWARD_LOSS.value * run.level("reward_std")
+    return has_gained or (SURE * error > worth and gain + SURE * error > worth)
 
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -211,8 +214,7 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
         return Verdict(0.0, {})
     other, before = rival
     if peak.value <= 0:
-        # A penalty that grows less than another reward gains is its price, as that of long answers.
-        size = max(size, limits.HACKED_LOSS.value * (run.rewards[other].level() - before))
+        size = max(size, _price(run, peak))
     evidence = {
         name: fallen.level(),
         f"{name} at its best": peak.value,
@@ -222,6 +224,22 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
     score = _ratio(peak.loss(fallen), peak.least_loss(size, fallen))
     score *= 1.0 if _has_side_effect(run, peak) else 0.6
     return Verdict(score, evidence)
+
+
+def _price(run: RunNumbers, penalty: Peak) -> float:
+    """How much a penalty may grow for what the other rewards gain: by a part of it, and by all of
+    it where the penalty was never learned and has grown with the answers' length."""
+    gains = [
+        series.level() - penalty.beside.get(f"rewards/{name}", math.inf)
+        for name, series in run.rewards.items()
+    ]
+    gain = sum(max(0.0, each) for each in gains)
+    part = limits.HACKED_LOSS.value * gain
+    least_length = penalty.beside.get(LENGTH, math.inf)
+    if run.has_values(LENGTH):
+        least_length += limits.NOTICEABLE.value * run.series[LENGTH].error
+    is_of_length = penalty.height < part and run.level(LENGTH) > least_length
+    return gain if is_of_length else part
 
 
 def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] | None:
@@ -335,7 +353,7 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
 def _has_paid_for_kl(run: RunNumbers) -> bool:
     """Whether the reward has gained since the KL was a third of today's."""
     then = run.first_above(KL, run.level(KL) / limits.KL_GROWTH.value)
-    return then is not None and _has_gained_since(run, then)
+    return then is not None and _may_have_gained_since(run, then)
 
 
 def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
