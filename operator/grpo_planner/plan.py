@@ -363,15 +363,17 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     assert nearest is not None, "there are options"
     place = nearest.place
     footprint = nearest.footprint
+    on_host = f"{gib(nearest.host)} of host memory per node, {gib(place.host_memory)} are there"
     if nearest.shortage == "HostMemory":
         reason = PlanReason.OUT_OF_HOST_MEMORY
-        available = gib(place.host_memory)
-        numbers = f"{gib(nearest.host)} of host memory per node, {available} are there"
+        numbers = on_host
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
         phase = footprint.prediction.peak_phase
         usable = gib(place.pool.usable_bytes)
         numbers = f"{gib(footprint.device)} per GPU at {phase}, {usable} are usable"
+        if nearest.host > place.host_memory:
+            numbers += f", and {on_host}"
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"

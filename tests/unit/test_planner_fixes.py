@@ -15,6 +15,7 @@ from grpo_api.text.units import GIB
 from grpo_cli.commands.plan import with_change as what_if
 from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.hardware.inventory_file import parse_gpus
 from grpo_planner.model.catalogue import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import Fix, PlanReason
@@ -170,6 +171,13 @@ def test_the_hardware_that_would_do_does(model: str, use: str) -> None:
     assert not plan_job(unbound, inventory(less)).feasible
 
 
+def test_the_hardware_that_would_do_has_host_memory_for_the_kubelet_too() -> None:
+    answer = plan_job(spec("meta-llama/Llama-3.1-405B"), parse_gpus("4x8xH100"))
+    assert answer.hardware is not None
+    there = f"{answer.hardware.nodes}x8x{answer.hardware.gpu_product}"
+    assert plan_job(spec("meta-llama/Llama-3.1-405B"), parse_gpus(there)).feasible
+
+
 def test_the_hardware_that_would_do_counts_on_what_was_learned() -> None:
     job = spec(QWEN_7B, adapter__use="Never")
     small = inventory(nodes(1, 1, L4, host_gib=16))
@@ -221,6 +229,8 @@ def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:
     assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
     assert "can't be split over as many GPUs on each of 3 nodes" in answer.message
     assert "set spec.training.promptsPerStep to 9" in answer.message
+    seven = result(spec(LLAMA_1B, placement__gpus={"min": 7, "max": 7}), nodes(1, 8, H100))
+    assert "can't be split over 7 GPUs: it must be" in seven.message
     assert plan_job(
         with_value(job, "spec.training.promptsPerStep", 9), inventory(nodes(4, 8, H100))
     ).feasible

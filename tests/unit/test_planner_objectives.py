@@ -144,6 +144,21 @@ def test_the_curve_counts_gpu_hours_and_their_price() -> None:
     assert Planner(spec(LLAMA_70B, adapter__use="Never")).curve(inventory(nodes(1, 1, L4))) == []
 
 
+def test_the_curve_counts_the_gpus_of_engines_at_their_price() -> None:
+    servers = {"replicas": 2, "gpusPerReplica": 2, "gpuProduct": L4}
+    generation = {"engine": "Servers", "servers": servers}
+    job = spec(LLAMA_1B, training__maxSteps=1000, generation=generation)
+    trainers = nodes(1, 4, H100, gpu_hour_price=3.0)
+    for price in (0.5, 0.0):
+        sizes = Planner(job).curve(inventory(trainers, nodes(1, 8, L4, gpu_hour_price=price)))
+        assert [(size.gpus, size.engine_gpus) for size in sizes] == [(1, 4), (2, 4), (4, 4)]
+        for size in sizes:
+            hours = 1000 * size.step_seconds / 3600
+            assert size.gpu_hours == pytest.approx((size.gpus + 4) * hours)
+            expected = (size.gpus * 3.0 + 4 * price) * hours if price else None
+            assert size.price == pytest.approx(expected)
+
+
 def test_room_on_the_gpu_is_worth_time_except_to_fastest() -> None:
     job = {
         "adapter__use": "Never",

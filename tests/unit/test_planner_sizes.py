@@ -23,10 +23,10 @@ from tests.unit.planning import BARE, H100, QWEN_7B, inventory, nodes, spec
 MODEL = ["plan", QWEN_7B, "--gpus", "8xH100", "--host-memory", "1Ti", "--sizes"]
 POSITIVE = st.floats(0.1, 1e5)
 SIZES = st.builds(
-    Size, gpus=st.integers(1, 4096), nodes=st.integers(1, 512), gpu_product=st.sampled_from(["",
-    H100, "odd [label]"]),
+    Size, gpus=st.integers(1, 4096), engine_gpus=st.integers(0, 9), nodes=st.integers(1, 512),
+    gpu_product=st.sampled_from(["", H100, "odd [label]"]),
     method=st.just("full ZeRO-3+offload, Sharded"), step_seconds=POSITIVE,
-    gpu_hours=st.none() | POSITIVE,
+    step_gpu_seconds=POSITIVE, gpu_hours=st.none() | POSITIVE,
     price=st.none() | POSITIVE, headroom=st.floats(0, 0.99), chosen=st.booleans(),
 )  # fmt: skip
 

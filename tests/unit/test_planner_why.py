@@ -1,13 +1,16 @@
 """Why this plan: one sentence with the two numbers that decided, true to the table below it."""
 
 import re
+from collections.abc import Callable
 from io import StringIO
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_cli.show.size_table import show_sizes
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import Planner, plan_job
@@ -20,12 +23,14 @@ from tests.unit.planning import (
     LLAMA_70B,
     QWEN_7B,
     QWEN_32B,
+    counted_risk,
     inventory,
     nodes,
     spec,
 )
 
 MODELS = (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B)
+A100_40GB = "NVIDIA-A100-SXM4-40GB"
 CLUSTERS = ((1, 1, H100), (1, 8, H100), (1, 4, L4), (2, 8, A100))
 
 
@@ -54,7 +59,74 @@ def test_every_plan_says_which_two_numbers_decided(
     assert times <= numbers or "needs" in sentence
 
 
-KNEE = "the knee: more GPUs would cost more than they save"
+OBJECTIVES = ("Balanced", "FewestGPUs", "Cheapest", "Fastest")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_what_a_rejected_plan_has_more_of_outweighs_the_time_that_it_saves(
+    model: str, objective: str
+) -> None:
+    """The named costs alone, beside all that speaks for the plan, let it lose."""
+    job = spec(model, placement__objective=objective)
+    there = [nodes(2, 8, H100, gpu_hour_price=3.0), nodes(1, 8, A100, gpu_hour_price=1.2)]
+    answer = plan_job(job, inventory(*there))
+    assert answer.chosen is not None
+    for other in answer.candidates[1:]:
+        assert other.rejected is not None
+        message = other.rejected.message
+        if other.rejected.reason in ("Slower", "NoBetter"):
+            factors = counted_factors(other, answer.chosen, objective)
+            named = prod(factors[cost] for cost in factors if re.search(cost, message))
+            benefits = prod(min(1.0, factor) for factor in factors.values())
+            assert named * benefits * seconds(other) > 0.99 * seconds(answer.chosen), message
+
+
+def counted_factors(plan: ExecutionPlan, other: ExecutionPlan, objective: str) -> dict[str, float]:
+    """By how much more an objective counts a plan than another for each cost that a verdict may
+    name."""
+    if objective == "Fastest":
+        return {}
+    gpus = plan.gpus / other.gpus
+    prices = (plan.gpu_hour_price or 1) / (other.gpu_hour_price or 1)
+    gpus_factor = {"Balanced": gpus**0.5, "Cheapest": gpus * prices}.get(objective, gpus**9)
+    factors = {"GPUs instead of|its GPUs cost": gpus_factor}
+    causes: dict[str, Callable[[ExecutionPlan], dict[str, Any]]] = {
+        "optimizer offload": lambda plan: {"offloads": plan.offload == "CPU"},
+        "in host memory": lambda plan: {
+            "strategy": plan.strategy,
+            "offloads_base": plan.engine is not None and plan.engine.offload_base,
+        },
+        "[0-9] node": lambda plan: {"nodes": plan.nodes},
+        "ZeRO-": lambda plan: {"zero": plan.zero_stage},
+        "it fills": lambda plan: {"share": filled(plan)},
+    }
+    for cost, cause in causes.items():
+        risks = [counted_risk(**(NO_RISK | cause(of))) for of in (plan, other)]
+        factors[cost] = risks[0] / risks[1]
+    return factors
+
+
+NO_RISK: dict[str, Any] = {
+    "share": 0.0, "offloads": False, "strategy": "Clone", "offloads_base": False, "nodes": 1,
+    "zero": 0,
+}  # fmt: skip
+
+
+def filled(plan: ExecutionPlan) -> float:
+    """Share of a GPU that a plan takes."""
+    assert plan.memory is not None
+    return plan.memory.device_bytes / plan.memory.usable_bytes
+
+
+def seconds(plan: ExecutionPlan) -> float:
+    """The estimated time of a step."""
+    assert plan.estimated_step_seconds is not None
+    return plan.estimated_step_seconds
+
+
+KNEE = "the knee, risks counted: more GPUs would cost more than they save"
+MOST = "the most GPUs that the job can have: risks counted, they save more than they cost"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +135,11 @@ KNEE = "the knee: more GPUs would cost more than they save"
         ({}, 8, KNEE),
         ({"placement__objective": "Fastest"}, 8, "objective Fastest"),
         ({"placement__objective": "FewestGPUs"}, 8, "objective FewestGPUs"),
-        ({"placement__objective": "Cheapest"}, 8, "objective Cheapest"),
+        ({"placement__objective": "Cheapest"}, 8, "objective Cheapest, risks counted"),
         ({"placement__gpus": {"min": 4, "max": 4}}, 8, "as many GPUs as asked for"),
         ({}, 1, "no other number of GPUs fits"),
-        ({}, 2, "the most GPUs that there are: they save more than they cost"),
+        ({}, 2, MOST),
+        ({"placement__gpus": {"max": 2}}, 8, MOST),
     ],
 )
 def test_the_rule_that_decided_is_named_in_the_sentence_and_below_the_sizes(
@@ -92,6 +165,22 @@ def test_an_adapter_that_was_not_asked_for_is_explained() -> None:
         r"an adapter, because training all parameters needs [0-9.]+ GiB of host memory per node, "
         r"has 100.0 GiB",
         decision_message(answer),
+    )
+
+
+def test_what_lacks_memory_of_both_kinds_says_so() -> None:
+    """With more memory of one kind alone it would still not fit."""
+    job = spec(LLAMA_70B, adapter__use="Never", training__optimizer="AdamW")
+    answer = plan_job(job, inventory(nodes(1, 8, A100_40GB, host_gib=500)))
+    assert re.search(
+        r"needs [0-9.]+ GiB per GPU at backward, [0-9.]+ GiB are usable, and [0-9.]+ GiB of host "
+        r"memory per node, 500\.0 GiB are there",
+        answer.message,
+    )
+    verdicts = [other.rejected.message for other in answer.candidates if other.rejected]
+    assert any(
+        re.search(r" at backward, has [0-9.]+ GiB; host memory [0-9.]+ GiB, has 500", verdict)
+        for verdict in verdicts
     )
 
 

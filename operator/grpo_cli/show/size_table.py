@@ -37,6 +37,8 @@ def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     show_table(out, HEADINGS, sizes, _cells, _stacked_cells, right=NUMBERS, style=_style)
     if rule := next((size.rule for size in sizes if size.chosen), ""):
         out.print(Text(f"{CHOSEN}: {rule}"))
+    if any(size.engine_gpus for size in sizes):
+        out.print("[dim]+ GPUs of the engines beside the trainer's[/dim]")
     for line in _missing_facts(sizes):
         out.print(f"[dim]{line}[/dim]")
 
@@ -49,10 +51,11 @@ def _cells(size: Size) -> list[str]:
     """A size's cells under HEADINGS."""
     hours = UNKNOWN if size.gpu_hours is None else f"{size.gpu_hours:.1f}"
     price = UNKNOWN if size.price is None else f"{size.price:.2f}"
+    engines = f"+{size.engine_gpus}" if size.engine_gpus else ""
     return [
-        str(size.gpus), str(size.nodes), size.gpu_product, size.method, f"{size.step_seconds:.1f}",
-        f"{size.step_gpu_seconds:.0f}", hours, price, f"{size.headroom:.0%}",
-        CHOSEN if size.chosen else "",
+        f"{size.gpus}{engines}", str(size.nodes), size.gpu_product, size.method,
+        f"{size.step_seconds:.1f}", f"{size.step_gpu_seconds:.0f}", hours, price,
+        f"{size.headroom:.0%}", CHOSEN if size.chosen else "",
     ]  # fmt: skip
 
 

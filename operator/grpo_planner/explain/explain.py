@@ -23,13 +23,11 @@ from ..hardware.products import obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from ..result.formatting import (
     distinct_seconds,
-    gib,
     needs_message,
     plan_name,
     plan_texts,
-    plural,
 )
-from ..result.result import Candidate, PlanResult, Rejection
+from ..result.result import Candidate, PlanResult
 from ..search.batch import generation_share
 from ..search.demand import Demand, step_fields, training_fields
 from ..search.engine_plan import engine_plan, engine_warnings
@@ -37,6 +35,7 @@ from ..search.notes import low_rate_message
 from ..search.option import Option
 from ..time.step_range import step_message
 from ..time.step_time import assumed_link
+from .verdicts import rejection
 
 FULL = 0.92
 """Share of a GPU from which a plan says that it may be too little."""
@@ -192,8 +191,8 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     if option.device_share >= FULL:
         sentences.append(
             f"the plan takes {option.device_share:.0%} of each GPU, by numbers of which some are "
-            "assumed: it may run out of memory; fewer or shorter completions, or "
-            "spec.placement.gpus.min above it, leave more room"
+            "assumed: it may run out of memory, after which the next attempt gets a leaner plan "
+            "where there is one"
         )
     sentences += engine_warnings(demand, setup)
     hang_timeout = demand.spec.guard.hang_timeout_seconds
@@ -238,8 +237,9 @@ def candidates(demand: Demand, options: Sequence[Option], winner: Option | None)
     """The options with their verdicts: the chosen one, then what fits by time, then what does not
     by what it lacks."""
     ranked = sorted(options, key=lambda option: (option is not winner, *_rank(option)))
+    objective = demand.spec.placement.objective
     return [
-        Candidate.from_plan(as_plan(demand, option), _rejection(option, winner))
+        Candidate.from_plan(as_plan(demand, option), rejection(option, winner, objective))
         for option in ranked
     ]
 
@@ -249,71 +249,6 @@ def _rank(option: Option) -> tuple[object, ...]:
     if option.shortage:
         return True, 0, option.device_share, option.preference
     return False, option.tier, option.seconds, option.preference
-
-
-def _rejection(option: Option, winner: Option | None) -> Rejection | None:
-    """Why an option was not chosen; None for the chosen one."""
-    if option is winner:
-        return None
-    phase = option.footprint.prediction.peak_phase
-    if option.shortage == "HostMemory":
-        need = option.host
-        have = option.place.host_memory
-        message = f"needs {gib(need)} of host memory per node, has {gib(have)}"
-        return Rejection(
-            reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have
-        )
-    need = option.footprint.device
-    have = option.place.pool.usable_bytes
-    if option.shortage or winner is None:
-        reason = "DeviceMemory"
-        message = f"needs {gib(need)} at {phase}, has {gib(have)}"
-    else:
-        reason, message = _comparison(option, winner)
-    return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
-
-
-def _comparison(
-    option: Option, winner: Option
-) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
-    """Why an option that fits was not chosen."""
-    if option.tier > winner.tier:
-        what_fits = "all parameters" if option.footprint.method.lora else "32-bit moments"
-        return "NotNeeded", f"not needed: {what_fits} fit"
-    faster = 1 - option.seconds / winner.seconds
-    if round(faster, 3) < 0:
-        return "Slower", f"{-faster:.1%} slower"
-    cost = _cost(option, winner)
-    gain = f"{faster:.1%} faster" if round(faster, 3) else "as fast"
-    return "NoBetter", f"{gain}, but {cost}"
-
-
-def _cost(option: Option, winner: Option) -> str:
-    """What an option that is no slower would cost, such as `4 GPUs instead of 1`."""
-    place = option.place
-    other_place = winner.place
-    method = option.footprint.method
-    other_method = winner.footprint.method
-    if place.world > other_place.world:
-        return f"{place.world} GPUs instead of {other_place.world}"
-    if option.engine_gpus > winner.engine_gpus:
-        engine_gpus = plural(option.engine_gpus, "GPU")
-        return f"{engine_gpus} more for its engines"
-    if method.offload and not other_method.offload:
-        return "optimizer offload"
-    if method.reference == "Offload" and other_method.reference != "Offload":
-        return "its reference in host memory"
-    if method.zero > other_method.zero:
-        return f"ZeRO-{method.zero}"
-    if place.nodes > other_place.nodes:
-        return plural(place.nodes, "node")
-    if option.crowding > winner.crowding:
-        return f"it fills {option.device_share:.0%} of a GPU"
-    if place.pool.label != other_place.pool.label:
-        return f"on {place.pool.label}"
-    if place.pool.price > other_place.pool.price:
-        return "its GPUs cost more"
-    return "no better in anything else"
 
 
 def decision_message(result: PlanResult) -> str:

@@ -19,7 +19,7 @@ from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.run_policy import GPURange, Objective, PlacementSpec
 from grpo_api.text.units import GIB
 
-from ..hardware.inventory import Inventory, Node
+from ..hardware.inventory import Inventory, Node, allocatable_memory
 from ..hardware.inventory_file import DEFAULT_CPU, DEFAULT_HOST_GIB
 from ..hardware.pools import Pool
 from ..hardware.products import lookup_product
@@ -81,12 +81,12 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     """
     spec = without_engine(demand.spec)
     hardware = smallest_hardware(spec, planner, "Fastest", _bearable_choice)
-    minutes = round(LONG_STEP / 60)
+    bearable = f"steps below {round(LONG_STEP / 60)} minutes without offload"
     if hardware:
         place = f"{hardware.nodes * hardware.gpus_per_node} x {hardware.gpu_product}"
-        least = f"the smallest hardware with steps below {minutes} minutes is {place}"
+        least = f"the smallest hardware with {bearable} is {place}"
     else:
-        least = f"no hardware of up to {MOST_RENTED} GPUs has steps below {minutes} minutes"
+        least = f"no hardware of up to {MOST_RENTED} GPUs has {bearable}"
     path, engine = "spec.generation.engine", "Transformers"
     others = demand.spec.generation.model_copy(update={"engine": engine})
     removed = others.settings_of_other_engines()
@@ -159,7 +159,8 @@ def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
         return None
     where = f"as many GPUs on each of {pods} nodes"
     if pods == 1:
-        where = f"{worlds[0]} to {worlds[-1]} GPUs"
+        most_gpus = plural(worlds[-1], "GPU")
+        where = most_gpus if len(worlds) == 1 else f"{worlds[0]} to {most_gpus}"
     return indivisible(spec, worlds[0], where)
 
 
@@ -191,7 +192,7 @@ class _RentedGpus(NamedTuple):
         node = Node(
             gpu_product=self.product,
             gpus_total=self.per_node,
-            host_memory_total=DEFAULT_HOST_GIB * GIB * self.per_node,
+            host_memory_total=allocatable_memory(DEFAULT_HOST_GIB * GIB * self.per_node),
             cpu_total=float(DEFAULT_CPU * self.per_node),
             count=self.nodes,
         )

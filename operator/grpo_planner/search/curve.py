@@ -20,6 +20,8 @@ class Size:
     """The best plan on one number of GPUs."""
 
     gpus: int
+    engine_gpus: int
+    """GPUs of engines in pods of their own, beside these."""
     nodes: int
     gpu_product: str
     """Label of the GPUs; empty when unknown."""
@@ -27,8 +29,10 @@ class Size:
     """Such as `full ZeRO-3, Sharded`."""
     step_seconds: float
     """Estimated time of one optimizer step."""
+    step_gpu_seconds: float
+    """GPU-seconds of one step, the engines' among them: what more GPUs raise."""
     gpu_hours: float | None
-    """GPU-hours of spec.training.maxSteps steps; None where the run goes by epochs."""
+    """The GPU-hours of spec.training.maxSteps steps; None where the run goes by epochs."""
     price: float | None
     """What these GPU-hours cost, in the currency of the declared prices; None without them."""
     headroom: float
@@ -37,11 +41,6 @@ class Size:
     """Whether the objective takes this one, were all nodes empty."""
     rule: str = ""
     """The rule that takes it; empty for the others."""
-
-    @property
-    def step_gpu_seconds(self) -> float:
-        """GPU-seconds of one step: what more GPUs raise."""
-        return self.gpus * self.step_seconds
 
 
 def curve(search: Search) -> list[Size]:
@@ -65,27 +64,32 @@ def deciding_rule(search: Search, choice: Option) -> str:
     fits_on_more = search.has_fitting(lambda other: other > world, choice.tier)
     if not fits_on_more and not search.has_fitting(lambda other: other < world, choice.tier):
         return "no other number of GPUs fits"
+    if objective == "Cheapest":
+        return "objective Cheapest, risks counted"
     if objective != "Balanced":
         return f"objective {objective}"
     if not fits_on_more:
-        return "the most GPUs that there are: they save more than they cost"
-    return "the knee: more GPUs would cost more than they save"
+        return "the most GPUs that the job can have: risks counted, they save more than they cost"
+    return "the knee, risks counted: more GPUs would cost more than they save"
 
 
 def _size(option: Option, demand: Demand, choice: Option | None, rule: str) -> Size:
     """An option as the curve shows it; `choice` is the one that is planned."""
     steps = demand.spec.training.max_steps
     chosen = choice is not None and option.place.world == choice.place.world
-    place = option.place
-    hours = steps * place.world * option.seconds / HOUR if steps else None
+    place, servers = option.place, option.servers
+    is_priced = place.pool.price and (servers is None or servers.price)
+    hourly = place.pool.price * place.world + option.beside.price
     return Size(
         gpus=place.world,
+        engine_gpus=option.engine_gpus,
         nodes=place.nodes,
         gpu_product=place.pool.label,
         method=option.footprint.method.name,
         step_seconds=option.seconds,
-        gpu_hours=hours,
-        price=hours * place.pool.price if hours and place.pool.price else None,
+        step_gpu_seconds=option.gpu_seconds,
+        gpu_hours=steps * option.gpu_seconds / HOUR if steps else None,
+        price=steps * option.seconds / HOUR * hourly if steps and is_priced else None,
         headroom=1 - option.device_share,
         chosen=chosen,
         rule=rule if chosen else "",

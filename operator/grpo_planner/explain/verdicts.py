@@ -1,0 +1,137 @@
+"""Why an option was not chosen: what it lacks, or what it has more of than the chosen one.
+
+An objective weighs several things at once, and one of them seldom decides alone. So a verdict names
+those that count most, until together they outweigh the time that the option saves.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf, prod
+from typing import Literal, NamedTuple
+
+from grpo_api.spec.run_policy import Objective
+
+from ..result.formatting import gib, plural
+from ..result.result import Rejection
+from ..search.option import CROWDED, Option, score
+
+ROUNDING = 1e-9
+"""Share by which factors that are multiplied in another order may differ."""
+
+
+def rejection(option: Option, winner: Option | None, objective: Objective) -> Rejection | None:
+    """Why an option was not chosen; None for the chosen one."""
+    if option is winner:
+        return None
+    phase = option.footprint.prediction.peak_phase
+    need, have = option.footprint.device, option.place.pool.usable_bytes
+    host, host_memory = option.host, option.place.host_memory
+    if option.shortage == "HostMemory":
+        message = f"needs {gib(host)} of host memory per node, has {gib(host_memory)}"
+        return Rejection(
+            reason="HostMemory", message=message, phase=phase, need_bytes=host,
+            have_bytes=host_memory,
+        )  # fmt: skip
+    if option.shortage or winner is None:
+        reason = "DeviceMemory"
+        message = f"needs {gib(need)} at {phase}, has {gib(have)}"
+        if host > host_memory:
+            message += f"; host memory {gib(host)}, has {gib(host_memory)}"
+    else:
+        reason, message = _comparison(option, winner, objective)
+    return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
+
+
+def _comparison(
+    option: Option, winner: Option, objective: Objective
+) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
+    """Why an option that fits was not chosen."""
+    if option.tier > winner.tier:
+        what_fits = "all parameters" if option.footprint.method.lora else "32-bit moments"
+        return "NotNeeded", f"not needed: {what_fits} fit"
+    differences = list(_differences(option, winner, objective))
+    costs = " and ".join(_deciding_costs(option, winner, differences))
+    faster = 1 - option.seconds / winner.seconds
+    if round(faster, 3) < 0:
+        slower = f"{-faster:.1%} slower"
+        return "Slower", f"{slower}, and {costs}" if costs else slower
+    gain = f"{faster:.1%} faster" if round(faster, 3) else "as fast"
+    in_order = [difference.name for difference in differences if difference.factor >= 1]
+    return "NoBetter", f"{gain}, but {costs or [*in_order, 'no better in anything else'][0]}"
+
+
+class Difference(NamedTuple):
+    """Something beside time in which an option differs from the chosen one."""
+
+    factor: float
+    """By how much more the objective counts the option for it; below 1 it counts for the option,
+    and 1 decides only among equals."""
+    name: str
+
+
+def _deciding_costs(
+    option: Option, winner: Option, differences: Sequence[Difference]
+) -> Iterator[str]:
+    """Yield what outweighs all that an option saves, the most costly first."""
+    saved = winner.seconds / option.seconds
+    saved /= prod(difference.factor for difference in differences if difference.factor < 1)
+    for factor, name in sorted(differences, key=lambda difference: -difference.factor):
+        if saved <= 1 + ROUNDING or factor <= 1:
+            return
+        yield name
+        saved /= factor
+
+
+def _differences(option: Option, winner: Option, objective: Objective) -> Iterator[Difference]:
+    """Yield what counts against the option, in the order that decides among equals, and what counts
+    for it."""
+    yield from _gpu_differences(option, winner, objective)
+    counts_risks = objective != "Fastest"
+    for risk, other in zip(_risks(option), _risks(winner), strict=True):
+        ratio = risk.factor / other.factor if counts_risks else 1.0
+        if risk.amount > other.amount or ratio < 1:
+            yield Difference(ratio, risk.name)
+    label = option.place.pool.label
+    if label != winner.place.pool.label:
+        yield Difference(1.0, f"on {label}")
+
+
+def _gpu_differences(option: Option, winner: Option, objective: Objective) -> Iterator[Difference]:
+    """Yield the difference in GPUs or their price."""
+    world, other_world = option.place.world, winner.place.world
+    name = "its GPUs cost more"
+    if world > other_world:
+        name = f"{world} GPUs instead of {other_world}"
+    elif option.engine_gpus > winner.engine_gpus:
+        name = f"{plural(option.engine_gpus, 'GPU')} more for its engines"
+    # The score of a second without risks: what the GPUs count.
+    fewest, rate = score(objective, option.place, 1.0, 1.0, beside=option.beside)
+    other_fewest, other_rate = score(objective, winner.place, 1.0, 1.0, beside=winner.beside)
+    ratio = inf if fewest > other_fewest else rate / other_rate
+    has_more = (world, option.engine_gpus) > (other_world, winner.engine_gpus)
+    if has_more or ratio != 1:
+        yield Difference(ratio, name)
+
+
+class Risk(NamedTuple):
+    """Something that may go wrong with an option."""
+
+    amount: float
+    """How much of its cause the option has."""
+    factor: float
+    """By how much longer the option's time counts for it."""
+    name: str
+
+
+def _risks(option: Option) -> list[Risk]:
+    """All of them, in the order that decides among equals."""
+    place, method = option.place, option.footprint.method
+    optimizer, weights, nodes, sharding = option.place_risks
+    filled = f"it fills {option.device_share:.0%} of a GPU"
+    whose = "its reference" if method.reference == "Offload" else "its base"
+    return [
+        Risk(method.offload, optimizer, "optimizer offload"),
+        Risk(weights, weights, f"{whose} in host memory"),
+        Risk(method.zero, sharding, f"ZeRO-{method.zero}"),
+        Risk(place.nodes, nodes, plural(place.nodes, "node")),
+        Risk(option.crowding, CROWDED[option.crowding], filled),
+    ]
