@@ -4,6 +4,7 @@ request."""
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.errors import AlreadyExists, Conflict, NotFound
 from grpo_kube.objects.resources import Object, Resource, Selection
 from grpo_kube.objects.times import Observed, ProcessClock
@@ -51,11 +52,12 @@ def make_observer(
     *,
     rank0: Rank0 | None = None,
     pods: PodDefaults = PODS,
+    now: Callable[[], float] = lambda: NOW,
 ) -> Observer:
-    """An observer at NOW; without `rank0` no rank 0 answers."""
-    clock = ProcessClock(lambda: NOW, lambda: Observed(NOW))
+    """An observer, at NOW without a clock; without `rank0` no rank 0 answers."""
+    clock = ProcessClock(now, lambda: Observed(now()))
     events = PodStartEvents(api, limits)
-    shared = SharedObjects(api, caches, lambda: NOW, None)
+    shared = SharedObjects(api, caches, now, None)
     return Observer(
         api,
         caches,
@@ -70,10 +72,14 @@ def make_observer(
 class Cluster:
     """An API server with one GRPOJob, and an operator whose caches show each change at once."""
 
+    pods = PODS
+    """What pods of jobs have by default."""
+
     def __init__(
         self, spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None
     ) -> None:
         """`spec` is merged into that of a job on CPUs, with two pods."""
+        self.now = NOW
         self.requests: list[str] = []
         """Method, kind and name of each request so far."""
         self.before_answer: Callable[[], None] = _do_nothing
@@ -90,12 +96,13 @@ class Cluster:
 
     def _make_reconciler(self) -> Reconciler:
         api: Any = self
-        workloads = Workloads(
-            api, self.caches, Snapshot, lambda _: "", pods=PODS, clock=lambda: NOW
+        pods = self.pods
+        workloads = Workloads(api, self.caches, Snapshot, lambda _: "", pods=pods, clock=self.clock)
+        observer = make_observer(
+            api, self.caches, workloads, rank0=self.rank0, pods=pods, now=self.clock
         )
-        observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
         shared = SharedObjects(
-            api, self.caches, lambda: NOW, None, storage_classes=lambda: self.storage_classes
+            api, self.caches, self.clock, None, storage_classes=lambda: self.storage_classes
         )
         starter = AttemptStarter(
             api,
@@ -103,18 +110,29 @@ class Cluster:
             shared,
             workloads,
             first_seen_tracker=observer.first_seen_tracker,
-            pods=PODS,
+            pods=pods,
         )
         return Reconciler(
             observer=observer,
-            queue=queue([], Snapshot()),
-            status=StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), lambda *_: None),
+            queue=self.make_queue(),
+            status=StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), self.publish),
             starter=starter,
             workloads=workloads,
             garbage=GarbageCollector(api, self.caches, LIMITS),
-            preflights=Preflights(api, self.caches, shared, PODS),
+            preflights=Preflights(api, self.caches, shared, pods),
             limits=LIMITS,
         )
+
+    def make_queue(self) -> Any:
+        """Return what admits jobs."""
+        return queue([], Snapshot())
+
+    def clock(self) -> float:
+        """Seconds of both clocks."""
+        return self.now
+
+    def publish(self, job: GRPOJobRecord, status: GRPOJobStatus, _: float) -> None:
+        """Take a status that was written."""
 
     async def reconcile(self) -> float | None:
         """Reconcile the job once. Return what the reconciler returns."""

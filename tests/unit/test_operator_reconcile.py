@@ -80,9 +80,9 @@ async def test_a_job_that_is_gone_at_its_commit_is_looked_at_again_and_forgotten
     cluster.remove_job()
     with pytest.raises(Conflict):
         await cluster.reconcile()
-    assert cluster.requests == [STATUS]
+    assert cluster.requests == [STATUS, "GET grpojobs run"]
     assert await cluster.reconcile() is None
-    assert cluster.requests == [STATUS]
+    assert cluster.requests == [STATUS, "GET grpojobs run"]
 
 
 async def test_a_claim_for_many_nodes_of_a_disk_is_named_before_any_pod_waits_for_it() -> None:
@@ -183,6 +183,20 @@ async def test_a_gang_of_a_later_attempt_than_a_restored_status_knows_is_ended()
     await cluster.reconcile()
     assert cluster.requests[-1] == "DELETE jobs run-3"
     assert "POST jobs run-4" in cluster.requests, "a name and a number that nobody has had"
+
+
+async def test_an_attempt_whose_number_pods_have_already_ends_once() -> None:
+    """Of a restored status: the Job that made these pods is gone."""
+    ran = [condition("Admitted"), condition("Running", since=-700)]
+    cluster = Cluster(status=active_status(attempt=1, conditions=ran))
+    cluster.store(JOBS, child_object(attempt=1, ended="Failed"))
+    cluster.store(PODS, pod_object(attempt=1, state=terminated(139)))
+    cluster.store(PODS, pod_object(attempt=2, by=""))
+    assert await cluster.reconcile() == 0.0
+    await cluster.reconcile()
+    assert "POST jobs run-3" in cluster.requests
+    ends = [(end["attempt"], end["counted"]) for end in cluster.job["status"]["ends"]]
+    assert ends == [(1, True), (2, False)]
 
 
 async def test_a_gang_of_which_the_watch_does_not_know_yet_is_not_ended() -> None:

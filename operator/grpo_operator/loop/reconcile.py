@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import Denied
+from grpo_kube.objects.errors import Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import ProcessClock, shortest_pause
 
@@ -36,6 +36,7 @@ from .caches import Caches, fetch_missing_pods
 from .garbage_collector import GarbageCollector
 from .pod_start_events import PodStartEvents
 from .preflights import Preflights
+from .shared_objects import STAYS_PAUSE
 from .status_writer import StatusWriter
 from .workload_sync import Workloads, sync_dispatched
 
@@ -252,10 +253,10 @@ class Reconciler:
             observation, decision = self._decide_again(observation)
         if decision.action is Action.START:
             observation, decision = await self._start(observation)
-            if decision.action is Action.ADMIT:
-                # The new Job is gone again. The next reconcile asks for another attempt, on an
-                # observation of its own.
-                return 0.0
+        if decision.action is Action.ADMIT:
+            # The new Job is gone again. The next reconcile asks for another attempt, on an
+            # observation of its own.
+            return 0.0
 
         if observation.job.is_active:
             decision = await self._keep_shared_objects(observation, decision)
@@ -318,7 +319,13 @@ class Reconciler:
 
     async def _keep_shared_objects(self, observation: Observation, decision: Decision) -> Decision:
         """Repair what the attempt's pods share; the decision tells of a name that is taken."""
-        conflict = await self._starter.repair_shared_objects(observation)
+        try:
+            conflict = await self._starter.repair_shared_objects(observation)
+        except (Denied, NotFound, Unavailable) as error:
+            # What is decided on a gang that runs or has ended must not wait for its Services.
+            log.warning("%s: what its pods share can't be repaired: %s", observation.job.key, error)
+            requeue_after = shortest_pause(decision.requeue_after, STAYS_PAUSE)
+            return replace(decision, requeue_after=requeue_after)
         if conflict is None or decision.action is not Action.WAIT or decision.reason:
             return decision
         requeue_after = shortest_pause(decision.requeue_after, conflict.requeue_after)

@@ -105,15 +105,11 @@ class StatusWriter:
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
             answer = await self._patch(job, patch)
-        except NotFound as error:
-            self._grpojobs.discard(job.key, job.uid)
-            # The next look forgets the job: the event of its deletion may have been missed.
-            raise Conflict(str(error), error.code) from error
-        except Conflict:
+        except (Conflict, NotFound) as error:
             # After a lost answer the client's own second try ends in a conflict with the first.
             self._unconfirmed[job.key] = (job, new)
-            self._grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
-            raise
+            await self._read_again(job)
+            raise Conflict(str(error), error.code) from error
         except ClusterError:
             self._unconfirmed[job.key] = (job, new)
             raise
@@ -127,6 +123,15 @@ class StatusWriter:
                 extra={"attempt": new.attempt},
             )  # fmt: skip
         self._on_write(job, new, observation.now)
+
+    async def _read_again(self, job: GRPOJobRecord) -> None:
+        """Bring the cache up to date with a job that is not as it was observed."""
+        try:
+            self._grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
+        except NotFound:
+            # The event of its deletion may have been missed. The kind may be out of service for a
+            # moment, too: then a LIST shows the job again.
+            self._grpojobs.discard(job.key, job.uid, job.version)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
         """Patch the status; if denied, without the fields that pods report."""

@@ -16,7 +16,14 @@ from dataclasses import replace
 
 from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import AlreadyExists, ClusterError, Conflict, Denied, NotFound
+from grpo_kube.objects.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    Denied,
+    NotFound,
+    Unavailable,
+)
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
 
@@ -113,14 +120,14 @@ class Workloads:
 
         Raises:
             Conflict: the Workload changed meanwhile; the cache has been brought up to date.
-            ClusterError: the API server did not answer.
         """
         due = next_step(observation, decision, self._pods, self._default_priority)
         if due is None:
             return decision
         try:
             await self._execute_step(due, observation)
-        except (Refused, Denied, NotFound) as error:
+        except (Refused, Denied, NotFound, Unavailable) as error:
+            # A webhook of Kueue that is down makes every write fail, for hours perhaps.
             log.warning("%s: %s of its Workload: %s", observation.job.key, due.write, error)
             requeue_after = min(decision.requeue_after or DENIED_PAUSE, DENIED_PAUSE)
             decision = replace(decision, requeue_after=requeue_after)

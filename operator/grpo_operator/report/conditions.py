@@ -402,7 +402,7 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
         awaits_rank0 = observation.pull is None and is_told_by_rank0
         if not has_trouble and not awaits_rank0:
-            yield _as_told(observation)
+            yield from _as_told(observation)
     else:
         # A gang that has run doesn't start again: its end is judged next, by how long it ran.
         if not job.is_true(C.RUNNING):
@@ -446,23 +446,26 @@ _TOLD_BY_RANK_0 = (
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
 
-def _as_told(observation: Observation) -> Statement:
+def _as_told(observation: Observation) -> Iterator[Statement]:
     """What rank 0 says of a gang whose training pods are well, and how its engines are."""
     progress = observation.pull.progress if observation.pull else None
-    if progress is None or not progress.checkpoint_problem:
-        if lost := lost_engines(observation):
-            return C.DEGRADED, True, Reason.ENGINES_LOST, lost
-        if wait := wait_finding(observation):
-            return C.DEGRADED, True, *wait
-        if finding := network_finding(observation):
-            return C.DEGRADED, True, *finding
-        return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
-    checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
-    message = (
-        f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
-        f"to step {checkpoint_step:.0f}"
-    )
-    return C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
+    if progress and progress.checkpoint_problem:
+        checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
+        message = (
+            f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
+            f"to step {checkpoint_step:.0f}"
+        )
+        yield C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
+    elif lost := lost_engines(observation):
+        # The engines of an attempt that ends are deleted: they are not lost.
+        if not observation.first_seen.over:
+            yield C.DEGRADED, True, Reason.ENGINES_LOST, lost
+    elif wait := wait_finding(observation):
+        yield C.DEGRADED, True, *wait
+    elif finding := network_finding(observation):
+        yield C.DEGRADED, True, *finding
+    else:
+        yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
 
 
 _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {
