@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from grpo_cli.__main__ import main
+from grpo_cli.show.progress import byte_progress
 
 
 class Unwritable(io.StringIO):
@@ -72,6 +73,23 @@ def test_standard_input_that_is_closed_or_no_text_is_a_sentence(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
     assert main([command, "-f", "-"]) == 2
     assert capsys.readouterr().err.startswith("grpo: standard input: it is not UTF-8 text")
+
+
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+@pytest.mark.parametrize("number", ["²", "0", "-1", "9" * 5000, ""])
+def test_a_terminal_s_size_that_is_no_number_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    number: str,
+) -> None:
+    monkeypatch.setenv(name, number)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer)
+        assert main(["plan", "Qwen/Qwen2.5-0.5B-Instruct", "--gpus", "1xH100"]) == 0
+        with byte_progress("model"):
+            pass
+    assert "planned" in capsys.readouterr().out
 
 
 INTERRUPTED_IMPORT = """

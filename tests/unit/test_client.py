@@ -3,6 +3,7 @@
 import fcntl
 import inspect
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,22 @@ def test_a_phase_that_does_not_exist_is_refused(status: set[str]) -> None:
         client(Phase.RUNNING).wait_for_job_status("tiny", status)
 
 
+def test_one_phase_is_waited_for_as_a_text() -> None:
+    assert client(Phase.PENDING, Phase.RUNNING).wait_for_job_status("tiny", "Running").phase
+    with pytest.raises(GRPOError, match="status is \\['running'\\]; it takes Failed"):
+        client(Phase.RUNNING).wait_for_job_status("tiny", "running")
+
+
+def test_waiting_ends_where_a_job_says_nothing_and_no_time_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(TimeoutError):
+        client(Phase.RUNNING, Phase.SUCCEEDED).wait_for_job_status("tiny", timeout=float("nan"))
+    monkeypatch.setattr(Job, "message", "")
+    with pytest.raises(JobFailed, match="tiny is Failed: it left no outcome; read its log"):
+        client(Phase.FAILED).wait_for_job_status("tiny")
+
+
 def test_watching_yields_changes_only_up_to_the_end() -> None:
     watched = client(Phase.PENDING, Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.FAILED)
     assert [job.phase for job in watched.watch("tiny")] == ["Pending", "Running", "Failed"]
@@ -156,6 +173,15 @@ def test_a_wrong_job_is_refused_by_its_path(document: dict[str, Any], message: s
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("wrong", ["job.yaml", Path("job.yaml"), [job("tiny", SPEC)], None])
+def test_what_is_no_job_is_refused_with_what_is(wrong: Any) -> None:
+    for start in (client(Phase.PENDING).train, client(Phase.PENDING).plan):
+        with pytest.raises(GRPOError, match=r"such as load_jobs\(file\)\[0\]"):
+            start(wrong)
+    with pytest.raises(GRPOError, match=r"has no metadata.name"):
+        client(Phase.PENDING).train(job("tiny", SPEC) | {"metadata": ["tiny"]}, name="tiny")
+
+
 def test_a_run_consists_of_the_steps_that_were_not_rolled_back() -> None:
     assert client(Phase.RUNNING).history("tiny") == [{"step": 1}]
 
@@ -172,6 +198,91 @@ def test_a_model_goes_into_a_new_or_empty_folder(
     assert (client.export("job", folder) / "config.json").is_file()
     with pytest.raises(GRPOError, match="name a new folder"):
         client.export("job", folder)
+
+
+METHODS = (
+    "get_job", "get_job_events", "wait_for_job_status", "history", "samples", "suspend", "resume",
+    "retry", "delete_job",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["none", "", "..", "a" * 300, "a\0b", None, 5])
+def test_a_name_without_a_run_is_a_sentence(name: Any, tmp_path: Path) -> None:
+    client = GRPOClient(LocalProcess(tmp_path))
+    calls = [getattr(client, method) for method in METHODS]
+    calls += [lambda name: list(client.get_job_logs(name))]
+    calls += [lambda name: client.export(name, tmp_path / "model")]
+    for call in calls:
+        with pytest.raises(GRPOError, match="there are: none"):
+            call(name)
+
+
+def test_a_model_that_can_not_be_copied_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalProcess, "export_folder", lambda *_: tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(GRPOError, match=r"can't be copied to .*/file/model: Not a directory"):
+        GRPOClient(LocalProcess(tmp_path)).export("tiny", tmp_path / "file" / "model")
+
+
+def local_run(folder: Path) -> Path:
+    """Folder of a run whose first attempt has not begun."""
+    home = folder / "run"
+    home.mkdir()
+    document = {"metadata": {"name": "run", "namespace": "local", "uid": "1"}, "spec": SPEC}
+    (home / "job.json").write_text(json.dumps(document))
+    return home
+
+
+def test_a_run_that_another_process_deletes_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = GRPOClient(LocalProcess(tmp_path))
+    names, status = LocalProcess.names, GRPOJobStatus(phase=Phase.FAILED)
+
+    def delete_after(answer: Any) -> Any:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return answer
+
+    for call in (client.get_job, client.history, client.get_job_events, client.delete_job):
+        local_run(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalProcess, "names", lambda runs: delete_after(names(runs)))
+            with pytest.raises(GRPOError, match=r"no job run in .*; there are: none"):
+                call("run")
+    monkeypatch.setattr("grpo_cli.local.local_runs.read_status", lambda _: delete_after(status))
+    local_run(tmp_path)
+    assert client.get_job_events("run") == []
+    local_run(tmp_path)
+    with pytest.raises(GRPOError, match="no job run"):
+        list(client.get_job_logs("run"))
+
+
+def test_a_run_whose_first_attempt_has_not_begun_is_a_sentence(tmp_path: Path) -> None:
+    client = GRPOClient(LocalProcess(tmp_path))
+    local_run(tmp_path)
+    for call in (client.history, client.samples, lambda name: client.export(name, tmp_path / "x")):
+        with pytest.raises(GRPOError, match="run has no attempt yet"):
+            call("run")
+
+
+def test_a_run_that_is_being_started_is_read_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = GRPOClient(LocalProcess(tmp_path))
+    write = Path.write_text
+
+    def write_slowly(file: Path, text: str, **options: Any) -> int:
+        file.touch()
+        assert client.list_jobs() == []
+        return write(file, text, **options)
+
+    monkeypatch.setattr("grpo_cli.local.local_runs.require_trainer", lambda: None)
+    monkeypatch.setattr("grpo_cli.local.local_runs._require_memory", lambda *_: None)
+    monkeypatch.setattr(LocalProcess, "_start", lambda *_: None)
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    assert client.train(job("tiny", SPEC)) == "tiny"
 
 
 def test_a_run_that_was_cut_off_or_that_another_version_wrote_is_a_sentence(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ cluster has it."""
 import json
 import sys
 from errno import ENOSPC
+from io import StringIO
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,79 @@ def test_run_without_local_names_kubectl(
     assert "is no folder; make it first" in capsys.readouterr().err
 
 
+NODES = {"accelerator": "CPU", "nodes": 4, "processesPerNode": 32}
+
+
+@pytest.mark.parametrize(
+    ("placement", "processes", "number"),
+    [(NODES, None, "128"), ({}, 0, "0"), ({}, -1, "-1"), ({}, 1000, "1000"), ({}, "2", "'2'")],
+)
+def test_a_gang_beyond_one_machine_is_refused(
+    placement: dict[str, Any], processes: Any, number: str
+) -> None:
+    spec = parse_spec(changed({"placement": placement}))
+    with pytest.raises(OptionError, match=f"gang of tiny has {number} processes; .* 1 to 64"):
+        local_spec("tiny", spec, processes, None)
+
+
+CONFIG_MAP = "---\napiVersion: v1\nkind: ConfigMap\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a ConfigMap has no metadata.name"),
+        ("metadata: []", "a ConfigMap has no metadata.name"),
+        ("metadata: {name: 5}", "a ConfigMap has no metadata.name"),
+        ("metadata: {name: m}\ndata: text", 'ConfigMap m is "text"; it takes file names'),
+        ("metadata: {name: m}\ndata: {a: 5}", "a of ConfigMap m is 5; it takes the file's text"),
+        ("metadata: {name: m}\ndata: {../a: x}", 'ConfigMap m has the file "../a"; its name'),
+        ("metadata: {name: m}\ndata: {..: x}", 'ConfigMap m has the file ".."; its name'),
+    ],
+)
+def test_a_config_map_that_the_api_server_refuses_is_a_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    says: str,
+) -> None:
+    text = yaml.safe_dump(job("tiny", changed({}))) + CONFIG_MAP + text
+    monkeypatch.setattr("sys.stdin", StringIO(text))
+    assert main(["run", "-f", "-", "--local", "--folder", str(tmp_path / "runs")]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_config_maps_of_standard_input_are_mounted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = yaml.safe_dump(job("tiny", changed(FILES)))
+    text += f"{CONFIG_MAP}metadata: {{name: rows}}\ndata: {{a.jsonl: '{{}}'}}"
+    monkeypatch.setattr("sys.stdin", StringIO(text))
+    monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
+    monkeypatch.setattr(local_runs, "_require_memory", lambda *_: None)
+
+    def read_mounts(runs: local_runs.LocalRuns, *_: object) -> None:
+        raise NotYet((runs.folder / "tiny/mounts/data/a.jsonl").read_text())
+
+    monkeypatch.setattr(local_runs.LocalRuns, "_start", read_mounts)
+    assert main(["run", "-f", "-", "--local", "--folder", str(tmp_path)]) == 5
+    assert capsys.readouterr().err == "grpo: {}\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "render", "submit", "run", "preflight", "prefetch"])
+def test_an_empty_name_of_a_file_is_not_the_folder_of_the_shell(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("tiny", changed({}))))
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "-f", ""]) == 2
+    assert "-f names no file" in capsys.readouterr().err
+
+
 def test_a_job_has_its_class_but_not_what_only_pods_get(tmp_path: Path) -> None:
     documents = [
         job_class("team", {"fixed": {"env": [{"name": "TEAM", "value": "a"}]}}),
@@ -202,9 +276,11 @@ def test_a_model_beyond_this_machines_memory_is_refused(
     assert not folder.exists()
 
 
-def runs_with_a_job(tmp_path: Path) -> tuple[local_runs.LocalRuns, Attempt]:
+def runs_with_a_job(
+    tmp_path: Path, changes: dict[str, Any] | None = None
+) -> tuple[local_runs.LocalRuns, Attempt]:
     """Local runs with the job `tiny`, and its first attempt, which is not started."""
-    runs, first = local_runs.LocalRuns(tmp_path), attempt({})
+    runs, first = local_runs.LocalRuns(tmp_path), attempt(changes or {})
     document = document_of(Job({"name": "tiny", "namespace": "local", "uid": "1"}, first.spec))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "job.json").write_text(json.dumps(document))
@@ -227,6 +303,19 @@ def test_an_attempt_that_another_process_starts_is_not_started_again(
     monkeypatch.setattr(attempt_state, "SYSTEM_CLOCK", SteppedClock())
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: SimpleNamespace(pid=1))
     runs._start(first, pod({}))
+
+
+def test_a_run_is_resumed_with_what_its_first_attempt_has_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "_free_port", lambda: 1)
+    process = SimpleNamespace(pid=1, poll=lambda: 1)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: process)
+    runs, first = runs_with_a_job(tmp_path, FILES)
+    runs._start(first, pod(FILES))
+    other_process = local_runs.LocalRuns(tmp_path)
+    other_process.resume("tiny")
+    assert runs.read_job("tiny").job.status.attempt == 2
 
 
 def test_an_attempt_that_a_full_disk_cuts_off_before_its_plan_is_started_again(

@@ -12,6 +12,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, Row, standing_rows
 from grpo_api.status.status import Phase
 from grpo_api.text.clock import Clock
+from grpo_api.text.messages import value_text
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
 from grpo_cli.cluster.job_end import is_retry_pending, poll_job
 from grpo_cli.inputs import manifest
@@ -98,8 +99,9 @@ class GRPOClient:
             TimeoutError: it is not so after `timeout` seconds.
             JobFailed: it has ended with another phase.
         """
-        unknown = sorted(set(status) - PHASES)
-        if unknown or not status:
+        wanted = {status} if isinstance(status, str) else set(status)
+        unknown = sorted(wanted - PHASES)
+        if unknown or not wanted:
             raise OptionError(
                 f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}"
             )
@@ -107,13 +109,14 @@ class GRPOClient:
         phase = "unknown"
         for job in self._poll_job(name, polling_interval):
             phase = job.phase if job else phase
-            if job and phase in status:
+            if job and phase in wanted:
                 return job
             if job and _has_ended(job):
-                raise JobFailed(f"{name} is {job.phase}: {job.message or job.status.reason}")
-            if self._clock.now() >= deadline:
-                wanted = " or ".join(sorted(status))
-                raise TimeoutError(f"{name} is {phase} after {timeout:g} s, not {wanted}")
+                why = job.message or job.status.reason or "it left no outcome; read its log"
+                raise JobFailed(f"{name} is {job.phase}: {why}")
+            if not self._clock.now() < deadline:  # nor is it before NaN
+                phases = " or ".join(sorted(wanted))
+                raise TimeoutError(f"{name} is {phase} after {timeout:g} s, not {phases}")
         raise AssertionError("polling has no end")
 
     def watch(self, name: str, polling_interval: float = 2) -> Iterator[Job]:
@@ -171,7 +174,13 @@ def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[st
     """The job as YAML has it."""
     if isinstance(job, GRPOJobSpec):
         return manifest.document_of(manifest.Job({"name": name or "job"}, job))
+    if not isinstance(job, Mapping):
+        raise OptionError(
+            f"the job is {value_text(job)}; it takes a dict or a GRPOJobSpec, such as "
+            "load_jobs(file)[0]"
+        )
     document = dict(job)
-    if name:
-        document["metadata"] = {**(document.get("metadata") or {}), "name": name}
+    metadata = document.get("metadata") or {}
+    if name and isinstance(metadata, Mapping):
+        document["metadata"] = {**metadata, "name": name}
     return document

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo_api.report.report import Result
 from grpo_api.status.status import Phase
+from grpo_api.text.messages import shorten
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
 from grpo_cli.local.local_runs import LocalRuns
 from grpo_cli.show.errors import OptionError
@@ -59,7 +60,12 @@ class LocalProcess(LocalRuns):
         """The log of the gang, whose processes share it."""
         del rank
         self.job(name)
-        with self.log_file(name).open(errors="replace") as log:
+        try:
+            log_file = self.log_file(name).open(errors="replace")
+        except FileNotFoundError:
+            self.job(name)  # says so if it has been deleted since
+            raise
+        with log_file as log:
             while True:
                 # Asked before the log is read, whose last lines are there when it has ended.
                 is_running = self.job(name).phase in (Phase.STARTING, Phase.RUNNING)
@@ -85,6 +91,10 @@ class LocalProcess(LocalRuns):
     def export(self, name: str, folder: Path) -> None:
         """Copy the model."""
         source = self.export_folder(name)
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise OptionError(f"{folder} is there already and not empty; name a new folder")
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        try:
+            if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+                raise OptionError(f"{folder} is there already and not empty; name a new folder")
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+        except OSError as error:
+            why = shorten(error.strerror or str(error), 120)
+            raise OptionError(f"the model can't be copied to {folder}: {why}") from error

@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
 
 def _jobs(options: Namespace) -> list[Job]:
     """The jobs. A file may name the namespace, as kubectl takes it."""
-    if options.name:
+    if options.name is not None:
         metadata, job = kubectl.get_job(options, options.name)
         # an attempt has given it its class already
         spec = job.spec if job.status.job_class else _with_class(options, metadata, job.spec)
@@ -93,7 +93,7 @@ def _fill_cache(options: Namespace, job: Job) -> int:
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
-    if options.filename:
+    if options.filename is not None:
         spec = _with_class(options, job.metadata, spec)
     body = prefetch_job(
         ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options)

@@ -42,7 +42,9 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
-    attempts = _planned_attempts(options) if options.filename else [_committed_attempt(options)]
+    attempts = (
+        [_committed_attempt(options)] if options.filename is None else _planned_attempts(options)
+    )
     objects = [
         item
         for attempt, _ in attempts

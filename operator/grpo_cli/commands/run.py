@@ -17,7 +17,7 @@ from grpo_api.text.messages import printable_text
 
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes
-from ..inputs.manifest import Job, load_config_maps, load_specs
+from ..inputs.manifest import Job, load_config_maps, load_specs, read_stdin
 from ..local.local_runs import LocalRuns
 from ..show.curves import curves_of, plot_lines
 from ..show.errors import OptionError
@@ -63,20 +63,20 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Runs the jobs one after the other up to the first that fails; returns its exit code, else
     0."""
-    jobs = load_specs(options.filename)
+    # Standard input can be read once, and has the ConfigMaps, too.
+    stdin = read_stdin() if options.filename == "-" else None
+    jobs = load_specs(options.filename, stdin)
     if not options.local:
         raise OptionError(
             f"add --local to run on this machine; on a cluster: kubectl apply -f {options.filename}"
         )
-    for name in ("processes", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise OptionError(f"--{name} is {value}; it takes 1 or more")
+    if options.steps is not None and options.steps < 1:
+        raise OptionError(f"--steps is {options.steps}; it takes 1 or more")
     numbered = (FOLDER / str(number) for number in count(1))
     runs = LocalRuns(
         options.folder or next(folder for folder in numbered if not folder.exists()),
         volumes=dict(map(_volume, options.volume)),
-        config_maps=load_config_maps(options.filename),
+        config_maps=load_config_maps(options.filename, stdin),
         processes=options.processes,
         steps=options.steps,
         job_class=options.job_class,

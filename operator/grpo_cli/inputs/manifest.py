@@ -78,18 +78,24 @@ def document_of(job: Job) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": job.metadata, "spec": spec}
 
 
-def load_config_maps(file: str) -> dict[str, dict[str, str]]:
+def load_config_maps(file: str, stdin: str | None = None) -> dict[str, dict[str, str]]:
     """The files of the ConfigMaps in a YAML or JSON file, by name.
 
+    stdin: as of load_specs.
+
     Raises:
-        ManifestError: as load_jobs.
+        ManifestError: as load_jobs; or a ConfigMap has no name.
     """
-    documents = _documents_of(file)
-    return {
-        document["metadata"]["name"]: document.get("data") or {}
-        for document in documents
-        if document["kind"] == "ConfigMap"
-    }
+    config_maps = {}
+    for document in _documents_of(file, stdin):
+        if document["kind"] != "ConfigMap":
+            continue
+        metadata = document.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        if not isinstance(name, str):
+            raise ManifestError(f"{file}: a ConfigMap has no metadata.name; give it one")
+        config_maps[name] = document.get("data") or {}
+    return config_maps
 
 
 def _is_new(job: dict[str, Any]) -> bool:
@@ -131,6 +137,8 @@ def _jobs_of_files(
     source: str, stdin: str | None = None
 ) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """Each GRPOJob with the file that holds it, and the classes in that file."""
+    if not source:
+        raise ManifestError("-f names no file; is a variable of the shell unset?")
     files = [source]
     if source != "-" and Path(source).is_dir():
         # those that `kubectl apply -f` takes of a folder

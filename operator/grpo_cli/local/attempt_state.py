@@ -101,6 +101,13 @@ def take_lock(lock: IO[str]) -> None:
         SYSTEM_CLOCK.sleep(LOCK_SECONDS / 10)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that others read, which is whole or absent."""
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
+
+
 def read_process(folder: Path) -> dict[str, int]:
     """`pid` of an attempt's trainer, and `port` of its report."""
     about: dict[str, int] = json.loads((folder / PROCESS_FILE).read_bytes())

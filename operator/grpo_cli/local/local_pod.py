@@ -4,6 +4,7 @@ A local run is made from the pod's manifest, so that it differs from the pod in 
 written here. What only a cluster has (Secrets, images, services) is refused, all of it at once.
 """
 
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -31,6 +32,7 @@ from grpo_api.text.contract import (
     SIGNING_KEY_ENV,
     SIGNING_VOLUME,
 )
+from grpo_api.text.messages import value_text
 from grpo_api.text.names import VolumeClaim
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults, pod_spec
@@ -41,6 +43,8 @@ from grpo_operator.records.names import COMPONENT_TRAINER, checkpoint_claim
 from ..show.errors import OptionError
 
 LOCAL_ADDRESS = "127.0.0.1"
+MOST_PROCESSES = 64
+"""Of a gang on one machine, as of spec.placement.processesPerNode."""
 IMAGE = "local"
 """Stands for the image of a job without spec.image, which is not looked at here."""
 _MACHINE_VOLUMES = (PLAN_VOLUME, SCRATCH_VOLUME, SHARED_MEMORY_VOLUME)
@@ -54,6 +58,25 @@ _HOME_HOSTS = ("localhost", LOCAL_ADDRESS)
 
 ConfigMaps = Mapping[str, Mapping[str, str]]
 """Files of each ConfigMap, by its name."""
+
+
+_FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+def config_map_problems(config_maps: ConfigMaps) -> Iterator[str]:
+    """Sentences about what the API server would refuse of ConfigMaps."""
+    for name, files in config_maps.items():
+        if not isinstance(files, Mapping):
+            yield f"ConfigMap {name} is {value_text(files)}; it takes file names with their texts"
+            continue
+        for file, text in files.items():
+            if not (isinstance(file, str) and _FILE_NAME.fullmatch(file)) or file in (".", ".."):
+                yield (
+                    f"ConfigMap {name} has the file {value_text(file)}; its name takes letters, "
+                    "digits, `-`, `_` and `.`"
+                )
+            if not isinstance(text, str):
+                yield f"{file} of ConfigMap {name} is {value_text(text)}; it takes the file's text"
 
 
 class ClaimFolder(NamedTuple):
@@ -91,12 +114,20 @@ def local_spec(
     """Return the spec of a job as it is planned here: on CPUs of one node, with checkpoints.
 
     Without a number of processes, the gang has as many as the job has on CPUs, else 1.
+
+    Raises:
+        OptionError: the gang has too many processes for one machine, or none.
     """
     placement = spec.placement
     if processes is None:
         is_cpu_job = placement.accelerator == "CPU"
         pods, processes_per_pod = placement.nodes or 1, placement.processes_per_node or 1
         processes = pods * processes_per_pod if is_cpu_job else 1
+    if not (isinstance(processes, int) and 1 <= processes <= MOST_PROCESSES):
+        raise OptionError(
+            f"the gang of {name} has {processes!r} processes; a local run takes 1 to "
+            f"{MOST_PROCESSES}: give --processes N, or processes of LocalProcess"
+        )
     checkpoint = spec.checkpoint
     if not checkpoint.is_lasting:
         # The run's history is kept beside its checkpoints.
@@ -119,10 +150,13 @@ def local_spec(
     return spec.model_copy(update=changes)
 
 
-def local_pod(attempt: Attempt, config_maps: ConfigMaps, variables: Mapping[str, str]) -> LocalPod:
+def local_pod(
+    attempt: Attempt, config_maps: ConfigMaps | None, variables: Mapping[str, str]
+) -> LocalPod:
     """Return the processes of an attempt's only pod, of a spec that local_spec returned.
 
-    Values of Secrets are looked for in `variables`, this process's environment.
+    Values of Secrets are looked for in `variables`, this process's environment. Without ConfigMaps
+    their files are those that an attempt before has mounted.
 
     Raises:
         OptionError: with everything that this machine does not have.
@@ -168,7 +202,7 @@ class _PodReader:
         self,
         pod: Manifest,
         image: str,
-        config_maps: ConfigMaps,
+        config_maps: ConfigMaps | None,
         variables: Mapping[str, str],
     ) -> None:
         self._volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -228,6 +262,8 @@ class _PodReader:
             return {path: ClaimFolder(claim["claimName"], mount.get("subPath", ""))}
         if config_map := volume.get("configMap"):
             name = config_map["name"]
+            if self._config_maps is None:
+                return {path: {}}
             if name in self._config_maps:
                 return {path: self._config_maps[name]}
             self.problems.append(

@@ -67,6 +67,7 @@ from .attempt_state import (
     read_process,
     read_status,
     take_lock,
+    write_whole,
 )
 from .local_pod import (
     LOCAL_ADDRESS,
@@ -75,6 +76,7 @@ from .local_pod import (
     LocalContainer,
     LocalPod,
     MountSource,
+    config_map_problems,
     local_plan,
     local_pod,
     local_spec,
@@ -120,7 +122,7 @@ class LocalRuns:
             job_class: file with GRPOJobClasses; None: those in a job's own file.
 
         Raises:
-            OptionError: a volume's folder does not exist.
+            OptionError: a volume's folder does not exist, or a ConfigMap is none.
         """
         self.folder = folder.resolve()
         self._volumes = {name: path.resolve() for name, path in (volumes or {}).items()}
@@ -129,9 +131,10 @@ class LocalRuns:
             for name, path in self._volumes.items()
             if not path.is_dir()
         ]
+        self._config_maps = config_maps or {}
+        problems += config_map_problems(self._config_maps)
         if problems:
             raise OptionError(*problems)
-        self._config_maps = config_maps or {}
         self._processes = processes
         self._steps = steps
         self._class_options = Namespace(job_class=job_class and str(job_class), context=None)
@@ -174,7 +177,7 @@ class LocalRuns:
         for container in pod.init_containers:
             self._run_init_container(home, container)
         job_json = json.dumps(document_of(Job(metadata, spec)), indent=2)
-        (home / JOB_FILE).write_text(job_json, encoding="utf-8")
+        write_whole(home / JOB_FILE, job_json)
         self._start(attempt, pod)
         return name
 
@@ -192,7 +195,8 @@ class LocalRuns:
         status, source = job.status, self._resume_source(job.spec)
         assert status.plan is not None  # of the attempt before
         attempt = build_attempt(metadata, job.spec, status.plan, status.attempt + 1, source)
-        self._start(attempt, local_pod(attempt, self._config_maps, os.environ))
+        # What its first attempt has mounted is there.
+        self._start(attempt, local_pod(attempt, None, os.environ))
 
     retry = resume
 
@@ -215,9 +219,7 @@ class LocalRuns:
         except ValidationError as error:
             raise NotYet(str(version_error(name, error))) from error
         except FileNotFoundError as error:
-            raise NotYet(
-                f"{name} has no attempt yet: it is being started, or was cut off"
-            ) from error
+            raise _no_attempt(name) from error
         return LocalJob(job_document["metadata"], GRPOJob(spec=spec, status=status))
 
     def attempt_folder(self, name: str) -> Path:
@@ -226,10 +228,16 @@ class LocalRuns:
         return home / f"{ATTEMPT_PREFIX}{newest_attempt(home)}"
 
     def run_folder(self, name: str) -> Path:
-        """Folder of the run's checkpoints, history and exported model."""
-        plan = TrainingPlan.model_validate_json(
-            (self.attempt_folder(name) / PLAN_FILE).read_bytes()
-        )
+        """Folder of the run's checkpoints, history and exported model.
+
+        Raises:
+            NotYet: its first attempt has not begun.
+        """
+        try:
+            plan_text = (self.attempt_folder(name) / PLAN_FILE).read_bytes()
+        except FileNotFoundError as error:
+            raise _no_attempt(name) from error
+        plan = TrainingPlan.model_validate_json(plan_text)
         assert plan.checkpoint_directory is not None  # local_spec has seen to it
         return Path(plan.checkpoint_directory)
 
@@ -237,8 +245,9 @@ class LocalRuns:
         """Folder of the finished model.
 
         Raises:
-            NotYet: the run has none.
+            NotYet: the run has none, or there is no job of that name.
         """
+        self._read_document(name)
         folder = self.run_folder(name) / EXPORT_FOLDER
         if not folder.is_dir():
             phase = self.read_job(name).job.status.phase
@@ -263,9 +272,11 @@ class LocalRuns:
 
     def outcomes(self, name: str) -> list[tuple[float, Outcome]]:
         """How the attempts ended, each with the unix time, oldest first."""
-        files = sorted((self.folder / name).glob(f"{ATTEMPT_PREFIX}*/outcome.json"))
-        pairs = [(file.stat().st_mtime, read_outcome(file.parent)) for file in files]
-        ended_attempts = [(time, outcome) for time, outcome in pairs if outcome]
+        ended_attempts = []
+        with contextlib.suppress(FileNotFoundError):  # another process deletes the run
+            for file in (self.folder / name).glob(f"{ATTEMPT_PREFIX}*/{OUTCOME_FILE}"):
+                time, outcome = file.stat().st_mtime, read_outcome(file.parent)
+                ended_attempts += [(time, outcome)] if outcome else []
         return sorted(ended_attempts, key=lambda pair: pair[0])
 
     def suspend(self, name: str) -> None:
@@ -303,6 +314,7 @@ class LocalRuns:
         self.suspend(name)
         if is_running_in(self.folder / name):
             raise NotYet(f"the trainer of {name} does not end; end it, then delete the run")
+        (self.folder / name / JOB_FILE).unlink()  # from here on nobody takes it for a run
         shutil.rmtree(self.folder / name)
 
     def _spec_of(self, job: Job) -> GRPOJobSpec:
@@ -313,12 +325,13 @@ class LocalRuns:
         return local_spec(job.metadata["name"], spec, self._processes, self._steps)
 
     def _read_document(self, name: str) -> dict[str, Any]:
-        file = self.folder / name / JOB_FILE
-        if not file.is_file():
-            there = ", ".join(self.names()) or "none"
-            raise NotYet(f"no job {name} in {self.folder}; there are: {there}")
-        job_document: dict[str, Any] = json.loads(file.read_bytes())
-        return job_document
+        # Another process may delete the run after its name was read.
+        with contextlib.suppress(FileNotFoundError):
+            if name in self.names():
+                document: dict[str, Any] = json.loads((self.folder / name / JOB_FILE).read_bytes())
+                return document
+        there = ", ".join(self.names()) or "none"
+        raise NotYet(f"no job {name!s:.80} in {self.folder}; there are: {there}")
 
     def _plan(self, spec: GRPOJobSpec) -> PlanResult:
         options = sources.planning_options()
@@ -426,10 +439,8 @@ class LocalRuns:
             "CUDA_VISIBLE_DEVICES": "",
         }
         with (folder / LOG_FILE).open("wb") as log:
-            # Whole or absent: what has a plan is an attempt.
-            unfinished = folder / f".{PLAN_FILE}"
-            unfinished.write_text(plan_json(plan), encoding="utf-8")
-            unfinished.replace(folder / PLAN_FILE)
+            # What has a plan is an attempt.
+            write_whole(folder / PLAN_FILE, plan_json(plan))
             process = subprocess.Popen(
                 pod.trainer.command,
                 env=_environment(pod.trainer.environment | places),
@@ -448,6 +459,10 @@ class LocalRuns:
         """Take the exit code of a child that has ended, which would stay a zombie."""
         if child := self._children.get(name):
             child.poll()
+
+
+def _no_attempt(name: str) -> NotYet:
+    return NotYet(f"{name} has no attempt yet: it is being started, or was cut off")
 
 
 def _require_memory(model: str, needed: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -14,12 +13,14 @@ from rich.progress import (
 
 from grpo_api.report.artifacts import ReportBytes
 
+from .terminal import console
+
 
 @contextmanager
 def byte_progress(what: str, total: int | None = None) -> Iterator[ReportBytes]:
     """Tells on stderr how many bytes are done, where somebody is there to see it; without a total
     nothing of it stays."""
-    terminal = Console(stderr=True)
+    terminal = console(stderr=True)
     columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     hidden, transient = not terminal.is_terminal, total is None
     with Progress(*columns, console=terminal, transient=transient, disable=hidden) as progress:

@@ -1,8 +1,7 @@
 """How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
 lose nothing."""
 
-import os
-import sys
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -17,23 +16,19 @@ from grpo_api.text.units import GIB
 
 Item = TypeVar("Item")
 
-_PIPE_WIDTH = 80
-"""Columns of output that no terminal takes, where COLUMNS says nothing."""
+_PIPE_SIZE = 80, 25
+"""Columns and lines of output that no terminal takes, where COLUMNS says nothing."""
 _ANY_WIDTH = 10_000
 _INDENT = 2
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return the terminal; for a pipe or a file one of COLUMNS columns. `:x:` in a message stays
     text."""
-    # rich would take the width of any terminal around, such as that of stdin.
-    width = None if sys.stdout.isatty() else _columns()
-    return Console(width=width, highlight=False, emoji=False)
-
-
-def _columns() -> int:
-    text = os.environ.get("COLUMNS", "")
-    return int(text) if text.isdecimal() and int(text) > 0 else _PIPE_WIDTH
+    # rich would take the width of any terminal around, such as that of stdin, and ends by an error
+    # where COLUMNS or LINES is a digit that is no number, such as ².
+    width, height = shutil.get_terminal_size(_PIPE_SIZE)
+    return Console(width=width, height=height, stderr=stderr, highlight=False, emoji=False)
 
 
 def plain_text(text: str, style: str = "") -> Text:
