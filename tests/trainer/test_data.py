@@ -11,13 +11,15 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATASET_TOKEN_ENV
 from grpo_trainer.data.dataset import load_prompts, read_rows
-from grpo_trainer.data.row_sources import dataset_repository, read_hub
+from grpo_trainer.data.row_sources import _rows_of_part, dataset_repository, read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
 
@@ -269,6 +271,55 @@ def test_the_first_rows_are_those_that_are_trained_on_whatever_the_files(
     dataset = DatasetSpec(name=str(tmp_path), split="test")
     assert read_hub(dataset, Hub()).to_list() == whole.to_list()
     assert read_hub(dataset, Hub(), most_rows=2).to_list() == whole.to_list()[:2]
+
+
+PARTS = st.builds(
+    "train[{}:{}]".format,
+    st.sampled_from(["", 0, 3, 30, 90, -2, -30, "10%", "50%", "-20%"]),
+    st.sampled_from(["", 0, 5, 40, -1, -35, "30%", "80%", "-10%"]),
+)
+
+
+@given(part=PARTS, total=st.integers(1, 120), most=st.integers(1, 120))
+def test_the_first_rows_are_in_a_part_of_a_split_whatever_follows(
+    part: str, total: int, most: int
+) -> None:
+    (whole,) = datasets.ReadInstruction.from_spec(part).to_absolute({"train": total})
+    trained_on = range(whole.from_, whole.to)
+    rows = _rows_of_part(part, min(total, most), most)
+    assert list(rows) == [row for row in rows if row in trained_on]
+    if total < most:
+        assert list(rows) == list(trained_on)
+
+
+@pytest.mark.parametrize("split", ["train", "train[2:]", "train[:50%]", "train[2:]+test", "all"])
+def test_a_preflight_reads_rows_that_are_trained_on(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    for name in ("train", "test"):
+        rows = [{"prompt": f"{name} {n}"} for n in range(4)]
+        write_jsonl(tmp_path / "set" / f"{name}.jsonl", rows)
+    dataset = DatasetSpec(name=str(tmp_path / "set"), split=split)
+    whole = read_rows(dataset, root=tmp_path).table["prompt"][:]
+    first = read_rows(dataset, root=tmp_path, most_rows=200)
+    count = len(first.table)
+    assert first.table["prompt"][:] == whole[:count]
+    assert first.is_whole <= (count == len(whole))
+    assert count
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
+@pytest.mark.parametrize("most_rows", [None, 200])
+def test_a_dataset_without_rows_is_bad_input(
+    name: str, most_rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / name).write_text("prompt\n" if name.endswith("csv") else "")
+    with pytest.raises(BadInput, match=r"can't be loaded: (it has no row|a file of|.*no data)"):
+        read_rows(DatasetSpec(name=str(tmp_path / "set")), root=tmp_path, most_rows=most_rows)
 
 
 def test_gsm8k_rows_become_chats_with_their_answers(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def read_rows(
         assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
         table, place = read_files(dataset.files, root, most_rows)
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
-    is_whole = most_rows is None or len(rows) < most_rows
+    is_part = dataset.name is not None and "[" in dataset.split
+    is_whole = most_rows is None or (len(rows) < most_rows and not is_part)
     return Rows(_rename(without_decoding(rows), dataset.columns), place, is_whole)
 
 

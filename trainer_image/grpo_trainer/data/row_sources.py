@@ -13,7 +13,6 @@ import csv
 import hashlib
 import json
 import os
-import re
 import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -300,7 +299,10 @@ _REFUSED = (
     datasets.exceptions.DatasetGenerationError,
     ValueError,
     RuntimeError,
+    StopIteration,
 )
+_LONGEST_SPLIT = 10**15
+"""Rows, more than any split has."""
 
 
 def dataset_repository(dataset: DatasetSpec) -> Repository:
@@ -383,17 +385,36 @@ def _load_dataset(
 
 
 def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> datasets.Dataset:
-    """The first rows of the split, of which a part such as `train[:10%]` can't be streamed."""
-    whole_split = re.split(r"[\[+]", dataset.split)[0]
+    """The first rows of the split. A part such as `train[:10%]` can't be streamed: those of the
+    first part that are in it for certain."""
+    has_parts = "[" in dataset.split
+    part = dataset.split.partition("+")[0] if has_parts else dataset.split
+    split = part.partition("[")[0]
     with _refusals(dataset):
+        # It refuses what a stream takes and training does not, such as `train + test`.
+        datasets.NamedSplit(dataset.split)
         stream = datasets.load_dataset(
-            dataset.name, dataset.config, split=whole_split, revision=revision, token=_token(),
+            dataset.name, dataset.config, split=split, revision=revision, token=_token(),
             streaming=True,
         )  # fmt: skip
         # What a CSV holds is known once it is read; it has no images to leave undecoded.
         undecoded = stream.decode(False) if stream.features else stream
         first = list(undecoded.take(most_rows))
-        return datasets.Dataset.from_list(first, features=stream.features)
+        if not first:
+            raise ValueError("it has no row")
+        rows = datasets.Dataset.from_list(first, features=stream.features)
+        return rows.select(_rows_of_part(part, len(rows), most_rows)) if has_parts else rows
+
+
+def _rows_of_part(part: str, count: int, most_rows: int) -> range:
+    """Which of a split's first `count` rows are in a part of it, however many follow; none follow
+    where they are fewer than `most_rows`."""
+    instruction, split = datasets.ReadInstruction.from_spec(part), part.partition("[")[0]
+    # The more rows a split has, the later a share of it begins and ends.
+    longest = count if count < most_rows else _LONGEST_SPLIT
+    (begin,) = instruction.to_absolute({split: longest})
+    (end,) = instruction.to_absolute({split: count})
+    return range(begin.from_, end.to)
 
 
 @contextmanager
@@ -405,7 +426,8 @@ def _refusals(dataset: DatasetSpec) -> Iterator[None]:
         if passing_error(error) and not is_offline_mode():
             raise
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
+        problem = "a file of it is empty" if isinstance(error, StopIteration) else error
         raise BadInput(
-            f"dataset {which} can't be loaded: {error}; check name, config, split and "
+            f"dataset {which} can't be loaded: {problem}; check name, config, split and "
             "tokenSecretRef"
         ) from error
