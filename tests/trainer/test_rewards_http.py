@@ -202,7 +202,10 @@ async def test_a_service_that_is_not_there(caplog: pytest.LogCaptureFixture) -> 
     assert "secret" not in str(caught.value) + told
 
 
-@pytest.mark.parametrize("url", ["http://:80/", "http://judge:99999/", "http://[::1/"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://:80/", "http://judge:99999/", "http://[::1/", "http://a..b/", f"http://{'a' * 64}.b/"],
+)
 def test_a_url_that_leads_nowhere_is_bad_input(url: str) -> None:
     with pytest.raises(
         BadInput, match=r"reward 'judge': http\.url is not the address of a service"

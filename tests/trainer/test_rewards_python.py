@@ -46,6 +46,10 @@ def state(completions, trainer_state, log_metric, log_extra, **kwargs):
     log_extra("length", [len(text) for text in completions])
     return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
 
+def logs_a_key(completions, log_extra, **kwargs):
+    log_extra("places", [{(1, 2): text} for text in completions])
+    return [1.0] * len(completions)
+
 def counts(completions, **kwargs):
     calls.append(1)
     return [len(calls)] * len(completions)
@@ -209,6 +213,7 @@ def test_what_a_crashed_function_started_is_ended_too(make: Any, tmp_path: Path)
         ),
         ("fails_on_two", ["ok", "ok"], r"reward 'mine', step 8: .*one at a time"),
         ("dies", ["a", "b"], r"reward 'mine', step 8: .*process ended with status 7"),
+        ("logs_a_key", ["a", "b"], r"reward 'mine', step 8: .*TypeError: keys must be str"),
         ("short", ["a", "b"], r"reward 'mine', step 8: returned 1 rewards for 2 completions"),
         ("words", ["a", "b"], r"sample 0, step 8: .*TypeError: returned '1.0' among the rewards"),
         ("nan", ["a", "b"], r"sample 1, step 8: returned nan; return a finite number, or None"),

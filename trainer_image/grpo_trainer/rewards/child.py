@@ -102,11 +102,11 @@ def _serve(parent: Connection, function: Callable[..., Any], arguments: Argument
     answer = _Answer()
     try:
         answer["scores"] = _scores(_call_function(function, arguments, answer))
+        # What the function has logged may be nothing that JSON has.
+        _send(parent, answer)
     except Exception as error:
         _send(parent, {"problem": _error_message(error)})
         _send(parent, {"sample": _failing_sample(function, arguments)})
-    else:
-        _send(parent, answer)
 
 
 def _call_function(function: Callable[..., Any], arguments: Arguments, answer: _Answer) -> Any:

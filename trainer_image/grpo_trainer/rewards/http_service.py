@@ -85,7 +85,10 @@ class HTTPFunction:
         self._on_wait = on_wait
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._shown = str(URL(spec.url).with_user(None).with_query(None))
+            address = URL(spec.url)
+            # No resolver takes a name that this refuses: each request would raise it.
+            (address.host or "").encode("idna")
+            self._shown = str(address.with_user(None).with_query(None))
         except ValueError as error:
             raise BadInput(
                 f"reward {name!r}: http.url is not the address of a service: {error}; correct it"

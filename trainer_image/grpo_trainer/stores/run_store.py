@@ -115,8 +115,8 @@ def require_conditions(store: "Store", folder: str) -> None:
         StoreFailed: as Store.get.
     """
     key = f"{folder}/probe-{uuid.uuid4().hex}"
+    store.put_if_unchanged(key, b"first", None)
     try:
-        store.put_if_unchanged(key, b"first", None)
         if store.put_if_unchanged(key, b"second", None):
             raise _no_conditions_error(store, "If-None-Match: *", "twice for one object")
         stored = store.get(key)
