@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import datasets
+
 from grpo_api.report.preflight import TemplateUse
 
 from ..data.chat_template import render_limit
@@ -18,14 +20,21 @@ from .findings import Preflight
 class FirstRows:
     """Rows of the dataset, and the prompts that they make."""
 
-    rows: Rows
+    table: datasets.Dataset
     prompts: list[Prompt]
     """Empty where the rows make none."""
+    are_trained_on: bool = False
+    """False if training may drop some of them: without a tokenizer nobody knows which are long."""
 
     @property
     def has_chats(self) -> bool:
         """Whether the prompts are lists of messages."""
         return bool(self.prompts) and not isinstance(self.prompts[0], str)
+
+    @property
+    def trained_on(self) -> datasets.Dataset:
+        """Those that are certainly trained on; maybe none, with the columns' names."""
+        return self.table if self.are_trained_on else self.table.select(range(0))
 
 
 def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
@@ -47,6 +56,7 @@ def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
     if rows is None:
         return None
     prompts: list[Prompt] = []
+    trained_on: datasets.Dataset | None = None
     with findings.check("spec.dataset.promptColumn"):
         prompts = list(build_prompts(rows, dataset).values())
     if prompts and tokenizer is not None:
@@ -55,15 +65,20 @@ def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
                 require_decoder(tokenizer)
         encoder = PromptEncoder(tokenizer, preflight.plan.model.chat_template_kwargs)
         with findings.check("spec.dataset"), render_limit(preflight.scope.render_seconds):
-            _measure(rows, prompts[0], encoder, preflight)
-    return FirstRows(rows, prompts)
+            trained_on = _measure(rows, prompts[0], encoder, preflight)
+    if trained_on is not None:
+        return FirstRows(trained_on, list(trained_on["prompt"]), are_trained_on=True)
+    return FirstRows(rows.table, prompts)
 
 
-def _measure(rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Preflight) -> None:
-    """Report the prompts' lengths, and what the chat template makes of the first. Raises BadInput
-    where they can't be trained on, or all of them are too long."""
+def _measure(
+    rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Preflight
+) -> datasets.Dataset:
+    """Report the prompts' lengths, and what the chat template makes of the first. Return the rows
+    that are trained on. Raises BadInput where there are none."""
     plan, findings = preflight.plan, preflight.findings
-    lengths = make_prompts(rows, plan.dataset, plan.training, encoder).lengths
+    prompts = make_prompts(rows, plan.dataset, plan.training, encoder)
+    lengths = prompts.lengths
     findings.first_prompt = encoder.render(first)
     template = _template_use(first, encoder)
     findings.prompts = lengths.model_copy(update={"template": template})
@@ -73,6 +88,7 @@ def _measure(rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Prefl
             f"first {lengths.rows} prompts has, whose mean is {lengths.mean:.0f} tokens; write "
             f"{lengths.p95} to keep 95 % of them"
         )
+    return prompts.rows
 
 
 def _template_use(prompt: Prompt, encoder: PromptEncoder) -> TemplateUse:

@@ -4,6 +4,9 @@ weights are there."""
 import ast
 import importlib.util
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,18 @@ from grpo_api.spec.rewards import ModelReward
 from ..data.chat_template import FIELD, render_limit, require_template
 from ..hub.repositories import Repository
 from ..runtime.errors import BadInput
-from ..weights.model_files import Dtype, Source, load_tokenizer, locate_config
-from .findings import Preflight
+from ..weights.model_files import (
+    Dtype,
+    Source,
+    load_tokenizer,
+    locate_config,
+    require_pad_token,
+)
+from .findings import NotChecked, Preflight
 
 CONFIG = "config.json"
+_NEEDS_TORCH = re.compile(r"not found in your environment:[^.]*\btorch\b|No module named 'torch\b")
+"""What transformers and Python say of code that imports torch where there is none."""
 
 
 def check_policy(preflight: Preflight) -> Any:
@@ -36,14 +47,20 @@ def check_policy(preflight: Preflight) -> Any:
         source = located
     if source is None or not preflight.scope.is_whole:
         return None
+    config = None
     with findings.check(path):
         from ..weights.model_files import architecture_of_config
 
         config = _load_config(source, remote_code=model.trust_remote_code)
         _require_causal(config, remote_code=model.trust_remote_code)
         findings.architecture = architecture_of_config(config)
-    with findings.check(path):
-        return load_tokenizer(source, model.trust_remote_code, model.chat_template)
+    # The tokenizer is found by the configuration.
+    if config is None:
+        return None
+    with findings.check(path), _skip_code_with_torch():
+        tokenizer = load_tokenizer(source, model.trust_remote_code, model.chat_template)
+        require_pad_token(tokenizer, config, source.name)
+        return tokenizer
     return None
 
 
@@ -55,13 +72,14 @@ def check_reward_model(reward: ModelReward, path: str, preflight: Preflight) -> 
         source = _locate(repository, reward.dtype, preflight)
         _read_config(source)
         if preflight.scope.is_whole:
-            labels = _load_config(source, remote_code=False).num_labels
-            if labels != 1:
+            config = _load_config(source, remote_code=False)
+            if config.num_labels != 1:
                 raise BadInput(
-                    f"reward model {source.name} has {labels} labels; name a reward model, which "
-                    "has one"
+                    f"reward model {source.name} has {config.num_labels} labels; name a reward "
+                    "model, which has one"
                 )
             tokenizer = load_tokenizer(source, remote_code=False)
+            require_pad_token(tokenizer, config, source.name)
     return tokenizer
 
 
@@ -99,13 +117,29 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    with _skip_code_with_torch():
+        try:
+            return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
+        except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
+            raise BadInput(
+                f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
+                "transformers knows, or set spec.model.trustRemoteCode"
+            ) from error
+
+
+@contextmanager
+def _skip_code_with_torch() -> Iterator[None]:
+    """Surrounds a model's own code, which may import the torch that a preflight hides.
+
+    Raises:
+        NotChecked: it does.
+    """
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
-    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
-        raise BadInput(
-            f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
-            "transformers knows, or set spec.model.trustRemoteCode"
-        ) from error
+        yield
+    except BadInput as error:
+        if not _NEEDS_TORCH.search(str(error)):
+            raise
+        raise NotChecked("the model's own code needs torch, which no preflight loads") from error
 
 
 def _require_causal(config: Any, *, remote_code: bool) -> None:

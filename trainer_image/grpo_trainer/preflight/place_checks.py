@@ -15,7 +15,12 @@ from pathlib import Path
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import CheckpointSpec, ExportSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_api.text.contract import EXPORT_TOKEN_ENV, SIGNING_KEY, SIGNING_KEY_ENV
+from grpo_api.text.contract import (
+    CHECKPOINT_STORE_ENV,
+    EXPORT_TOKEN_ENV,
+    SIGNING_KEY,
+    SIGNING_KEY_ENV,
+)
 
 from ..checkpoints.signing_key import FIELD, require_key
 from ..checkpoints.volume_checkpoints import REFUSALS, refusal_message
@@ -36,6 +41,8 @@ def check_places(preflight: Preflight) -> None:
     wait_seconds = preflight.scope.wait_seconds
     if plan.checkpoint.store:
         with findings.check("spec.checkpoint.store"):
+            has_settings = any(name.startswith(CHECKPOINT_STORE_ENV) for name in os.environ)
+            preflight.require_input("the pods' access to the store", is_there=has_settings)
             run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
             if run is not None:
                 store = run.store.within(wait_seconds)

@@ -25,7 +25,7 @@ from ..rewards.reward_base import Deadline, RewardCounters, checked_scores, rewa
 from ..rewards.reward_set import check_answers, check_chat_template, reward_root
 from ..runtime.errors import BadInput, Transient
 from .dataset_checks import FirstRows
-from .findings import NotChecked, Preflight
+from .findings import NotChecked, Preflight, Scope
 from .model_checks import check_reward_model
 
 SAMPLES = 2
@@ -49,7 +49,7 @@ def check_rewards(preflight: Preflight, first: FirstRows | None) -> None:
         path = f"rewards[{position}]"
         if reward.accuracy and first:
             with findings.check(f"spec.{path}.accuracy.answerColumn"):
-                check_answers(name, reward.accuracy, first.rows.table)
+                check_answers(name, reward.accuracy, first.trained_on)
         if reward.format:
             with findings.check(f"spec.{path}.format.pattern"):
                 FormatFunction(name, reward.format, RewardCounters())
@@ -65,17 +65,21 @@ def check_rewards(preflight: Preflight, first: FirstRows | None) -> None:
         if reward.http and samples and preflight.scope.is_whole:
             with findings.check(f"spec.{path}.http.url"):
                 token = _service_token(reward.http, position, preflight)
-                _check_service(reward.http, token, samples, preflight.scope.wait_seconds)
+                _check_service(reward.http, token, samples, preflight.scope)
 
 
 def sample_arguments(first: FirstRows, max_steps: int | None) -> dict[str, Any]:
-    """What TRL gives a reward for one completion of each of the first rows."""
-    prompts = first.prompts[:SAMPLES]
+    """What TRL gives a reward for one completion of each of the rows with the shortest
+    prompts."""
+    # Long rows may be dropped, and what training drops need not suit a function.
+    shortest = sorted(range(len(first.prompts)), key=lambda row: len(str(first.prompts[row])))
+    sample_rows = shortest[:SAMPLES]
+    prompts = [first.prompts[row] for row in sample_rows]
     text: Any = SAMPLE_COMPLETION
     if first.has_chats:
         text = [{"role": "assistant", "content": SAMPLE_COMPLETION}]
     count = len(prompts)
-    columns = first.rows.table[:count]
+    columns = first.table[sample_rows]
     return reward_arguments(columns, prompts, [text] * count, [[0]] * count, max_steps)
 
 
@@ -149,11 +153,11 @@ def _service_token(spec: HTTPReward, position: int, preflight: Preflight) -> str
 
 
 def _check_service(
-    spec: HTTPReward, token: str | None, samples: dict[str, Any], wait_seconds: float
+    spec: HTTPReward, token: str | None, samples: dict[str, Any], scope: Scope
 ) -> None:
     """Ask the service for the samples' rewards. Raises BadInput where it refuses, and Transient
     where it gives none."""
-    seconds = int(wait_seconds)
+    seconds = int(scope.wait_seconds)
     limits = {
         "timeout_seconds": min(spec.timeout_seconds, seconds),
         "batch_timeout_seconds": min(spec.batch_timeout_seconds, seconds),
@@ -161,6 +165,8 @@ def _check_service(
     counters = RewardCounters()
     service = HTTPFunction("preflight", spec.model_copy(update=limits), counters, token)
     asyncio.run(service(**samples))
+    if counters.timeouts and not scope.is_in_cluster:
+        raise NotChecked(f"{counters.last_problem}. The cluster may reach it; add --in-cluster")
     if counters.timeouts:
         raise Transient(
             f"{counters.last_problem}. Check the service and the pods' egress, or correct the URL"

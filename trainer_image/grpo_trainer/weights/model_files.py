@@ -171,6 +171,27 @@ def _require_files(tokenizer: Any, source: Source) -> None:
         )
 
 
+def require_pad_token(tokenizer: "PreTrainedTokenizerBase", config: Any, name: str) -> None:
+    """Make sure that batches are padded with a token that the model of that name has.
+
+    Raises:
+        BadInput: the tokenizer has none, or it was added to the tokenizer alone.
+    """
+    token = tokenizer.pad_token_id
+    if token is None:
+        raise BadInput(
+            f"the tokenizer of model {name} has neither pad_token nor eos_token, and batches are "
+            "padded with one of them; name it in tokenizer_config.json"
+        )
+    vocabulary = config.get_text_config().vocab_size
+    if token >= vocabulary:
+        raise BadInput(
+            f"the tokenizer of model {name} pads with {tokenizer.pad_token!r}, token {token}, and "
+            f"the model has {vocabulary} tokens; set pad_token in tokenizer_config.json to one of "
+            "them"
+        )
+
+
 def require_decoder(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Make sure that a tokenizer decodes token by token, as stop strings need it.
 

@@ -44,7 +44,13 @@ from grpo_api.spec.training import AdapterSpec
 from ..hub.repositories import Hub, Repository
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 from .checkpoint_files import open_weights
-from .model_files import Source, architecture_of_config, load_tokenizer, locate_model
+from .model_files import (
+    Source,
+    architecture_of_config,
+    load_tokenizer,
+    locate_model,
+    require_pad_token,
+)
 from .proof import prove_weights
 
 ALL_LINEAR = "all-linear"
@@ -144,6 +150,7 @@ def load_policy(
     policy = load_causal(source, model.trust_remote_code)
     peft_config = lora_config(adapter, policy) if execution.method == "LoRA" else None
     tokenizer = load_tokenizer(source, model.trust_remote_code, model.chat_template)
+    require_pad_token(tokenizer, policy.config, source.name)
     return LoadedModel(policy, tokenizer, source, peft_config)
 
 
@@ -168,6 +175,7 @@ def load_reward_model(
             "one"
         )
     tokenizer = load_tokenizer(source, remote_code=False)
+    require_pad_token(tokenizer, model.config, source.name)
     model.config.pad_token_id = tokenizer.pad_token_id
     freeze(model)
     with open_weights(source.folder) as files:

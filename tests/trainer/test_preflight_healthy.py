@@ -1,0 +1,151 @@
+"""A preflight names no problem that training would not have, and each mistake once."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_api.report.preflight import PreflightReport
+from grpo_api.text.contract import (
+    DATA_MOUNT_ENV,
+    PLAN_ENV,
+    REWARD_MOUNT_ENV,
+    TERMINATION_LOG_ENV,
+)
+from grpo_trainer.preflight.checks import run_checks
+from grpo_trainer.preflight.findings import LAPTOP, POD, RANK_0, Scope
+from grpo_trainer.runtime.errors import BadInput
+from grpo_trainer.weights.model_files import require_pad_token
+from harness.programs.patience import run_to_end
+from tests.support.ranks import demo_model
+from tests.trainer.hub import Files, files_of
+from tests.trainer.preflight_job import ROWS, Job, only_problem, python
+
+pytestmark = pytest.mark.realtime
+
+ANSWERED = """
+def adds(completions, answer, **_):
+    return [float(each) for each in answer]
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The policy."""
+    return files_of(demo_model.save_policy(tmp_path_factory.mktemp("models") / "policy"))
+
+
+@pytest.fixture
+def job(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The job, with its mounts in its folder."""
+    monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path / "data"))
+    monkeypatch.setenv(REWARD_MOUNT_ENV, str(tmp_path / "rewards"))
+    return Job(tmp_path, files)
+
+
+def dataset(job: Job, rows: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+    """The section of a job with these rows."""
+    lines = [json.dumps(row) for row in rows]
+    (job.folder / "data" / "train.jsonl").write_text("\n".join(lines))
+    return {"files": {"configMap": {"name": "rows"}, "paths": ["train.jsonl"]}, **settings}
+
+
+@pytest.mark.parametrize("scope", [POD, RANK_0])
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        ([{"prompt": "x" * 999, "answer": ""}, *ROWS], {}),
+        ([*ROWS, {"prompt": "say 3", "answer": None}], {"onDuplicatePrompt": "Drop"}),
+    ],
+    ids=["too long", "a duplicate"],
+)
+def test_a_row_that_is_dropped_needs_no_answer(
+    job: Job, scope: Scope, rows: list[dict[str, Any]], settings: dict[str, Any]
+) -> None:
+    (job.folder / "rewards" / "0" / "mine.py").write_text(ANSWERED)
+    plan = job.plan(
+        dataset=dataset(job, rows, **settings),
+        rewards=[python("mine:adds"), {"accuracy": {"compare": "Numeric"}}],
+        training={"maxPromptLength": 99, "promptsPerStep": 2},
+    )
+    assert run_checks(plan, scope).problems == []
+
+
+def test_a_row_without_an_answer_is_named_by_its_place_among_those_that_are_trained_on(
+    job: Job,
+) -> None:
+    rows = [{"prompt": "x" * 999, "answer": ""}, *ROWS[:5], {"prompt": "say it", "answer": ""}]
+    plan = job.plan(
+        dataset=dataset(job, rows),
+        rewards=[{"accuracy": {}}],
+        training={"maxPromptLength": 99, "promptsPerStep": 2},
+    )
+    problem = only_problem(run_checks(plan, POD))
+    assert problem.path == "spec.rewards[0].accuracy.answerColumn"
+    assert "row 6 of those that are trained on: the answer is empty" in problem.message
+
+
+def test_a_laptop_does_not_judge_what_the_cluster_alone_can_reach(job: Job) -> None:
+    plan = job.plan(
+        rewards=[{"http": {"url": "http://127.0.0.1:1/score"}}],
+        checkpoint={
+            "store": {
+                "url": "s3://runs",
+                "endpoint": "http://127.0.0.1:1",
+                "credentialsSecretRef": {"name": "store"},
+            }
+        },
+        checkpointDirectory="/tmp/checkpoints/run",
+    )
+    report = run_checks(plan, replace(LAPTOP, wait_seconds=1.0))
+    assert report.problems == []
+    assert [skipped.path for skipped in report.skipped] == [
+        "spec.checkpoint.store",
+        "spec.rewards[0].http.url",
+    ]
+    assert all("add --in-cluster" in skipped.message for skipped in report.skipped)
+
+
+def test_a_model_s_own_code_may_import_torch(job: Job) -> None:
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    config = json.loads((job.model / "config.json").read_text())
+    (job.model / "config.json").write_text(json.dumps(config | {"auto_map": own}))
+    (job.model / "own.py").write_text("import torch\n")
+    plan = job.plan(model={"name": str(job.model), "trustRemoteCode": True})
+    (job.folder / "plan.json").write_text(plan.model_dump_json())
+    variables = {
+        PLAN_ENV: str(job.folder / "plan.json"),
+        TERMINATION_LOG_ENV: str(job.folder / "termination"),
+        "HF_MODULES_CACHE": str(job.folder / "modules"),
+    }
+    command = [sys.executable, "-m", "grpo_trainer.preflight", "--only-prompt"]
+    done = run_to_end(command, 120, env=os.environ | variables)
+    assert done.returncode == 0, done.stderr
+    report = PreflightReport.model_validate_json((job.folder / "termination").read_text())
+    assert report.problems == [], report
+    assert [skipped.path for skipped in report.skipped] == ["spec.model.name"]
+    assert "needs torch" in report.skipped[0].message
+
+
+def test_a_configuration_that_can_t_be_used_is_one_mistake(job: Job) -> None:
+    config = json.loads((job.model / "config.json").read_text())
+    (job.model / "config.json").write_text(json.dumps(config | {"num_attention_heads": "8"}))
+    problem = only_problem(run_checks(job.plan(), POD))
+    assert "config.json of model" in problem.message
+
+
+def test_a_token_to_pad_with_that_the_model_does_not_have_is_named(job: Job) -> None:
+    path = job.model / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"pad_token": "[PAD]"}))
+    problem = only_problem(run_checks(job.plan(), POD))
+    assert problem.path == "spec.model.name"
+    assert "pads with '[PAD]', token 101, and the model has 101 tokens" in problem.message
+    none = SimpleNamespace(pad_token_id=None)
+    with pytest.raises(BadInput, match="has neither pad_token nor eos_token"):
+        require_pad_token(none, None, "own")
