@@ -59,7 +59,6 @@ TEST = Tools(
     (
         *DEMO.content,
         engine_packages,
-        recipes.engine_trainer_image,
         recipes.gpu_stand_in_image,
         recipes.python_image,
         object_stores.moto_packages,
@@ -76,7 +75,7 @@ TEST_ALL = Tools(
     (
         *TEST.content,
         *(tracker_packages, tracker_servers),
-        *(recipes.slim_trainer_image, recipes.trainer_image),
+        *(recipes.engine_trainer_image, recipes.slim_trainer_image, recipes.trainer_image),
         *(registries.registry_program, registries.skopeo, registries.index_packages),
     ),
     apt=tuple(prerequisites.PICTURE_TOOLS.items()),

@@ -1,7 +1,7 @@
 """How many cases the generated tests make in each run.
 
 `make check` and `make test` make few and the same ones: a new failure on somebody else's change is
-no use to them. `make test-all` makes four times as many, and more of the costly ones; `make soak`
+no use to them. `make test-all` makes eight times as many, and more of the costly ones; `make soak`
 ten times as many as that, new ones each day.
 """
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 GATE, ALL, SOAK = "gate", "all", "soak"
 SOAK_TIMES = 10
 """A round of `make soak` makes so many times the cases of `make test-all`."""
-GATE_PART, GATE_LEAST = 4, 10
-"""The gate makes a fourth of the cases, and at least ten."""
+GATE_PART, GATE_LEAST = 8, 8
+"""The gate makes an eighth of the cases, and at least eight."""
 
 # A loaded machine of two cores is slow at moments, which is no failure of what is tested.
 _PATIENT = settings(
@@ -33,7 +33,7 @@ settings.register_profile(
 
 
 def cases(number: int, *, gate: int = 0) -> int:
-    """Return how many cases to make: `number` in `make test-all`, and in `make test` a quarter, or
+    """Return how many cases to make: `number` in `make test-all`, and in `make test` an eighth, or
     `gate` if that is given.
 
     Call it no earlier than test modules are imported.

@@ -28,6 +28,7 @@ from harness.nodes import cgroups
 from harness.nodes.network import Addresses
 from harness.programs.processes import Processes, until
 from harness.settings import ClusterSettings, GpuSettings, load_settings
+from tests.generated import gated
 
 SO_NETNS_COOKIE = 71  # Linux' asm-generic/socket.h; Python's socket module has no name for it
 PRINT_COOKIE = f"""
@@ -260,7 +261,7 @@ def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
 
 
 @pytest.mark.parametrize(
-    "role", ["switch", "node-0", "nodes/node-0/containerd", "nodes/node-0/kubelet"]
+    "role", gated(["nodes/node-0/kubelet", "nodes/node-0/containerd", "node-0", "switch"])
 )
 def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
     before = _host()

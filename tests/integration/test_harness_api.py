@@ -139,6 +139,7 @@ def test_the_audit_log_has_every_request() -> None:
     assert {request["user"]["username"] for request in creates} == {"admin"}
 
 
+@pytest.mark.slow  # as the nodes' own one in `make test`
 def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
     cluster = Cluster.create(f"harness-{os.getpid()}", ClusterSettings())
     assert (
@@ -212,6 +213,7 @@ def test_what_a_crash_of_everything_left_is_swept_by_the_next_start(tmp_path: Pa
             assert not lost.directory.exists()
 
 
+@pytest.mark.slow  # as the nodes' own one in `make test`
 def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
     with starting(f"harness-{os.getpid()}", tmp_path):
         pass

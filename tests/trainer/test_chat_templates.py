@@ -65,7 +65,7 @@ def problems(report: PreflightReport) -> list[tuple[str, str]]:
     return [(problem.path, problem.message) for problem in report.problems]
 
 
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 @given(text=st.text(max_size=200) | st.text("{%}'\"forinendif range()-*1\n", max_size=200))
 @example(text="{% if a %}" * 3000)
 @example(text="{{" + "(" * 16000)
@@ -180,7 +180,7 @@ TOKENIZERS = {"characters": tiny_tokenizer(), "bytes": byte_tokenizer()}
 TEXT = st.text("the answr</>42à你🙂 \n", max_size=40)
 
 
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 @given(
     kind=st.sampled_from(sorted(TOKENIZERS)),
     text=TEXT,

@@ -65,7 +65,7 @@ def bits(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 @settings(
-    max_examples=cases(100, gate=25)
+    max_examples=cases(100, gate=12)
 )  # the definition takes a tenth of a second for two blocks
 @given(size=SIZES, dtype=st.sampled_from(DTYPES), seed=SEEDS)
 def test_the_hash_is_the_sum_of_mixed_elements_times_odd_coefficients(
@@ -104,7 +104,7 @@ def flip_signs(tensor: torch.Tensor, places: list[int]) -> torch.Tensor:
     return flipped
 
 
-@settings(max_examples=cases(100, gate=25))
+@settings(max_examples=cases(100, gate=12))
 @given(seed=SEEDS, dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_two_flipped_signs_are_seen_where_their_coefficients_cancel(
     seed: int, dtype: torch.dtype

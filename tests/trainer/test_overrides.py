@@ -215,7 +215,7 @@ def schedules(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, arguments
 
 
-@settings(max_examples=cases(200, gate=50))
+@settings(max_examples=cases(200, gate=25))
 @given(schedule=schedules(), warmup=st.integers(0, 20), steps=st.integers(1, 20))
 def test_a_schedule_with_its_arguments_runs_and_can_be_set_to_any_step(
     schedule: tuple[str, dict[str, Any]], warmup: int, steps: int

@@ -163,19 +163,26 @@ def test_an_overflow_on_one_rank_is_answered_by_all(
         assert "not finite" in measured["ended"]
 
 
+@pytest.fixture(scope="module")
+def whole_batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The folder of one process that took a step on the whole batch, and its gradient norm."""
+    folder = tmp_path_factory.mktemp("whole-batch")
+    return folder, step_facts.stepped(folder, ["1 process"])["1 process"]
+
+
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
 def test_two_halves_on_two_ranks_are_one_batch_on_one(
-    gang: list[dict[str, Any]], folder: Path, tmp_path: Path, parallelism: str
+    gang: list[dict[str, Any]], folder: Path, whole_batch: tuple[Path, float], parallelism: str
 ) -> None:
-    norm = step_facts.stepped(tmp_path, ["1 process"])["1 process"]
+    whole, norm = whole_batch
     assert (
         gang[0]["step"][parallelism]
         == gang[1]["step"][parallelism]
         == pytest.approx(norm, rel=1e-5)
     )
-    expected = load_file(tmp_path / "1 process.safetensors")
+    expected = load_file(whole / "1 process.safetensors")
     found = load_file(folder / "step" / f"{parallelism}.safetensors")
-    start = load_file(tmp_path / "model" / "model.safetensors")
+    start = load_file(whole / "model" / "model.safetensors")
     moved = max((expected[name] - start[name].view(-1)).abs().max().item() for name in expected)
     apart = max((expected[name] - found[name]).abs().max().item() for name in expected)
     assert moved > 1e-3

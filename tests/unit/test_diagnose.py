@@ -168,7 +168,7 @@ def test_a_run_without_rewards_is_not_called_well(
 
 
 @given(text=st.text(alphabet="{}[]()'\"\\:, \r\nnaif1.e-x", max_size=60))
-@settings(max_examples=cases(500, gate=100))
+@settings(max_examples=cases(500, gate=50))
 def test_any_text_of_a_terminal_is_read(text: str) -> None:
     assert all(isinstance(row, dict) for row in number_steps(list(printed_rows(text))))
 

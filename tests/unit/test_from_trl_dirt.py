@@ -101,7 +101,7 @@ FULL = script(
 
 
 @given(data=st.data())
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 def test_a_damaged_script_is_read_or_refused_in_a_sentence(data: st.DataObject) -> None:
     text = FULL
     for _ in range(data.draw(st.integers(1, 4))):
@@ -141,7 +141,7 @@ EXPRESSIONS = st.recursive(
         EXPRESSIONS,
     ),
 )
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 def test_any_expressions_are_read_without_running_them(
     bound: list[tuple[str, str]], given_: dict[str, str]
 ) -> None:
@@ -211,7 +211,7 @@ class Stub:
     end=st.sampled_from(ENDS),
     data=st.data(),
 )
-@settings(max_examples=cases(600, gate=100))
+@settings(max_examples=cases(600, gate=50))
 def test_a_setting_is_what_the_script_makes_of_it_or_named(
     steps: list[str], end: str, data: st.DataObject
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_notebook_makes_the_job_of_its_script(tmp_path: Path, by_line: bool) -
     pieces=st.lists(st.sampled_from(MAGICS) | st.just(PLAIN), max_size=6),
     cut=st.integers(0, 8),
 )
-@settings(max_examples=cases(100, gate=25))
+@settings(max_examples=cases(100, gate=12))
 def test_what_ipython_adds_to_python_is_left_out(pieces: list[str], cut: int) -> None:
     cells = ["if True:", *(f"    {piece.strip()}" for piece in pieces if piece != PLAIN)]
     cells.append("    y = 1")
@@ -81,7 +81,7 @@ JSON = st.recursive(
 
 
 @given(document=JSON)
-@settings(max_examples=cases(200, gate=50))
+@settings(max_examples=cases(200, gate=25))
 def test_any_json_is_a_script_or_refused_in_a_sentence(document: object) -> None:
     refusal = ""
     try:

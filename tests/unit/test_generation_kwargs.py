@@ -35,7 +35,7 @@ def judged(**changes: Any) -> tuple[GRPOJobSpec | None, list[str]]:
         return None, error.problems
 
 
-@settings(max_examples=cases(100, gate=20))
+@settings(max_examples=cases(100, gate=10))
 @given(variables=st.dictionaries(NAMES, JSON, max_size=40))
 def test_any_map_of_variables_is_accepted_whole_or_refused_with_its_path(
     variables: dict[str, Any],
@@ -75,7 +75,7 @@ def test_what_no_template_can_be_given_is_named(variables: dict[str, Any], says:
     assert len(error.value.problems) == 1
 
 
-@settings(max_examples=cases(100, gate=20))
+@settings(max_examples=cases(100, gate=10))
 @given(
     engine=st.sampled_from(["Transformers", "Colocated", "Servers"]),
     kwargs=st.dictionaries(
@@ -135,7 +135,7 @@ def test_a_field_that_is_named_instead_of_an_argument_exists() -> None:
 
 @pytest.mark.parametrize("engine", ["Colocated", "Servers"])
 @given(penalty=st.floats(-2, 2), temperature=st.floats(0.01, 3))
-@settings(max_examples=cases(50, gate=10))
+@settings(max_examples=cases(50, gate=8))
 def test_a_penalty_that_vllm_would_refuse_at_the_temperature_is_refused(
     engine: str, penalty: float, temperature: float
 ) -> None:
@@ -171,7 +171,7 @@ def test_fewest_tokens_above_the_longest_completion_are_refused() -> None:
 RATES = st.sampled_from([1e-9, 1e-7, 1e-6, 1e-5, 1.0])
 
 
-@settings(max_examples=cases(60, gate=20))
+@settings(max_examples=cases(60, gate=10))
 @given(
     rate=RATES,
     end=st.none() | st.just(0.0) | RATES,

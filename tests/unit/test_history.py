@@ -131,7 +131,7 @@ KILLS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8)), min_size=1, ma
 """By attempt: how many steps it takes, and which of the checkpoints there are it begins with."""
 
 
-@settings(max_examples=cases(150, gate=40), deadline=None)
+@settings(max_examples=cases(150, gate=20), deadline=None)
 @given(kills=KILLS, save=st.integers(1, 4), ahead=st.integers(1, 3), cut=st.integers(0, 80))
 def test_after_any_kills_the_history_is_the_undisturbed_runs(
     tmp_path_factory: pytest.TempPathFactory,
@@ -355,7 +355,7 @@ def test_off_keeps_nothing_and_a_bound_is_kept(tmp_path: Path) -> None:
     assert (kept[0], kept[-1]) == (1, 59), "60 is larger than all that may be kept"
 
 
-@settings(max_examples=cases(40, gate=20), deadline=None)
+@settings(max_examples=cases(40, gate=10), deadline=None)
 @given(groups=st.integers(1, 30), length=st.integers(1, 900), asked=st.integers(1, 30))
 @example(groups=30, length=900, asked=30)
 def test_as_many_groups_are_kept_as_fit_and_each_is_written_twice_at_most(
@@ -405,7 +405,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(["step", "attempt", "loss"]), VALUES)),
     earlier=st.lists(st.dictionaries(st.text(), VALUES)),

@@ -112,7 +112,7 @@ def require_true(world: World) -> None:
     assert standing == list(range(1, len(standing) + 1))
 
 
-@settings(max_examples=cases(200, gate=20))
+@settings(max_examples=cases(200, gate=10))
 @given(stories=STORIES)
 def test_a_history_is_true_at_any_moment_and_whole_at_the_end(
     tmp_path_factory: pytest.TempPathFactory, stories: list[Attempt]

@@ -214,7 +214,7 @@ def by_name(env: list[dict[str, str]]) -> dict[str, str]:
     return {one["name"]: one["value"] for one in env}
 
 
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 @given(default=SETTINGS, own=SETTINGS, fixed=SETTINGS)
 def test_fixed_goes_before_the_job_and_the_job_before_the_default(
     default: dict[str, Any], own: dict[str, Any], fixed: dict[str, Any]
@@ -236,7 +236,7 @@ def test_fixed_goes_before_the_job_and_the_job_before_the_default(
     assert len(found.problems) == len(differs)
 
 
-@settings(max_examples=cases(200, gate=40))
+@settings(max_examples=cases(200, gate=20))
 @given(st.sampled_from(sorted(GOOD_CLASSES)), st.sampled_from(sorted(GOOD)))
 def test_a_resolved_spec_is_a_valid_spec_and_stays_what_is_trained(kind: str, name: str) -> None:
     declared = parse_spec(changed(GOOD[name]))

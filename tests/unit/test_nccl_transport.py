@@ -131,7 +131,7 @@ def test_only_an_error_of_verbs_is_a_lack_of_locked_memory() -> None:
     assert not is_memlock_failure("Call to ibv_open_device failed")
 
 
-@settings(max_examples=cases(300, gate=100))
+@settings(max_examples=cases(300, gate=50))
 @given(
     st.lists(
         st.text(max_size=80) | st.sampled_from([text for text, _ in LOGS.values()]), max_size=6

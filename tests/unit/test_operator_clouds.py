@@ -194,7 +194,7 @@ def test_dirty_labels_break_nothing_and_promise_nothing(labels: dict[str, str], 
         planner_node(facts, kind, {})
 
 
-@settings(max_examples=cases(100, gate=20))
+@settings(max_examples=cases(100, gate=10))
 @given(labels=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1), gpus=st.integers(1, 9))
 def test_dirty_labels_are_planned_or_refused_with_words(labels: dict[str, str], gpus: int) -> None:
     result = plan_job(spec(LLAMA_1B), seen((labels, gpus)))

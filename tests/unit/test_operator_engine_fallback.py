@@ -181,7 +181,7 @@ ENDS = st.one_of(
 )
 
 
-@settings(max_examples=cases(150, gate=40))
+@settings(max_examples=cases(150, gate=20))
 @given(STORIES, ENDS)
 def test_the_answer_follows_from_the_cause_the_rungs_taken_and_the_spec(
     story: Story, end: tuple[str, Cause]
@@ -224,7 +224,7 @@ def test_the_lengths_are_on_both_sides_of_the_limit_of_cost() -> None:
         assert (is_dear(engine, "cheap"), is_dear(engine, "dear")) == (False, True)
 
 
-@settings(max_examples=cases(60, gate=15))
+@settings(max_examples=cases(60, gate=8))
 @given(
     st.sampled_from(["Auto", "Colocated", "Servers"]),
     st.sampled_from(["cheap", "dear"]),

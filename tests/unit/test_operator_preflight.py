@@ -186,7 +186,7 @@ def worlds(draw: st.DrawFn) -> tuple[str, str, str, bool, Preflight]:
 
 
 @given(worlds())
-@settings(max_examples=cases(2000, gate=400))
+@settings(max_examples=cases(2000, gate=200))
 def test_whatever_meets_a_job_starts_only_when_it_passed_or_may_go_on_without(
     world: tuple[str, str, str, bool, Preflight],
 ) -> None:
@@ -389,7 +389,7 @@ def test_a_mistake_fails_the_job_without_an_attempt_and_a_retry_checks_again() -
 
 
 @given(st.integers(1, MAX_PROBLEMS), st.integers(1, 300), st.integers(0, 9))
-@settings(max_examples=cases(200, gate=40))
+@settings(max_examples=cases(200, gate=20))
 def test_a_message_names_the_worst_problem_and_counts_those_without_room(
     number: int, length: int, omitted: int
 ) -> None:

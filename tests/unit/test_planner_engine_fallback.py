@@ -37,7 +37,7 @@ def failed(run: Run, rung: Rung = "ModelRunnerV1", seconds: float | None = -1.0)
     return replace(run, learned=run.learned.model_copy(update={"engine_failures": known}))
 
 
-@settings(max_examples=cases(60, gate=12))
+@settings(max_examples=cases(60, gate=8))
 @given(
     model=st.sampled_from([LLAMA_1B, QWEN_7B]),
     groups=st.builds(nodes, st.just(2), st.sampled_from([1, 4, 8]), st.sampled_from([H100, A10G])),

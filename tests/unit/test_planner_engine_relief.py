@@ -134,7 +134,7 @@ def test_a_sync_without_an_engine_is_the_fullest_phase() -> None:
 PHASES = st.sampled_from(["sync", "generate", "backward", None])
 
 
-@settings(max_examples=cases(40, gate=10))
+@settings(max_examples=cases(40, gate=8))
 @given(
     st.sampled_from([(QWEN_7B, EIGHT), (LLAMA_1B, EIGHT), (QWEN_7B, nodes(1, 4, A10G))]),
     st.lists(st.tuples(PHASES, st.floats(0, 1.5)), min_size=1, max_size=3),

@@ -156,7 +156,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=cases(60, gate=15))
+@settings(max_examples=cases(60, gate=8))
 @given(rows=st.lists(ROWS, max_size=6), namespace=st.sampled_from([None, "team-a", "team-c"]))
 def test_a_plan_depends_on_the_rows_and_not_on_their_order(
     rows: list[MeasuredRow], namespace: str | None
@@ -171,7 +171,7 @@ def test_a_plan_depends_on_the_rows_and_not_on_their_order(
     assert (chosen.method, chosen.optimizer) == (USUAL.method, USUAL.optimizer)
 
 
-@settings(max_examples=cases(300, gate=60))
+@settings(max_examples=cases(300, gate=30))
 @given(rows=st.lists(ROWS, max_size=12), gpus=NUMBERS, nodes=st.integers(1, 64), length=NUMBERS)
 def test_every_correction_is_bounded_and_names_its_rows(
     rows: list[MeasuredRow], gpus: int, nodes: int, length: int
@@ -187,7 +187,7 @@ def test_every_correction_is_bounded_and_names_its_rows(
             assert found.runs
 
 
-@settings(max_examples=cases(200, gate=40))
+@settings(max_examples=cases(200, gate=20))
 @given(rows=st.lists(ROWS, max_size=20))
 def test_the_newest_rows_of_each_setting_stay_and_are_read_again(rows: list[MeasuredRow]) -> None:
     stay = MeasuredRuns.newest(rows).rows
@@ -221,7 +221,7 @@ DIRT = st.recursive(
 )
 
 
-@settings(max_examples=cases(400, gate=30))
+@settings(max_examples=cases(400, gate=15))
 @given(dirt=DIRT, field=st.sampled_from(sorted(MeasuredRow.model_fields)), value=DIRT)
 def test_any_content_is_read_and_what_is_wrong_is_named(dirt: Any, field: str, value: Any) -> None:
     rows, problems = read_rows(dirt)
@@ -234,7 +234,7 @@ def test_any_content_is_read_and_what_is_wrong_is_named(dirt: Any, field: str, v
     assert all(problem.startswith(("runs[1]", "runs[2]")) for problem in problems)
 
 
-@settings(max_examples=cases(200, gate=60))
+@settings(max_examples=cases(200, gate=30))
 @given(
     rows=st.lists(
         st.dictionaries(

@@ -121,7 +121,7 @@ def drawn_plan(job: tuple[tuple[str, Any], ...], place: tuple[int, int, str]) ->
     return plan_job(spec(**dict(job)), inventory(nodes(count, gpus, label, host_gib=200)))
 
 
-@settings(max_examples=cases(200, gate=40), deadline=None)
+@settings(max_examples=cases(200, gate=20), deadline=None)
 @given(job=JOBS, place=PLACES, width=st.integers(80, WIDEST))
 def test_whatever_is_planned_is_told_in_two_lines_and_true_numbers(
     job: dict[str, Any], place: tuple[int, int, str], width: int

@@ -147,7 +147,7 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
     assert plan.world_size * plan.micro_batch * plan.gradient_accumulation == step
 
 
-@settings(max_examples=cases(200, gate=25))
+@settings(max_examples=cases(200, gate=12))
 @given(
     jobs(),
     st.lists(OFFERS, min_size=1, max_size=3),
@@ -205,7 +205,7 @@ def test_longer_completions_never_make_an_infeasible_job_feasible(
         assert plan_job(job, Inventory((group,))).feasible
 
 
-@settings(max_examples=cases(300, gate=75))
+@settings(max_examples=cases(300, gate=37))
 @given(setups(), st.sampled_from(sorted(catalogue.shapes())))
 def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
     shape = catalogue.shapes()[name]

@@ -192,7 +192,7 @@ def test_an_engine_that_is_compared_with_costs_the_policy_a_pass(product: str) -
     assert (compared.estimated_step_seconds or 0) > 1.05 * (alone.estimated_step_seconds or 0)
 
 
-@settings(max_examples=cases(200, gate=20))
+@settings(max_examples=cases(200, gate=10))
 @given(
     st.sampled_from([QWEN_7B, MOE, LLAMA_1B]),
     st.sampled_from([H100, L4]),

@@ -142,7 +142,7 @@ QUICK, SLOW, STUCK = Rank(None, 0.0, True), Rank(None, 8.0, True), Rank(None, No
 SILENT, LOST = Rank(None, 0.0, False), Rank(0.0, 0.0, False)
 
 
-@settings(max_examples=cases(120, gate=30))
+@settings(max_examples=cases(120, gate=15))
 @given(story=stories())
 @example(story_of("gets SIGTERM", SILENT, SLOW))
 @example(story_of("gets SIGTERM", QUICK, STUCK))

@@ -90,7 +90,7 @@ STAYS = {
 """What tells how the attempt ended."""
 
 
-@settings(max_examples=cases(300, gate=75))
+@settings(max_examples=cases(300, gate=37))
 @given(OUTCOMES, st.lists(PARTS, max_size=4))
 def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[str, int]]) -> None:
     message = "".join(text * times for text, times in parts)
@@ -111,7 +111,7 @@ def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[s
     )
 
 
-@settings(max_examples=cases(200, gate=50))
+@settings(max_examples=cases(200, gate=25))
 @given(OUTCOMES, st.sampled_from(["", "a" * 4000]))
 def test_what_matters_least_is_left_out_first(outcome: Outcome, message: str) -> None:
     told = truncate_to_fit(outcome, message)
