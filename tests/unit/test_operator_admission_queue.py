@@ -74,8 +74,13 @@ def test_the_oldest_goes_first() -> None:
     young, old = job("young", gang(1, 8), age=10), job("old", gang(1, 8), age=20)
     assert passed([young, old], cluster(8)) == {
         "old": (True, "Admitted"),
-        "young": (False, "WaitingInQueue"),
+        "young": (False, "WaitingForGPUs"),
     }
+
+
+def test_who_is_admitted_has_left_the_queue_and_holds_its_gpus() -> None:
+    found = judged([job("b", gang(1, 8), age=10), job("a", gang(1, 8), age=20)], cluster(8))
+    assert found["uid-b"].message.endswith("; 0 free, 8 held by team-a/a; 1st of 1 in the queue")
 
 
 def test_the_highest_priority_goes_before_the_oldest() -> None:
@@ -83,7 +88,7 @@ def test_the_highest_priority_goes_before_the_oldest() -> None:
     found = passed(
         [job("old", gang(1, 8), age=20), urgent], cluster(8, priorities={"high": 1000, "": 5})
     )
-    assert found == {"urgent": (True, "Admitted"), "old": (False, "WaitingInQueue")}
+    assert found == {"urgent": (True, "Admitted"), "old": (False, "WaitingForGPUs")}
 
 
 def test_a_small_job_may_not_take_what_the_head_of_the_line_waits_for() -> None:
@@ -121,7 +126,7 @@ def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(
 
 def test_two_gangs_never_get_half_each() -> None:
     jobs = [job("a", gang(1, 3), age=20), job("b", gang(1, 3), age=10)]
-    assert passed(jobs, cluster(4)) == {"a": (True, "Admitted"), "b": (False, "WaitingInQueue")}
+    assert passed(jobs, cluster(4)) == {"a": (True, "Admitted"), "b": (False, "WaitingForGPUs")}
 
 
 def test_who_is_not_in_the_line() -> None:

@@ -76,11 +76,16 @@ class Capacity:
             # labels alone are a hint that anybody can set
             if pod.controlled:
                 self._pods.setdefault(pod.grpojob_uid, []).append(pod)
+        self.add_claims(claims)
+
+    def add_claims(self, claims: Iterable[Claim]) -> None:
+        """Reserve what the claims' gangs lack."""
         claimed_roles: list[tuple[Claim, Role]] = []
         for claim in claims:
             claimed_roles += [(claim, role) for role in gpu_roles(claim.job, claim.plan)]
         for claim, role in sorted(claimed_roles, key=_widest_first):
             self._reserve_missing(claim, role)
+        self._holders.clear()
 
     def _allocate(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         # A pod may be bound to a node that the snapshot does not have (yet, or any more).

@@ -239,6 +239,10 @@ class _CycleRun:
                 self._count_gpus(job, verdict.plan)
                 if verdict.admitted:
                     self._allowance.take(job, verdict.plan)
+                    # It has left the queue: those behind it wait for its GPUs from now on.
+                    next_attempt = job.status.attempt + 1
+                    claim = Claim(job=job, plan=verdict.plan, attempt=next_attempt)
+                    self._without_queue.add_claims([claim])
                 else:
                     self._reserved_nodes |= nodes
                 self._placed_jobs.append((job, verdict))
