@@ -11,7 +11,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from tests.generated import cases
-from tests.unit.planning import H100, nodes, plan, spec
+from tests.unit.planning import H100, H200, QWEN_32B, nodes, plan, spec
 from tests.unit.test_planner_properties import MODELS, OFFERS, cost, is_consent
 
 JOBS = st.builds(
@@ -92,3 +92,16 @@ def test_an_engine_limited_to_fewer_completions_than_it_has_gpus_takes_longer() 
         seconds.append(plan(job, nodes(1, 8, H100)).estimated_step_seconds or 0)
     assert seconds[1] > 1.3 * seconds[0]
     assert seconds[2] > 1.3 * seconds[1]
+
+
+def test_more_completions_at_a_time_than_a_process_has_are_no_limit() -> None:
+    """One GPU has no room for 16 at a time, of which each of two has 8."""
+    limits = {"training__numGenerations": 8, "training__promptsPerStep": 2, "training__beta": 0,
+              "training__maxCompletionLength": 32000, "placement__allowSlow": True}  # fmt: skip
+    plans = []
+    for at_once in (8, 10, 16):
+        generation = {"engine": "Transformers", "sequencesAtATime": at_once}
+        job = spec(QWEN_32B, adapter__use="Always", generation=generation, **limits)
+        plans.append(plan(job, nodes(1, 2, H200)))
+    assert plans[0] == plans[1] == plans[2]
+    assert (plans[0].gpus, plans[0].zero_stage) == (2, 0)

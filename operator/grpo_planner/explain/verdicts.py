@@ -12,10 +12,16 @@ from grpo_api.spec.run_policy import Objective
 
 from ..result.formatting import gib, plural
 from ..result.result import Rejection
-from ..search.option import CROWDED, Option, score
-
-ROUNDING = 1e-9
-"""Share by which factors that are multiplied in another order may differ."""
+from ..search.option import (
+    CROWDED,
+    OFFLOADED,
+    PARTITIONED,
+    ROUNDING,
+    SEVERAL_NODES,
+    WEIGHTS_OFFLOADED,
+    Option,
+    score,
+)
 
 
 def rejection(option: Option, winner: Option | None, objective: Objective) -> Rejection | None:
@@ -124,14 +130,20 @@ class Risk(NamedTuple):
 
 def _risks(option: Option) -> list[Risk]:
     """All of them, in the order that decides among equals."""
-    place, method = option.place, option.footprint.method
-    optimizer, weights, nodes, sharding = option.place_risks
+    place, method, engine = option.place, option.footprint.method, option.footprint.setup.engine
+    has_reference_there = method.reference == "Offload"
+    has_base_there = engine is not None and engine.offloads_base
+    has_weights_there = has_reference_there or has_base_there
+    weights = "its reference" if has_reference_there else "its base"
     filled = f"it fills {option.device_share:.0%} of a GPU"
-    whose = "its reference" if method.reference == "Offload" else "its base"
     return [
-        Risk(method.offload, optimizer, "optimizer offload"),
-        Risk(weights, weights, f"{whose} in host memory"),
-        Risk(method.zero, sharding, f"ZeRO-{method.zero}"),
-        Risk(place.nodes, nodes, plural(place.nodes, "node")),
+        Risk(method.offload, OFFLOADED if method.offload else 1.0, "optimizer offload"),
+        Risk(
+            has_weights_there,
+            WEIGHTS_OFFLOADED if has_weights_there else 1.0,
+            f"{weights} in host memory",
+        ),
+        Risk(method.zero, PARTITIONED[method.zero], f"ZeRO-{method.zero}"),
+        Risk(place.nodes, SEVERAL_NODES if place.nodes > 1 else 1.0, plural(place.nodes, "node")),
         Risk(option.crowding, CROWDED[option.crowding], filled),
     ]

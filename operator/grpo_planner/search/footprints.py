@@ -5,7 +5,7 @@ these numbers. So do all the searches of one plan: on free nodes, on emptied nod
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import ceil, inf
 from typing import NamedTuple
@@ -208,15 +208,19 @@ class Variants:
             and self.leanest.device <= place.pool.usable_bytes
         )
 
-    def fitting(self, usable: int) -> Iterator[Setup]:
+    def fitting(self, usable: int, may_win: Callable[[Update], bool]) -> Iterator[Setup]:
         """For each choice of gathering and checkpointing the pairs of micro-batch and generation
         batch that fit, of which neither can be larger: larger ones are faster.
+
+        `may_win`: whether an update is still of use, of those that come next.
         """
         for gather in self._knobs.gather:
             sizes = self._generation_batches(gather, usable)
-            yield from self._fitting_pairs(gather, sizes, usable)
+            yield from self._fitting_pairs(gather, sizes, usable, may_win)
 
-    def _fitting_pairs(self, gather: bool, sizes: Sequence[int], usable: int) -> Iterator[Setup]:
+    def _fitting_pairs(
+        self, gather: bool, sizes: Sequence[int], usable: int, may_win: Callable[[Update], bool]
+    ) -> Iterator[Setup]:
         """The same for one choice of gathering; `sizes`: generation batches, largest first."""
         knobs = self._knobs
         worth = len(sizes)
@@ -225,7 +229,7 @@ class Variants:
             largest = self._alone.largest_update(recomputes, usable)
             later = worth
             for micro_batch in knobs.micro_batch:
-                if micro_batch > largest:
+                if micro_batch > largest or not may_win((recomputes, micro_batch)):
                     continue
                 index = self._first_fit(gather, sizes[:later], recomputes, micro_batch, usable)
                 if index == later:
@@ -452,12 +456,13 @@ class Footprints:
         """Lower bound of the GPUs with `usable` bytes each that have room for the policy's states
         and the passes of a method; infinite if none. `engined`: an engine generates in its place,
         whose bytes are not counted."""
-        # What the passes take doesn't shrink with more processes, and of a method it depends on
-        # whether an adapter is trained. So one prediction does for all sizes of all pools.
+        # What the passes take is least with most processes, whose shares of a generation are the
+        # smallest, and of a method it depends on whether an adapter is trained. So one prediction
+        # does for all sizes of all pools.
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = NOWHERE if engined else None
-            family = self.family(self.worlds[0], method, precision)
+            family = self.family(self.worlds[-1], method, precision)
             self._floors[key] = family[engine].floor
         room = usable - self._floors[key]
         parameters = self.demand.shape.parameters * (2 if precision == "bfloat16" else 4)

@@ -46,6 +46,10 @@ SEVERAL_NODES = 1.25
 3 times as long as their links' bandwidth alone explains (NVIDIA-NeMo/RL#959)."""
 
 
+ROUNDING = 1e-9
+"""Share by which a bound may be above what it bounds, as it adds or multiplies in another order."""
+
+
 class Beside(NamedTuple):
     """GPUs of engines in pods of their own."""
 
@@ -140,11 +144,6 @@ class Option:
         return CROWDED[self.crowding] * place_risk(self.place, method, setup.engine)
 
     @property
-    def place_risks(self) -> tuple[float, float, float, float]:
-        """The factors of place_risk."""
-        return place_risks(self.place, self.footprint.method, self.footprint.setup.engine)
-
-    @property
     def preference(self) -> tuple[object, ...]:
         """Among equals: fewer GPUs, no offload, lower stage, fewer nodes, less time, an engine, and
         anything that is stable."""
@@ -179,21 +178,12 @@ Score = tuple[int, float]
 
 def place_risk(place: Place, method: Method, engine: Engine | None = None) -> float:
     """The part of an option's risk that is known before its memory."""
-    optimizer, weights, nodes, partitioned = place_risks(place, method, engine)
-    return optimizer * weights * nodes * partitioned
-
-
-def place_risks(
-    place: Place, method: Method, engine: Engine | None
-) -> tuple[float, float, float, float]:
-    """Its factors: of an offloaded optimizer, of offloaded weights, of several nodes, and of
-    sharding."""
     optimizer = OFFLOADED if method.offload else 1.0
     offloads_base = engine is not None and engine.offloads_base
     offloads_weights = method.reference == "Offload" or offloads_base
     weights = WEIGHTS_OFFLOADED if offloads_weights else 1.0
     nodes = SEVERAL_NODES if place.nodes > 1 else 1.0
-    return optimizer, weights, nodes, PARTITIONED[method.zero]
+    return optimizer * weights * nodes * PARTITIONED[method.zero]
 
 
 def score(

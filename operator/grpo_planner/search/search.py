@@ -17,13 +17,14 @@ from grpo_api.spec.run_policy import Objective
 from grpo_api.text.timing import DAY, HOUR
 
 from ..hardware.pools import Place, Pool
-from ..memory.setup import Engine
+from ..memory.setup import Engine, Setup
 from ..time.measured_runs import StepCorrection
 from .engines import Engines
 from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, SiteMethod
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method
 from .option import (
+    ROUNDING,
     SHARES,
     Option,
     Score,
@@ -40,9 +41,6 @@ LONGEST_STEP, LONGEST_RUN = 6 * HOUR, 90 * DAY
 """Seconds of a step and of all steps past which a plan is refused, unless placement.allowSlow."""
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
-
-ROUNDING = 1e-9
-"""Share by which a bound may be above a score that it bounds, as it adds times in another order."""
 
 TimeLimit = Callable[[float, StepCorrection | None], bool]
 """Whether a step of these seconds, with what was measured on its GPUs, is short enough. Where one
@@ -324,7 +322,8 @@ class Search:
 
     def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:
         """For each of SHARES the fastest option with the engine of these variants that fills a GPU
-        up to it: a score weighs time against room. What is slower in as much room can't win."""
+        up to it: a score weighs time against room. What is not faster than in less room can't win.
+        """
         if variants in extent.options:
             return extent.options[variants]
         options = extent.options[variants] = []
@@ -333,11 +332,16 @@ class Search:
         for share in SHARES:
             limit = int(share * extent.place.pool.usable_bytes)
             fits = variants.fastest.device <= limit
-            if not fits and variants.leanest.device > limit:
+            setup: Setup | None
+            if fits:
+                setup = self._times.with_fastest_batch(extent, variants, variants.fastest.setup)
+            elif variants.leanest.device <= limit:
+                least = options[-1].seconds if options else inf
+                setup = self._times.fastest(extent, variants, limit, least)
+            else:
                 continue
-            setups = [variants.fastest.setup] if fits else variants.fitting(limit)
-            fastest = self._times.fastest(extent, variants, setups)
-            options.append(self._option(extent, variants, variants.footprint_of(fastest)))
+            if setup:
+                options.append(self._option(extent, variants, variants.footprint_of(setup)))
             if fits:
                 # More room makes nothing faster.
                 break

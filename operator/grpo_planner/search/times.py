@@ -1,7 +1,6 @@
 """Times: the step times of extents and the bounds by which the search skips what cannot win."""
 
 import heapq
-from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -15,8 +14,8 @@ from ..time.training import TrainingTime, scoring_passes, update_seconds
 from .demand import Demand
 from .engines import Engines
 from .extent import Extent, Site
-from .footprints import Variants
-from .option import CROWDED
+from .footprints import Update, Variants
+from .option import CROWDED, ROUNDING
 
 
 class BatchTime(NamedTuple):
@@ -211,16 +210,34 @@ class Times:
         generation = transformers_seconds(self._shape, largest, hardware, calls, smallest=sizes[-1])
         return sum(self._sampling_time(extent, largest, calls, generation))
 
-    def fastest(self, extent: Extent, variants: Variants, setups: Iterable[Setup]) -> Setup:
-        """Return the fastest of some setups, each with its own or a smaller generation batch."""
+    def fastest(
+        self, extent: Extent, variants: Variants, usable: int, least: float
+    ) -> Setup | None:
+        """Return the fastest setup that takes at most `usable` bytes of a GPU; None where none
+        takes less than `least` seconds."""
+        least_sampling = self.least_sampling(extent, variants)
+        fastest = None
 
-        def seconds(setup: Setup) -> float:
-            return self.step(extent, setup, variants.calls(setup)).total
+        def may_win(update: Update) -> bool:
+            if least == inf:
+                return True
+            # Most updates train longer than a whole step of a faster one, whatever they sample by.
+            training = sum(self.training(extent, variants.update_setup(update)))
+            return training + least_sampling <= least * (1 + ROUNDING)
 
-        if variants.engine is None:
-            batches = ((setup, self.fastest_batch(extent, variants, setup)) for setup in setups)
-            setups = (variants.with_batch(setup, batch.size) for setup, batch in batches)
-        return min(setups, key=seconds)
+        for fitting in variants.fitting(usable, may_win):
+            setup = self.with_fastest_batch(extent, variants, fitting)
+            seconds = self.step(extent, setup, variants.calls(setup)).total
+            if seconds < least:
+                fastest, least = setup, seconds
+        return fastest
+
+    def with_fastest_batch(self, extent: Extent, variants: Variants, setup: Setup) -> Setup:
+        """A setup with the generation batch that samples fastest, up to its own."""
+        if variants.engine:
+            return setup
+        batch = self.fastest_batch(extent, variants, setup)
+        return variants.with_batch(setup, batch.size)
 
     def fitting_training(self, extent: Extent, variants: Variants) -> list[tuple[float, float]]:
         """For each share of a GPU that is weighed: the least seconds of training beside an engine
