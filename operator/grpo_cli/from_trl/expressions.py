@@ -7,12 +7,12 @@ time.
 """
 
 import ast
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import Any
 
+from .constants import FUNCTIONS, apply, operate
 from .syntax import (
     Function,
     bound_names,
@@ -24,29 +24,21 @@ from .syntax import (
     function_named,
     function_result,
     is_override,
+    is_setting_field,
     last_position,
     option_flag,
     option_name,
     own_expressions,
     parameters_of,
     parser_options,
+    plain_default,
     statements,
 )
 from .trl_run import Note
 
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_EXPONENT = 64
 MAX_CALLS = 8
 """Functions that are followed one after the other."""
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
 PARSING = (
     "parse_args",
     "parse_known_args",
@@ -278,7 +270,7 @@ class Scope:
             case ast.UnaryOp(op=ast.Not()):
                 return not self.evaluate(node.operand)
             case ast.BinOp():
-                return self._evaluate_operation(node)
+                return operate(node.op, self.evaluate(node.left), self.evaluate(node.right))
             case ast.JoinedStr():
                 return "".join(self._evaluate_part(part) for part in node.values)
             case ast.Attribute():
@@ -312,18 +304,6 @@ class Scope:
             raise Computed(node)
         return value
 
-    def _evaluate_operation(self, node: ast.BinOp) -> Any:
-        left, right = self.evaluate(node.left), self.evaluate(node.right)
-        is_number = isinstance(left, int | float) and isinstance(right, int | float)
-        is_joined = type(left) is type(right) and isinstance(left, str | list)
-        function = _OPERATORS.get(type(node.op))
-        if function is None or not (is_number or (is_joined and isinstance(node.op, ast.Add))):
-            raise Computed(node)
-        # `9**9**9` would take the memory of the machine.
-        if isinstance(node.op, ast.Pow) and max(abs(left), abs(right)) > MAX_EXPONENT:
-            raise Computed(node)
-        return function(left, right)
-
     def _evaluate_part(self, part: ast.expr) -> str:
         if isinstance(part, ast.FormattedValue):
             if part.format_spec is not None or part.conversion != -1:
@@ -344,22 +324,53 @@ class Scope:
         if dotted_name(node) in {f"torch.{dtype}" for dtype in DTYPES}:
             return node.attr
         target, scope, index = self.resolve(node.value)
-        if isinstance(target, ast.Call):
-            return scope.parsed_argument(target, index, node)
+        call = target if isinstance(target, ast.Call) else None
+        made = scope.resolve(call.func) if call else (target, scope, index)
+        if index is None and isinstance(made[0], ast.ClassDef):
+            return made[1]._class_field(made[0], node, scope, call)
+        if call:
+            return scope.parsed_argument(call, index, node)
         raise Computed(node)
+
+    def _class_field(
+        self, definition: ast.ClassDef, node: ast.Attribute, caller: "Scope", call: ast.Call | None
+    ) -> Any:
+        """The constant that a class of this scope, or an object that a call makes of it, has as a
+        field.
+
+        Raises:
+            Computed: something else may set the field, or its value is not constant.
+        """
+        for other in ast.walk(self.module):
+            if is_setting_field(other, node.attr):
+                raise Computed(node, f"line {getattr(other, 'lineno', 0)} sets it")
+        keywords = {word.arg: word.value for word in call.keywords} if call else {}
+        if None in keywords or (call and call.args):
+            raise Computed(node)
+        if node.attr in keywords:
+            return caller.evaluate(keywords[node.attr])
+        inner = Scope(
+            self.module,
+            definition.body,
+            self,
+            assumptions=self.assumptions,
+            _evaluating=self._evaluating,
+        )
+        bindings = inner.bindings.get(node.attr, [])
+        value = bindings[0].value if len(bindings) == 1 else None
+        default = plain_default(value) if isinstance(value, ast.expr) else None
+        if default is None:
+            raise Computed(node)
+        return inner.evaluate(default)
 
     def _evaluate_call(self, node: ast.Call) -> Any:
         name = called_name(node)
         if name == "dict" and not node.args:
-            entries: dict[Any, Any] = {}
-            for keyword in node.keywords:
-                if keyword.arg is None:
-                    entries |= self._mapping(keyword.value)
-                else:
-                    entries[keyword.arg] = self.evaluate(keyword.value)
-            return entries
+            return self._evaluate_dict_call(node)
         if name == "dedent" and len(node.args) == 1:
             return dedent(self._text(node.args[0]))
+        if name in FUNCTIONS and isinstance(node.func, ast.Name):
+            return self._evaluate_function(node, node.func)
         if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
             return self._text(node.func.value).strip()
         is_environment = name == "getenv" or dotted_name(node.func).endswith("environ.get")
@@ -369,6 +380,21 @@ class Scope:
             self._assume(node, variable, value, "the script's default of this variable was taken")
             return value
         raise Computed(node)
+
+    def _evaluate_dict_call(self, node: ast.Call) -> dict[Any, Any]:
+        entries: dict[Any, Any] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                entries |= self._mapping(keyword.value)
+            else:
+                entries[keyword.arg] = self.evaluate(keyword.value)
+        return entries
+
+    def _evaluate_function(self, node: ast.Call, function: ast.Name) -> Any:
+        """What one of FUNCTIONS returns, unless the script has its own of this name."""
+        if node.keywords or self.lookup(function):
+            raise Computed(node)
+        return apply(function.id, [self.evaluate(argument) for argument in node.args])
 
     def _text(self, node: ast.expr) -> str:
         value = self.evaluate(node)

@@ -81,6 +81,8 @@ class RewardReader:
         self.copied: dict[tuple[int, int], str] = {}
         """Statements of the script that the rewards need, by line and column."""
         self.visited: set[str] = set()
+        self.variables: set[str] = set()
+        """Variables of the environment that notes name already."""
         self.packages: set[str] = set()
         """Packages that notes name already."""
 
@@ -241,6 +243,7 @@ class RewardReader:
         _refuse_keys(module_tree, f"{module}.py:")
         for node in ast.walk(module_tree):
             self._copy_imported(node, f"{module}.py")
+            self._note_variable(node, f"{module}.py")
         return True
 
     def _copy_imported(self, node: ast.AST, file: str) -> None:
@@ -258,6 +261,24 @@ class RewardReader:
             advice = f"{file} imports it: the training image must have the package {package!r}"
             line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
             self.run.note(line, "import", module, advice)
+
+    def _note_variable(self, node: ast.AST, file: str) -> None:
+        """Name a variable of the environment that a copied file reads."""
+        match node:
+            case ast.Subscript(value=owner, slice=variable, ctx=ast.Load()):
+                is_read = dotted_name(owner).endswith("environ")
+            case ast.Call(func=function, args=[variable, *_]):
+                name = dotted_name(function)
+                is_read = name.endswith(("environ.get", "getenv", "environ.setdefault"))
+            case _:
+                return
+        source = ast.unparse(variable) if is_read else ""
+        if source in ("", *self.variables):
+            return
+        self.variables.add(source)
+        advice = f"{file} reads it: set it in env, if the reward needs it; a secret by valueFrom"
+        line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
+        self.run.note(line, f"os.environ[{source}]", "", advice)
 
     def _add_model(self, node: ast.expr, name: str) -> None:
         self.run.rewards.append(RewardUse(node.lineno, name))
@@ -334,6 +355,8 @@ class RewardReader:
         _refuse_keys(unit, f"{self.run.source} line ")
         self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
         self._copy_imported(unit, f"{self.module_name}.py")
+        for node in ast.walk(unit):
+            self._note_variable(node, f"{self.module_name}.py")
         self._copy_names(global_names(unit), scope, reward)
 
     def _finish(self, scope: Scope) -> None:

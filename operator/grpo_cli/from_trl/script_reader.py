@@ -358,8 +358,19 @@ class _ScriptReader:
         if isinstance(target, ast.Call) and called_name(target) == "LoraConfig":
             self._read_lora_fields(self._arguments(target, LORA_POSITIONS, inner), inner)
             return
+        taken = "LoRA with PEFT's defaults"
         self.run.lora = {}
-        advice = f"{why}; LoRA with PEFT's defaults was taken: set adapter as it should be"
+        configs = [
+            (call, inner)
+            for statement, _, inner in _scoped_statements(self.module.body, self.root)
+            for call in own_expressions(statement)
+            if isinstance(call, ast.Call) and called_name(call) == "LoraConfig"
+        ]
+        if len(configs) == 1:
+            call, inner = configs[0]
+            self._read_lora_fields(self._arguments(call, LORA_POSITIONS, inner), inner)
+            taken = f"the LoraConfig of line {call.lineno}"
+        advice = f"{why}; {taken} was taken: set adapter as it should be"
         self.run.note(node.lineno, "peft_config", self._source(node), advice)
 
     def _read_lora_fields(self, arguments: dict[str, ast.expr], scope: Scope) -> None:

@@ -361,7 +361,20 @@ def field_default(statement: ast.stmt, name: str) -> ast.expr | None:
     value = statement.value
     if statement.target.id != name or value is None:
         return None
+    return plain_default(value)
+
+
+def plain_default(value: ast.expr) -> ast.expr | None:
+    """The expression of a default, out of `field(default=…)`; None where a function makes it."""
     if isinstance(value, ast.Call) and called_name(value) == "field":
         defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
         return defaults[0] if defaults else None
     return value
+
+
+def is_setting_field(node: ast.AST, name: str) -> bool:
+    """True for what sets or deletes a field of this name, or of a computed one, of any object."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == name and not isinstance(node.ctx, ast.Load)
+    fields = (field.attr for field, _ in _fields_by_name(node))
+    return any(field == name or not field.isidentifier() for field in fields)

@@ -1,0 +1,147 @@
+"""Settings that scripts keep in classes and variables of the environment: the job has the value
+that the script trains with, or a note names the setting."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_cli.from_trl.script_reader import read_script
+from tests.generated import cases
+from tests.unit.trl_scripts import notes, script, spec_of
+
+CLASSES = """
+lr = 0.125
+class Settings:
+    lr = V
+    rate = lr * 2
+    extra: float = lr
+@dataclass
+class Record:
+    lr: float = V
+    rate: float = field(default=V)
+    extra: float = field(default_factory=lambda: V)
+class Late:
+    def __init__(self, lr=V):
+        self.lr = lr
+class Inherited(Record):
+    pass
+"""
+MAKERS = [
+    "Settings", "Settings()", "Record()", "Record(lr=V)", "Record(V)", "Record(**{'lr': V})",
+    "Record(rate=V, lr=lr)", "Late()", "Late(V)", "Inherited()", "Inherited(rate=V)",
+]  # fmt: skip
+CHANGES = [
+    "", "made.lr = V", "made.lr += V", "setattr(made, 'lr', V)", "setattr(made, name, V)",
+    "vars(made).update(rate=V)", "other = made\nother.rate = V", "Settings.lr = V",
+    "def tune(settings):\n    settings.lr = V\ntune(made)", "for made.lr in (V, V):\n    pass",
+    "if V > 0.5:\n    made = Settings", "del Settings.extra",
+]  # fmt: skip
+VALUES = [
+    "made.lr", "made.rate", "made.extra", "float(made.lr)", "min(made.lr, V)", "max(V, made.rate)",
+    "float(str(made.lr))", "round(made.lr)", "int(made.rate * 4)", "made.lr if V else 1",
+    "str((made.lr,)).count('0')", "float(bool(made.lr))",
+]  # fmt: skip
+OWN_FUNCTIONS = ["", "def round(number):\n    return 7", "float = int"]
+
+
+@given(
+    maker=st.sampled_from(MAKERS),
+    change=st.sampled_from(CHANGES),
+    value=st.sampled_from(VALUES),
+    own_function=st.sampled_from(OWN_FUNCTIONS),
+)
+@settings(max_examples=cases(400, gate=100))
+def test_a_class_s_field_is_what_the_script_makes_of_it_or_named(
+    maker: str, change: str, value: str, own_function: str
+) -> None:
+    parts = [own_function, CLASSES, "name = 'lr'", f"made = {maker}", change]
+    text = "\n".join([*parts, f"trainer = GRPOTrainer('a/b', args=GRPOConfig(beta={value}))"])
+    for number in range(1, 10):  # each another one
+        text = text.replace("V", str(number / 8), 1)
+    trained: list[float] = []
+    names: dict[str, object] = {
+        "__name__": "script",
+        "dataclass": dataclass,
+        "field": field,
+        "GRPOConfig": SimpleNamespace,
+        "GRPOTrainer": lambda _, args: trained.append(args.beta),
+    }
+    try:
+        exec(text, names)
+    except (AttributeError, TypeError, ValueError):
+        return  # not a script that runs
+    run = read_script(text, "train.py", lambda _: None)
+    setting = run.config.get("beta")
+    assert any(note.name == "beta" for note in run.notes) is (setting is None)
+    assert setting is None or [setting.value] == trained
+
+
+@pytest.mark.parametrize(
+    ("value", "rate"),
+    [
+        ("CFG.lr", 2e-6),
+        ("CFG().lr", 2e-6),
+        ("made.lr", 2e-6),
+        ("float(os.environ.get('LR', '5e-6'))", 5e-6),
+        ("float(os.getenv('LR', 5e-6))", 5e-6),
+        ("min(1e-5, 2e-6)", 2e-6),
+        ("float(os.environ['LR'])", None),
+        ("float('fast')", None),
+        ("Loop.lr", None),
+        ("max(2e-6, key=abs)", None),
+    ],
+)
+def test_a_rate_in_a_class_or_in_the_environment_is_taken(
+    tmp_path: Path, value: str, rate: float | None
+) -> None:
+    made = "class CFG:\n    lr = 2e-6\nmade = CFG()\nclass Loop:\n    lr = Loop.lr\ntrainer ="
+    text = script(f"learning_rate={value}").replace("trainer =", made)
+    assert spec_of(tmp_path, text)["training"].get("learningRate") == rate
+    assert any("learning_rate = " in note for note in notes(tmp_path)) is (rate is None)
+
+
+@pytest.mark.parametrize(
+    ("made", "rank"),
+    [
+        ("if USE_LORA:\n    lora = LoraConfig(r=32)\nelse:\n    lora = None", 32),
+        ("lora = LoraConfig(r=32) if USE_LORA else None", 32),
+        ("lora = LoraConfig(r=32)\nlora = wrap(lora)", 32),
+        ("lora = LoraConfig(r=32) if USE_LORA else LoraConfig(r=4)", 8),
+        ("lora = pick()", 8),
+    ],
+)
+def test_the_only_adapter_of_a_script_is_taken_with_a_note(
+    tmp_path: Path, made: str, rank: int
+) -> None:
+    text = script().replace("trainer =", f"{made}\ntrainer =")
+    text = text.replace("reward_funcs", "peft_config=lora,\n    reward_funcs")
+    assert spec_of(tmp_path, text)["adapter"]["rank"] == rank
+    (note,) = [note for note in notes(tmp_path) if "peft_config" in note]
+    taken = "the LoraConfig of line" if rank == 32 else "LoRA with PEFT's defaults"
+    assert f"{taken}" in note
+    assert "set adapter as it should be" in note
+
+
+@pytest.mark.parametrize(
+    ("read", "is_named"),
+    [
+        ("os.environ['URL']", True),
+        ("os.getenv('URL')", True),
+        ("os.environ.get('URL', 'http://localhost')", True),
+        ("environ[KEYS[0]]", True),
+        ("dict(URL=1)['URL']", False),
+    ],
+)
+def test_a_variable_that_a_reward_reads_is_named_once(
+    tmp_path: Path, read: str, is_named: bool
+) -> None:
+    judge = f"def judge(completions, **_):\n    return [{read}, {read}]\ntrainer ="
+    text = script(rewards="=[judge, helper.score]").replace("trainer =", judge)
+    (tmp_path / "helper.py").write_text(f"import os\ndef score(**_):\n    return {read}")
+    spec_of(tmp_path, f"import helper\n{text}")
+    named = [note for note in notes(tmp_path) if "set it in env, if the reward needs it" in note]
+    assert len(named) == is_named
