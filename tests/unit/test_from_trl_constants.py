@@ -104,6 +104,31 @@ def test_a_rate_in_a_class_or_in_the_environment_is_taken(
     assert any("learning_rate = " in note for note in notes(tmp_path)) is (rate is None)
 
 
+def test_what_a_launcher_sets_is_not_the_script_s_default(tmp_path: Path) -> None:
+    world = "int(os.environ.get('WORLD_SIZE', 1))"
+    spec_of(tmp_path, script(f"per_device_train_batch_size=64 // {world}"))
+    (note,) = [note for note in notes(tmp_path) if "WORLD_SIZE" in note]
+    assert "what launches the script sets WORLD_SIZE; set training" in note
+
+
+@pytest.mark.parametrize(
+    ("moved", "is_named"),
+    [
+        (".to('cuda')", False),
+        (".cuda()", False),
+        (".to(device).to(torch.float16)", True),
+        (".to(dtype=kind)", True),
+    ],
+)
+def test_a_model_that_is_moved_to_a_gpu_is_the_model(
+    tmp_path: Path, moved: str, is_named: bool
+) -> None:
+    loaded = "AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B', dtype='bfloat16')"
+    spec = spec_of(tmp_path, script(model=loaded + moved))
+    assert spec["model"]["name"] == "Qwen/Qwen2.5-0.5B"
+    assert any("as training.dtype says" in note for note in notes(tmp_path)) is is_named
+
+
 @pytest.mark.parametrize(
     ("made", "rank"),
     [

@@ -39,6 +39,8 @@ from .trl_run import Note
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_CALLS = 8
 """Functions that are followed one after the other."""
+_LAUNCHED = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+"""Variables that torchrun and `accelerate launch` set: a script's default is not what counts."""
 PARSING = (
     "parse_args",
     "parse_known_args",
@@ -377,6 +379,8 @@ class Scope:
         if is_environment and len(node.args) == 2:
             value = self.evaluate(node.args[1])
             variable = str(self.evaluate(node.args[0]))
+            if variable in _LAUNCHED:
+                raise Computed(node, f"what launches the script sets {variable}")
             self._assume(node, variable, value, "the script's default of this variable was taken")
             return value
         raise Computed(node)

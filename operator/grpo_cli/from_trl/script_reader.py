@@ -13,7 +13,7 @@ from grpo_api.spec.trl_places import FIELDS, PLACES, Place
 
 from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
-from .expressions import Computed, Scope
+from .expressions import DTYPES, Computed, Scope
 from .job_spec import adapter_refusal, loading_refusal
 from .notebook import SUFFIX
 from .reward_reader import RewardReader
@@ -252,8 +252,17 @@ class _ScriptReader:
                 self.run.lora = defaults | (self.run.lora or {})
         elif name == "prepare_model_for_kbit_training" and target.args:
             self._read_model({"model": target.args[0]}, inner)
+        elif name in ("to", "cuda") and isinstance(target.func, ast.Attribute):
+            self._read_model({"model": target.func.value}, inner)
+            self._note_move(target)
         else:
             self.run.model = self._read_setting("model", node, scope)
+
+    def _note_move(self, call: ast.Call) -> None:
+        """Name a move of the model that may change its type, not only its device."""
+        if call.keywords or any(map(_is_dtype, call.args)):
+            advice = "the weights are loaded as training.dtype says"
+            self.run.note(call.lineno, "model", self._source(call), advice)
 
     def _read_loaded_model(self, call: ast.Call, scope: Scope) -> None:
         """Read a call of from_pretrained."""
@@ -451,6 +460,10 @@ class _ScriptReader:
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_dtype(node: ast.expr) -> bool:
+    return dotted_name(node).removeprefix("torch.") in DTYPES
 
 
 def _scoped_statements(
