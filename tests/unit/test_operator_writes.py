@@ -24,7 +24,7 @@ from tests.generated import cases
 from tests.integration import kueue_writes
 from tests.unit.kueue_world import QUEUED
 from tests.unit.operator_world import GPU_PLAN, NOW, PLAN, SERVED_PLAN, at, terminated
-from tests.unit.write_world import BAD, EVICTED, FAULTS, WELL, Act, Story, World, is_live
+from tests.unit.write_world import BAD, DEATHS, EVICTED, FAULTS, WELL, Act, Story, World, is_live
 from tests.virtual_time import virtually
 
 CHECKED: dict[str, Any] = {"placement": {"accelerator": "GPU", "nodes": None}}
@@ -71,6 +71,8 @@ def _delete(resource: Resource, component: str = "") -> Act:
 
 def _preempt(world: World) -> None:
     for item in world.all_of(WORKLOADS):
+        if not kueue_writes.is_true(item, "QuotaReserved"):
+            continue
         changed: Object = {**item, "status": {**item["status"]}}
         changed["status"]["conditions"] = [{**one} for one in item["status"]["conditions"]]
         kueue_writes.preempt(changed)
@@ -112,13 +114,19 @@ ACTS: dict[str, Act] = {
 MOMENTS = ("Queued", "Starting", "Running", "ending", "Restarting", "Succeeded", "Failed")
 
 
+LAGS = st.dictionaries(
+    st.sampled_from(("grpojobs", "jobs", "pods", "workloads")), st.sampled_from((0.01, 1.0, 20.0)),
+    max_size=2,
+)  # fmt: skip
+
+
 def live(
     kind: str,
     ends: str,
     story: tuple[tuple[str, str], ...] = (),
     *,
     faults: dict[int, str] | None = None,
-    is_watch_fast: bool = True,
+    lags: dict[str, float] | None = None,
     first: Story = (),
 ) -> World:
     spec, plan = KINDS[kind]
@@ -129,7 +137,7 @@ def live(
             acts.append(("Suspended", ACTS["resume"]))
     world = World(
         {**spec, **LIMIT}, plan, tuple(acts), ends=ENDS[ends], faults=faults,
-        is_watch_fast=is_watch_fast,
+        lags=lags,
     )  # fmt: skip
     return virtually(world.live())
 
@@ -154,7 +162,7 @@ def end_of(world: World) -> tuple[Any, ...]:
 
 def check(world: World) -> None:
     """Hold what is left in the end against what a job may leave."""
-    assert world.told == world.news, "each change that the API server has is told once"
+    assert world.has_died or world.told == world.news, "each change of conditions is told once"
     assert not list(filter(is_live, world.all_of(PODS)))
     roles = [job["metadata"]["labels"][LABEL_COMPONENT] for job in world.all_of(JOBS)]
     assert {COMPONENT_TRAINER} >= {*roles}
@@ -165,13 +173,15 @@ def check(world: World) -> None:
 @settings(max_examples=cases(40))
 @given(
     st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(ENDS)), st.integers(0, 40),
-    st.sampled_from(FAULTS), st.booleans(),
+    st.sampled_from((*FAULTS, *DEATHS)), LAGS,
 )  # fmt: skip
-@example("queued, served", "bad, well", 3, "not found", True)
+@example("queued, served", "bad, well", 3, "not found", {})
+@example("queued", "bad", 1, "lost", {"grpojobs": 0.01})
+@example("plain", "well", 99, "lost", {"pods": 100.0})
 def test_a_job_ends_alike_whatever_write_fails(
-    kind: str, ends: str, number: int, fault: str, is_watch_fast: bool
+    kind: str, ends: str, number: int, fault: str, lags: dict[str, float]
 ) -> None:
-    world = live(kind, ends, faults={number: fault}, is_watch_fast=is_watch_fast)
+    world = live(kind, ends, faults={number: fault}, lags=lags)
     check(world)
     assert end_of(world) == end_of(undisturbed(kind, ends))
 
@@ -180,12 +190,16 @@ def test_a_job_ends_alike_whatever_write_fails(
 @given(
     st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(ENDS)),
     st.lists(st.tuples(st.sampled_from(MOMENTS), st.sampled_from(sorted(ACTS))), max_size=3),
-    st.dictionaries(st.integers(0, 40), st.sampled_from(FAULTS), max_size=2), st.booleans(),
+    st.dictionaries(st.integers(0, 40), st.sampled_from(FAULTS), max_size=2), LAGS,
 )  # fmt: skip
 def test_a_job_ends_whatever_becomes_of_its_objects_and_counts_no_disruption(
-    kind: str, ends: str, story: list[tuple[str, str]], faults: dict[int, str], is_watch_fast: bool
+    kind: str,
+    ends: str,
+    story: list[tuple[str, str]],
+    faults: dict[int, str],
+    lags: dict[str, float],
 ) -> None:
-    world = live(kind, ends, tuple(story), faults=faults, is_watch_fast=is_watch_fast)
+    world = live(kind, ends, tuple(story), faults=faults, lags=lags)
     status = world.job["status"]
     if "deletionTimestamp" in world.job["metadata"]:
         assert not list(filter(is_live, world.all_of(PODS)))
@@ -223,3 +237,10 @@ def test_what_is_decided_on_a_gang_does_not_wait_for_writes_of_other_objects(
 def test_engines_that_end_with_their_attempt_are_not_told_as_lost() -> None:
     reasons = [reason for _, _, reason in live("served", "bad").told]
     assert "EnginesLost" not in reasons
+
+
+def test_a_job_that_is_known_by_its_pods_alone_was_not_deleted() -> None:
+    """No answer to its creation came, and its watch is late."""
+    world = live("plain", "well", faults={2: "lost", 3: "unavailable"}, lags={"jobs": 1.0})
+    assert world.writes[2:4] == ["POST jobs run-1"] * 2
+    assert end_of(world) == end_of(undisturbed("plain", "well"))

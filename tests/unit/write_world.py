@@ -21,7 +21,15 @@ from grpo_kube.objects.errors import (
     NotFound,
     Unavailable,
 )
-from grpo_kube.objects.resources import JOBS, PODS, Object, Resource, Selection
+from grpo_kube.objects.resources import (
+    JOBS,
+    PODS,
+    SERVICES,
+    Object,
+    ObjectKey,
+    Resource,
+    Selection,
+)
 from grpo_kube.objects.times import doubled_pause
 from grpo_kube.work_queue import ECHO_DELAY, FIRST_RETRY, LAST_RETRY
 from grpo_operator.admission.queue import _decision
@@ -29,6 +37,7 @@ from grpo_operator.admission.scheduler import Verdict, hold_until_checked
 from grpo_operator.decide.decisions import Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.kueue.workload_steps import gate_by_workload
+from grpo_operator.loop.caches import Caches
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
@@ -56,12 +65,18 @@ Story = tuple[tuple[str, Act], ...]
 FAULTS = ("conflict", "not found", "denied", "unavailable", "lost", "lost conflict")
 """`lost`: the API server takes the write, and no answer comes; `lost conflict`: as the client's own
 second try then says."""
+DEATHS = ("death", "death after")
+"""The operator's process ends before or after the write, and another one goes on."""
 STEP = 60.0
 """Seconds that a gang trains, and a preflight takes."""
 ENDED = ("Succeeded", "Failed")
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 WELL = terminated(0, said("Succeeded", step=9))
 BAD = terminated(41, said("Error", message="no luck"))
+
+
+class Death(Exception):
+    """The operator's process ends."""
 
 
 class Admission:
@@ -98,27 +113,30 @@ class World(reconcile_world.Cluster):
         ends: Iterable[Any] = (WELL,),
         reports: Iterable[Any] = ({},),
         faults: dict[int, str] | None = None,
-        is_watch_fast: bool = True,
+        lags: dict[str, float] | None = None,
     ) -> None:
         """`ends` are those of the gangs that train, and `reports` those of preflights; the last
-        comes again. `faults` are those of the operator's writes, by number. A fast watch shows a
-        write before its answer comes, another one not before the next reconcile."""
+        comes again. `faults` are those of the operator's writes, by number. `lags` are seconds
+        until the watch of a kind shows a write; without any it does before the answer comes."""
         self.plan, self.story = plan, list(story)
         self.ends, self.reports = list(ends), list(reports)
-        self.faults, self.is_watch_fast = faults or {}, is_watch_fast
+        self.faults, self.lags = faults or {}, lags or {}
         self.writes: list[str] = []
         self.told: list[tuple[str, str, str]] = []
         self.news: list[tuple[str, str, str]] = []
         """Changes of the conditions as the API server has them, each of which is an event."""
         self.due: float | None = NOW
         self.failures = 0
+        self.has_died = False
         self.failed = 0
         """Gangs that ended badly by themselves."""
         self.outage = ("", "", 0.0)
         """What of a request says that it fails, how, and until when."""
         self.timers: dict[str, float] = {}
         """When the pods of a Job end, by its uid."""
-        self._events: list[tuple[Resource, Object, bool]] = []
+        self.started: set[str] = set()
+        """Jobs whose pods were made, by uid."""
+        self._events: list[tuple[float, Resource, Object, bool]] = []
         self._changes = 0
         super().__init__(spec)
         self._objects[RESOURCE_FLAVORS.path("", "default")] = {"metadata": {"name": "default"}}
@@ -129,7 +147,7 @@ class World(reconcile_world.Cluster):
     def publish(self, job: GRPOJobRecord, status: GRPOJobStatus, _: float) -> None:
         stored = GRPOJobStatus.model_validate(self.job["status"])
         change = telling_change(job.status.conditions, status.conditions)
-        if change:
+        if change and not self.has_died:
             self.told.append((change.type, change.status, change.reason))
             assert self.told == self.news[: len(self.told)], "an event of no written status"
         assert status.attempt <= stored.attempt
@@ -151,9 +169,9 @@ class World(reconcile_world.Cluster):
         return stored
 
     def _watch(self, resource: Resource, stored: Object, is_gone: bool = False) -> None:
-        self._events.append((resource, stored, is_gone))
-        if self.is_watch_fast:
-            self.deliver()
+        lag = self.lags.get(resource.plural, 0.0)
+        self._events.append((self.now + lag, resource, stored, is_gone))
+        self.deliver()
 
     def remove(self, resource: Resource, item: Object) -> None:
         """Delete an object."""
@@ -166,25 +184,10 @@ class World(reconcile_world.Cluster):
 
     def deliver(self) -> None:
         """Pass what the watches have to the caches, as informers and kopf do."""
-        events, self._events = self._events, []
-        caches = self.caches
-        all_caches: tuple[Cache[Any], ...] = (
-            caches.grpojobs, caches.jobs, caches.pods, caches.services, caches.workloads,
-        )  # fmt: skip
-        by_kind = {cache.resource: cache for cache in all_caches}
-        for resource, item, is_gone in events:
-            cache = by_kind.get(resource)
-            if cache is None:
-                continue
-            key = type(KEY)(item["metadata"]["namespace"], item["metadata"]["name"])
-            before = cache.get(key)
-            if is_gone:
-                cache.discard(key, *version_of(item))
-                is_news = before is not None
-            else:
-                after = cache.put(item)
-                is_news = after is not None and not has_same_content(before, after)
-            if is_news:
+        events = [event for event in self._events if event[0] <= self.now]
+        self._events = [event for event in self._events if event[0] > self.now]
+        for _, resource, item, is_gone in events:
+            if self._take(resource, item, is_gone):
                 self.call_for(0.0)
             elif resource is GRPOJOBS:
                 self.call_for(ECHO_DELAY)
@@ -241,7 +244,14 @@ class World(reconcile_world.Cluster):
             raise Denied(f"{request}: 422", 422)
         if fault == "unavailable":
             raise Unavailable(f"{request}: 500", 500)
+        if fault == "death":
+            raise Death
+        had_quota = self.has_quota
         answer = await apply()
+        has_pods = any(map(is_live, self.pods_of(COMPONENT_TRAINER)))
+        assert self.has_quota or not (had_quota and has_pods), "quota goes back under live pods"
+        if fault == "death after":
+            raise Death
         if fault == "lost":
             raise Unavailable(f"{request}: no answer")
         if fault == "lost conflict" and not request.startswith("DELETE"):
@@ -251,6 +261,14 @@ class World(reconcile_world.Cluster):
     def all_of(self, resource: Resource) -> list[Object]:
         folder = resource.path(KEY.namespace)
         return [item for path, item in self._objects.items() if path.startswith(f"{folder}/")]
+
+    @property
+    def has_quota(self) -> bool:
+        """True while Kueue counts quota for the job."""
+        return any(
+            "admission" in item.get("status", {}) and not kueue_writes.is_true(item, "Finished")
+            for item in self.all_of(WORKLOADS)
+        )
 
     # Time
 
@@ -268,6 +286,7 @@ class World(reconcile_world.Cluster):
                 await self._work()
             elif not self.control():
                 times = [*self.timers.values(), *([] if self.due is None else [self.due])]
+                times += [event[0] for event in self._events]
                 later = [time for time in times if time > self.now]
                 if not later:
                     return self
@@ -283,6 +302,30 @@ class World(reconcile_world.Cluster):
         except ClusterError:
             self.failures += 1
             self.call_for(doubled_pause(FIRST_RETRY, LAST_RETRY, self.failures))
+        except Death:
+            self._events, self.caches, self.failures, self.has_died = [], Caches(), 0, True
+            self._reconciler = self._make_reconciler()
+            for resource in (GRPOJOBS, JOBS, PODS, SERVICES, WORKLOADS):
+                for item in self.all_of(resource):
+                    self._take(resource, item)
+            self.call_for(0.0)
+
+    def _take(self, resource: Resource, item: Object, is_gone: bool = False) -> bool:
+        """Pass an object to its cache; True if it is news."""
+        caches: list[Cache[Any]] = [
+            self.caches.grpojobs, self.caches.jobs, self.caches.pods, self.caches.services,
+            self.caches.workloads,
+        ]  # fmt: skip
+        cache = next((cache for cache in caches if cache.resource is resource), None)
+        if cache is None:
+            return False
+        key = ObjectKey(item["metadata"]["namespace"], item["metadata"]["name"])
+        before = cache.get(key)
+        if is_gone:
+            cache.discard(key, *version_of(item))
+            return before is not None
+        after = cache.put(item)
+        return after is not None and not has_same_content(before, after)
 
     # Everybody else
 
@@ -345,7 +388,9 @@ class World(reconcile_world.Cluster):
         again = live if component == COMPONENT_ENGINE else pods
         failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
         missing = set(range(job["spec"].get("completions", 1))) - {index(pod) for pod in again}
-        is_over = component == COMPONENT_TRAINER and (failed or (pods and missing))
+        # It counts a pod that is gone as one that failed.
+        has_lost = missing and uid in self.started
+        is_over = component == COMPONENT_TRAINER and (failed or has_lost)
         if is_over or (component == COMPONENT_PREFLIGHT and len(failed) > 2):
             self._finish(job, "Failed")
         elif pods and not missing and not live:
@@ -354,6 +399,7 @@ class World(reconcile_world.Cluster):
             self._make_pod(job, number)
         if component != COMPONENT_ENGINE and not pods:
             self.timers.setdefault(uid, self.now + STEP)
+        self.started.add(uid)
 
     def _finish(self, job: Object, kind: str) -> None:
         condition = {"type": kind, "status": "True", "reason": "BackoffLimitExceeded"}

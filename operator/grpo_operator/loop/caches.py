@@ -1,4 +1,4 @@
-"""Holds the caches of a reconcile, remembers deleted pods, and fetches pods that the watch has not
+"""Holds the caches of a reconcile, remembers deleted pods, and fetches what the watch has not
 delivered yet.
 
 A deleted pod may be gone within milliseconds after its container ended. Its job may not be
@@ -15,11 +15,12 @@ from operator import attrgetter
 
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import NotFound
 from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, ObjectKey, Selection
 from grpo_kube.quarantine import Quarantine
 
 from ..decide.observation import Observation
-from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector
+from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector, child_job
 from ..records.parsing import (
     grpojob_record,
     job_record,
@@ -28,7 +29,7 @@ from ..records.parsing import (
     reserving_record,
     service_record,
 )
-from ..records.records import PodRecord
+from ..records.records import JobRecord, PodRecord
 from ..records.workloads import reserving_workload, workload_record
 
 REMEMBERED = 1024
@@ -132,3 +133,25 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
         for item in items:
             caches.pods.put(item)
     return True
+
+
+async def fetch_missing_job(
+    cluster: Cluster, caches: Caches, observation: Observation
+) -> JobRecord | None:
+    """Read the Job of the current attempt's gang into the cache if only pods show that it was made.
+    Return it if it was read.
+
+    The answer to its creation may be lost. Then the watch of pods may be back before that of Jobs.
+
+    Raises:
+        ClusterError: the API server did not answer, so it is not known whether the Job was deleted.
+    """
+    job = observation.job
+    is_proven = job.status.job_uid or observation.first_seen.child_uid
+    if not job.is_active or not observation.is_job_gone or is_proven:
+        return None
+    name = child_job(job.name, job.status.attempt)
+    try:
+        return caches.jobs.put(await cluster.get(JOBS, job.key.namespace, name))
+    except NotFound:
+        return None

@@ -5,9 +5,9 @@ This module carries decisions out on the cluster, in the order of "One job's way
 docs/internals/architecture.md. It is level-triggered: it may be called at any time, any number of
 times.
 
-An observation costs no request while a gang runs well. Requests are made in two cases only. A Job
-has ended without a known pod, so its pods are listed. A gang does not start, so its events are
-listed.
+An observation costs no request while a gang runs well. Requests are made in three cases only. A Job
+has ended without a known pod, so its pods are listed. Pods are there without the Job that made
+them, so the Job is read. A gang does not start, so its events are listed.
 """
 
 import logging
@@ -32,7 +32,7 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..tracing.attempt_trace import AttemptTraces
 from .attempt_starter import AttemptStarter
-from .caches import Caches, fetch_missing_pods
+from .caches import Caches, fetch_missing_job, fetch_missing_pods
 from .garbage_collector import GarbageCollector
 from .pod_start_events import PodStartEvents
 from .preflights import Preflights
@@ -105,6 +105,8 @@ class Observer:
             return None
         if self._traces:
             self._traces.record_observation(observation)
+        if await fetch_missing_job(self._cluster, self._caches, observation):
+            observation = self.read_caches(key) or observation
         if await fetch_missing_pods(self._cluster, self._caches, observation):
             observation = self.read_caches(key) or observation
         warning = await self._pod_start_events.newest_warning(observation)

@@ -42,8 +42,8 @@ class StatusWriter:
         self._grpojobs = grpojobs
         self._throttle = throttle
         self._on_write = on_write
-        self._unconfirmed: dict[ObjectKey, tuple[GRPOJobRecord, GRPOJobStatus]] = {}
-        """Of each job whose last write failed: the job before it, and the status that was sent."""
+        self._unconfirmed: dict[ObjectKey, tuple[GRPOJobRecord, list[GRPOJobStatus]]] = {}
+        """Of each job whose last writes failed: the job before them, and the statuses sent."""
 
     async def commit(self, observation: Observation, decision: Decision) -> None:
         """Write the status that the decision leads to, at once.
@@ -88,14 +88,14 @@ class StatusWriter:
     def _confirm(self, observation: Observation) -> None:
         """Report a write that the API server took although it seemed to fail."""
         job = observation.job
-        unconfirmed = self._unconfirmed.pop(job.key, None)
-        if unconfirmed is None:
+        before, statuses = self._unconfirmed.get(job.key, (job, []))
+        # The watch may be later than the next look.
+        if (before.uid, before.version) == (job.uid, job.version):
             return
-        before, sent = unconfirmed
-        is_newer = before.uid == job.uid and before.version != job.version
-        tells_news = before.status.conditions != sent.conditions
-        if is_newer and tells_news and job.status.conditions == sent.conditions:
-            self._on_write(before, sent, observation.now)
+        del self._unconfirmed[job.key]
+        taken = [sent for sent in statuses if sent.conditions == job.status.conditions]
+        if taken and before.uid == job.uid and before.status.conditions != job.status.conditions:
+            self._on_write(before, taken[-1], observation.now)
 
     async def _write(
         self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object
@@ -107,12 +107,13 @@ class StatusWriter:
             answer = await self._patch(job, patch)
         except (Conflict, NotFound) as error:
             # After a lost answer the client's own second try ends in a conflict with the first.
-            self._unconfirmed[job.key] = (job, new)
+            self._record_unconfirmed(job, new)
             await self._read_again(job)
             raise Conflict(str(error), error.code) from error
         except ClusterError:
-            self._unconfirmed[job.key] = (job, new)
+            self._record_unconfirmed(job, new)
             raise
+        self._unconfirmed.pop(job.key, None)
         self._grpojobs.put(answer)
         dropped = merge_patch(answer.get("status") or {}, to_json(new))
         self._throttle.record_write(job.key, observation.at, dropped)
@@ -123,6 +124,11 @@ class StatusWriter:
                 extra={"attempt": new.attempt},
             )  # fmt: skip
         self._on_write(job, new, observation.now)
+
+    def _record_unconfirmed(self, job: GRPOJobRecord, sent: GRPOJobStatus) -> None:
+        _, statuses = self._unconfirmed.setdefault(job.key, (job, []))
+        if all(earlier.conditions != sent.conditions for earlier in statuses):
+            statuses.append(sent)
 
     async def _read_again(self, job: GRPOJobRecord) -> None:
         """Bring the cache up to date with a job that is not as it was observed."""

@@ -307,6 +307,10 @@ def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement
         # The pod's name of the folder means nothing outside of it.
         address = lasting_address(export.path, observation.job)
         message = message.replace(export.path, address)
+    scheduled = observation.job.condition(C.SCHEDULED)
+    if scheduled and scheduled.status != "True":
+        # Nobody looked while it ran.
+        yield C.SCHEDULED, True, Reason.ALL_PODS_BOUND, "the pods had their nodes"
     yield C.RUNNING, False, Reason.FINISHED, "training is done"
     yield C.DEGRADED, False, Reason.AS_EXPECTED, "training is done"
     yield C.SUCCEEDED, True, decision.reason, message
@@ -315,7 +319,9 @@ def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement
 def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield from _no_longer_suspended(observation)
     if not observation.job.is_active:
-        yield from _no_longer_waiting(observation, decision, C.ADMITTED, C.PLANNED, C.SCHEDULED)
+        yield from _no_longer_waiting(observation, decision, C.ADMITTED, C.PLANNED)
+    if decision.ended or not observation.job.is_active:
+        yield from _no_longer_waiting(observation, decision, C.SCHEDULED)
     yield from _no_longer_degraded(observation)
     yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
     yield C.SUCCEEDED, False, decision.reason, decision.message
