@@ -228,6 +228,9 @@ def test_samples_are_those_of_a_step_or_the_best_and_worst(
     assert texts("--best", 2, "--reward", "digits") == ["good 21", "good 11"]
     wrong = printed(capsys, "samples", run_folder, "--best", 1, "--reward", "x", code=2)
     assert "--reward x: there are digits" in wrong
+    for option in ("--best", "--worst"):
+        wrong = printed(capsys, "samples", run_folder, option, 0, code=2)
+        assert f"{option} is 0; it takes 1 or more" in wrong
     assert "add --best" in printed(capsys, "samples", run_folder, "--reward", "x", code=2)
 
 

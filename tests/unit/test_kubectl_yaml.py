@@ -47,6 +47,11 @@ def test_items_of_a_list_are_objects_of_the_stream() -> None:
     assert [document["kind"] for document in load_documents(text)] == ["A", "B", "C"]
 
 
+def test_a_second_document_of_a_value_is_named() -> None:
+    with pytest.raises(ValueError, match="line 2, column 1: a second document begins here; give"):
+        load_value("a: 1\n---\nb: 2")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

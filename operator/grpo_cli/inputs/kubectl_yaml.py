@@ -155,6 +155,8 @@ def _checked(load: Callable[[], _T]) -> _T:
         return load()
     except yaml.MarkedYAMLError as error:
         problem = str(error.problem)
+        if problem == "but found another document":  # PyYAML's half of a sentence
+            problem = "a second document begins here; give a file with one"
         if "'\\t'" in problem:
             problem += "; indent by blanks"
         mark = error.problem_mark

@@ -43,6 +43,10 @@ def run(options: Namespace) -> int:
     sorts = options.best is not None or options.worst is not None
     if options.reward and not sorts:
         raise OptionError("--reward: add --best or --worst, which it sorts by")
+    for option in ("best", "worst"):
+        count = getattr(options, option)
+        if count is not None and count < 1:
+            raise OptionError(f"--{option} is {count}; it takes 1 or more")
     lines = load_history(options, options.run_name, SAMPLES_FILE)
     if next(sampled_completions(lines), None) is None:
         raise NotYet(f"{options.run_name} has no samples")
@@ -81,7 +85,7 @@ def _select_completions(options: Namespace, completions: list[Row]) -> list[Row]
     ranked_pairs = [pair for pair in scored_pairs if not math.isnan(pair[0])]
     ranked_pairs.sort(key=lambda pair: pair[0], reverse=is_best)
     count = options.best if is_best else options.worst
-    return [completion for _, completion in ranked_pairs[: max(0, count)]]
+    return [completion for _, completion in ranked_pairs[:count]]
 
 
 def _score(completion: Row, reward: str | None) -> float | None:
