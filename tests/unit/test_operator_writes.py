@@ -244,3 +244,12 @@ def test_a_job_that_is_known_by_its_pods_alone_was_not_deleted() -> None:
     world = live("plain", "well", faults={2: "lost", 3: "unavailable"}, lags={"jobs": 1.0})
     assert world.writes[2:4] == ["POST jobs run-1"] * 2
     assert end_of(world) == end_of(undisturbed("plain", "well"))
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "denied"])
+def test_a_job_whose_preflight_can_not_be_created_says_so(fault: str) -> None:
+    outage = ("Suspended", _outage("POST jobs", fault))
+    acts = (("Queued", ACTS["suspend"]), outage, ("Suspended", ACTS["resume"]))
+    world = live("checked", "well", first=acts)
+    assert "PreflightBlocked" in [reason for _, _, reason in world.news]
+    assert end_of(world) == end_of(undisturbed("checked", "well"))

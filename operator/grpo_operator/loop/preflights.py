@@ -4,7 +4,7 @@ import logging
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
+from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
 
@@ -105,7 +105,7 @@ class Preflights:
             answer = await self._cluster.create(JOBS, namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, namespace, name)
-        except (Denied, NotFound) as error:
+        except (Denied, NotFound, Unavailable) as error:
             log.warning("%s: its preflight can't be created: %s", job.key, error)
             return str(error)
         child = self._caches.jobs.parse_item(answer)
