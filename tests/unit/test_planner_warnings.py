@@ -140,6 +140,27 @@ def test_a_plan_that_nobody_would_wait_for_says_what_it_spends_its_time_on() -> 
     assert "s of it for sending the model between GPUs to generate" in text
 
 
+def test_where_only_the_spec_keeps_an_engine_away_a_long_generation_says_so() -> None:
+    there = nodes(2, 8, H100)
+    advice = "set spec.generation.engine to Auto"
+    for model, generation, has_advice in (
+        (QWEN_7B, {}, True),
+        ("Qwen/Qwen3-30B-A3B", {}, False),
+        (QWEN_7B, {"kwargs": {"typical_p": 0.9}}, False),
+    ):
+        job = spec(
+            model,
+            generation={"engine": "Transformers"} | generation,
+            training__maxCompletionLength=30000,
+        )
+        slow = plan(job, there)
+        (text,) = (text for text in slow.warnings if " s of it for " in text)
+        assert (advice in text) == has_advice, text
+        if has_advice:
+            obeyed = plan(spec(model, training__maxCompletionLength=30000), there)
+            assert 2 * seconds(obeyed) <= seconds(slow)
+
+
 def test_more_nodes_that_would_be_far_faster_are_named() -> None:
     job: dict[str, Any] = {
         "training__promptsPerStep": 128,

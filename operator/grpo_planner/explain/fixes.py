@@ -24,12 +24,14 @@ from ..result.formatting import gib, plural
 from ..result.result import Change, Fix
 from ..search.batch import divisors, generation_batch_for, micro_batches, step_completions
 from ..search.demand import Demand
+from ..search.engines import why_none
 from ..search.option import Option
 from ..search.search import Search
 
 MOST = 3
 """Fixes that are shown."""
 ACCESS_MODE = "spec.checkpoint.volumeClaimTemplate.accessMode"
+ENGINE = "spec.generation.engine"
 SHORTEST = 64
 """Tokens below which a completion is of no use."""
 LEAST_RANK = 4
@@ -208,7 +210,7 @@ def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
         yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
     if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
         yield Adjustment(
-            "spec.generation.engine",
+            ENGINE,
             ["Auto"],
             "another engine, or Transformers, which generates slower",
         )
@@ -331,6 +333,7 @@ def advice(search: Search, winner: Option) -> list[str]:
 
 def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     """Where the time goes in a very long step, and what would be far faster on the same GPUs."""
+    demand = search.demand
     parts = winner.time._asdict()
     longest = max(parts, key=lambda part: parts[part])
     seconds = parts[longest]
@@ -343,11 +346,27 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         option = f"{faster.footprint.method.name} on {faster.place.name}"
         way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
+    elif is_long and longest in ("generation", "gathering") and _may_have_engine(demand):
+        yield (
+            f"{estimate}: an engine generates several times as fast, where it fits; set {ENGINE} "
+            "to Auto"
+        )
     elif is_long:
         yield (
             f"{estimate}: fewer or shorter completions, a smaller model or larger GPUs would be "
             "faster"
         )
+
+
+def _may_have_engine(demand: Demand) -> bool:
+    """True if only the spec keeps the job from an engine."""
+    if demand.spec.generation.engine != "Transformers":
+        return False
+    try:
+        changed = with_value(demand.spec, ENGINE, "Auto")
+    except SpecInvalid:
+        return False
+    return not why_none(demand.with_spec(changed))
 
 
 def _change_message(winner: Option, faster: Option) -> str:

@@ -55,14 +55,15 @@ def _comparison(
         what_fits = "all parameters" if option.footprint.method.lora else "32-bit moments"
         return "NotNeeded", f"not needed: {what_fits} fit"
     differences = list(_differences(option, winner, objective))
-    costs = " and ".join(_deciding_costs(option, winner, differences))
+    costs = list(_deciding_costs(option, winner, differences))
     faster = 1 - option.seconds / winner.seconds
     if round(faster, 3) < 0:
-        slower = f"{-faster:.1%} slower"
-        return "Slower", f"{slower}, and {costs}" if costs else slower
+        return "Slower", ", ".join([f"{-faster:.1%} slower", *costs])
     gain = f"{faster:.1%} faster" if round(faster, 3) else "as fast"
-    in_order = [difference.name for difference in differences if difference.factor >= 1]
-    return "NoBetter", f"{gain}, but {costs or [*in_order, 'no better in anything else'][0]}"
+    if not costs:
+        in_order = (difference.name for difference in differences if difference.factor >= 1)
+        costs = [next(in_order, "no better in anything else")]
+    return "NoBetter", f"{gain}, but {' and '.join(costs)}"
 
 
 class Difference(NamedTuple):
