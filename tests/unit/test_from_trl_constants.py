@@ -4,6 +4,7 @@ that the script trains with, or a note names the setting."""
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_cli.from_trl.script_reader import read_script
 from tests.generated import cases
-from tests.unit.trl_scripts import notes, script, spec_of
+from tests.unit.trl_scripts import init, notes, script, spec_of
 
 CLASSES = """
 lr = 0.125
@@ -102,6 +103,55 @@ def test_a_rate_in_a_class_or_in_the_environment_is_taken(
     text = script(f"learning_rate={value}").replace("trainer =", made)
     assert spec_of(tmp_path, text)["training"].get("learningRate") == rate
     assert any("learning_rate = " in note for note in notes(tmp_path)) is (rate is None)
+
+
+OBJECTS = """
+class Settings:
+    bonus = 1.0
+made = Settings()
+def judge(completions, **_):
+    return [made.bonus]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "bonus"),
+    [
+        ("", 1.0),
+        ("made.bonus = 2.0", 2.0),
+        ("Settings.bonus = 2.0", 2.0),
+        ("setattr(made, 'bonus', 2.0)", 2.0),
+        ("if Settings.bonus < 9:\n    made.bonus = 2.0", 2.0),
+        ("Settings.half = Settings.bonus / 2\nmade.bonus += Settings.half", 1.5),
+    ],
+)
+def test_an_object_that_a_reward_uses_has_the_script_s_fields(
+    tmp_path: Path, change: str, bonus: float
+) -> None:
+    text = script(rewards="=judge").replace("trainer =", f"{OBJECTS}{change}\ntrainer =")
+    names: dict[str, Any] = {}
+    exec(init(tmp_path, text)[0]["data"]["rewards.py"], names)
+    assert names["judge"]([]) == [bonus]
+    assert not [note for note in notes(tmp_path) if "changes here" in note]
+
+
+def test_a_field_that_a_function_sets_before_the_training_is_named(tmp_path: Path) -> None:
+    text = script(rewards="=judge").replace("trainer =", f"{OBJECTS}trainer =")
+    head, trainer = text.split("trainer =")
+    trainer = trainer.replace("\n", "\n    ")
+    text = f"{head}def main(bonus):\n    made.bonus = bonus\n    trainer ={trainer}\nmain(2.0)"
+    assert "made.bonus = " not in init(tmp_path, text)[0]["data"]["rewards.py"]
+    (note,) = [note for note in notes(tmp_path) if "the reward uses what changes here" in note]
+    assert "made = made.bonus = bonus" in note
+
+
+def test_a_parameter_hides_a_name_of_the_module_from_a_reward(tmp_path: Path) -> None:
+    head, trainer = script(rewards="=judge").split("trainer =")
+    made = "def judge(completions, **_):\n    return [bonus]\ntrainer ="
+    body = f"{made}{trainer}".replace("\n", "\n    ")
+    text = f"{head}bonus = 5\ndef main(bonus=2):\n    {body}\nmain()"
+    assert "bonus = 5" not in init(tmp_path, text)[0]["data"]["rewards.py"]
+    assert any("bonus: the reward uses this parameter" in note for note in notes(tmp_path))
 
 
 def test_what_a_launcher_sets_is_not_the_script_s_default(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from .expressions import PARSING, Computed, Scope
 from .syntax import (
     bound_names,
     called_name,
+    changed_objects,
     dotted_name,
     function_named,
     function_result,
@@ -34,22 +35,9 @@ MADE_BY_TRL = {
 }
 """TRL's makers of reward functions, and the names of what they make."""
 _IN_IMAGE = (
-    "accelerate",
-    "aiohttp",
-    "datasets",
-    "huggingface_hub",
-    "math_verify",
-    "numpy",
-    "peft",
-    "pydantic",
-    "regex",
-    "requests",
-    "safetensors",
-    "torch",
-    "transformers",
-    "trl",
-    "yaml",
-)
+    "accelerate", "aiohttp", "datasets", "huggingface_hub", "math_verify", "numpy", "peft",
+    "pydantic", "regex", "requests", "safetensors", "torch", "transformers", "trl", "yaml",
+)  # fmt: skip
 """Packages of the training image that rewards may import."""
 _RUNNING = (
     "GRPOTrainer",
@@ -345,6 +333,9 @@ class RewardReader:
                 )
                 self.run.note(running[0].lineno, name, self._source(running[0]), advice)
                 continue
+            for change in _late_changes(name, scope):
+                advice = f"the reward uses what changes here: set it in {self.module_name}.py"
+                self.run.note(change.lineno, name, self._source(change), advice)
             if not units and scope.first_binding(ast.Name(name)):
                 advice = f"the reward uses this parameter: define it in {self.module_name}.py"
                 self.run.note(reward.lineno, name, "", advice)
@@ -452,19 +443,32 @@ def _is_key_of(name: str, text: str) -> bool:
     return is_secret_name(name) and _KEY.fullmatch(text) is not None
 
 
+def _binds(scope: Scope, name: str) -> bool:
+    """True for a name that a statement or a parameter of the scope's own binds."""
+    is_bound = any(name in _names_of(statement) for statement, _ in statements(scope.body))
+    return is_bound or any(not made.is_conditional for made in scope.bindings.get(name, ()))
+
+
 def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:
-    """The whole statements, as with their `try`, that bind or change a name in a scope or around
-    it."""
-    while scope is not None:
-        units = [
-            unit
-            for unit in _flat_statements(scope.body)
-            if any(name in _names_of(statement) for statement, _ in statements([unit]))
-        ]
-        if units:
-            return units
+    """The whole statements, as with their `try`, that bind or change a name in the scope that binds
+    it: this one, or one around it."""
+    while scope is not None and not _binds(scope, name):
         scope = scope.outer
-    return []
+    units = _flat_statements(scope.body if scope else [])
+    return [unit for unit in units if name in _names_in(unit)]
+
+
+def _names_in(unit: ast.stmt) -> set[str]:
+    """Names that a whole statement binds, or of whose objects it sets a field."""
+    parts = (statement for statement, _ in statements([unit]))
+    return set().union(*(_names_of(part) | changed_objects(part) for part in parts))
+
+
+def _late_changes(name: str, scope: Scope | None) -> Iterator[ast.stmt]:
+    """Statements around a reward's use that change what a scope further out binds."""
+    while scope is not None and not _binds(scope, name):
+        yield from (part for part, _ in statements(scope.body) if name in changed_objects(part))
+        scope = scope.outer
 
 
 def _flat_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

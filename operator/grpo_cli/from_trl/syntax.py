@@ -223,6 +223,12 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
             yield attribute, value if attribute.attr.isidentifier() else None
 
 
+def changed_objects(statement: ast.stmt) -> set[str]:
+    """Names of the objects, classes and modules of which a statement sets a field."""
+    paths = (dotted_name(attribute) for attribute, _ in changed_attributes(statement))
+    return {path.partition(".")[0] for path in paths if path}
+
+
 def _assigned_attributes(
     statement: ast.stmt,
 ) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
