@@ -88,6 +88,8 @@ class Cluster:
         """True while the operator learns of changes only by the answers to its own requests."""
         self.storage_classes: dict[str, tuple[str, str]] = {}
         self.rank0 = Rank0()
+        self.published: list[GRPOJobStatus] = []
+        """Statuses that were written, as events and metrics learn of them."""
         self.caches = Caches()
         self._objects: dict[str, Object] = {}
         self._version = 10
@@ -131,8 +133,9 @@ class Cluster:
         """Seconds of both clocks."""
         return self.now
 
-    def publish(self, job: GRPOJobRecord, status: GRPOJobStatus, _: float) -> None:
+    def publish(self, _job: GRPOJobRecord, status: GRPOJobStatus, _: float) -> None:
         """Take a status that was written."""
+        self.published.append(status)
 
     async def reconcile(self) -> float | None:
         """Reconcile the job once. Return what the reconciler returns."""

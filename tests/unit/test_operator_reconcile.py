@@ -3,7 +3,7 @@ is due."""
 
 import pytest
 
-from grpo_kube.objects.errors import Conflict
+from grpo_kube.objects.errors import Conflict, Unavailable
 from grpo_kube.objects.resources import CLAIMS, JOBS, PODS
 from grpo_operator.records.names import GRPOJOBS
 from tests.unit.operator_world import (
@@ -14,6 +14,7 @@ from tests.unit.operator_world import (
     condition,
     make_pull,
     pod_object,
+    said,
     terminated,
 )
 from tests.unit.reconcile_world import Cluster
@@ -107,6 +108,25 @@ async def test_a_job_whose_time_to_live_is_over_is_deleted_and_nothing_else_is_w
     cluster = Cluster({"ttlSecondsAfterFinished": 5}, ended)
     assert await cluster.reconcile() is None
     assert cluster.requests == ["DELETE grpojobs run"]
+
+
+async def test_the_end_of_a_job_that_is_deleted_at_once_is_told_although_its_answer_was_lost() -> (
+    None
+):
+    cluster = Cluster({"ttlSecondsAfterFinished": 0}, active_status())
+    cluster.store(JOBS, child_object())
+    for index in range(2):
+        cluster.store(PODS, pod_object(index, state=terminated(0, said("Succeeded"))))
+
+    def lose() -> None:
+        raise Unavailable("no answer")
+
+    cluster.before_answer = lose
+    with pytest.raises(Unavailable):
+        await cluster.reconcile()
+    await cluster.reconcile()
+    assert cluster.requests[-1] == "DELETE grpojobs run"
+    assert [status.phase for status in cluster.published] == ["Succeeded"]
 
 
 async def test_engines_follow_their_gang_in_the_same_reconcile_where_they_need_no_nodes_of_others() -> (  # noqa: E501

@@ -237,6 +237,7 @@ class Reconciler:
         decision = decide(observation, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
+            self._status.confirm(observation)
             await self._garbage.delete_job(observation.job)
             return None
 

@@ -72,20 +72,7 @@ class StatusWriter:
         await self._write(observation, decision, new, patch)
         return None
 
-    def forget(self, key: ObjectKey) -> None:
-        """Drop what is remembered of a job that is gone."""
-        self._throttle.forget(key)
-        self._unconfirmed.pop(key, None)
-
-    def _next_status(
-        self, observation: Observation, decision: Decision
-    ) -> tuple[GRPOJobStatus, Object]:
-        """The status that the decision leads to, and the patch that makes it."""
-        self._confirm(observation)
-        new = build_status(observation, decision)
-        return new, merge_patch(observation.job.raw_status, to_json(new))
-
-    def _confirm(self, observation: Observation) -> None:
+    def confirm(self, observation: Observation) -> None:
         """Report a write that the API server took although it seemed to fail."""
         job = observation.job
         before, statuses = self._unconfirmed.get(job.key, (job, []))
@@ -96,6 +83,19 @@ class StatusWriter:
         taken = [sent for sent in statuses if sent.conditions == job.status.conditions]
         if taken and before.uid == job.uid and before.status.conditions != job.status.conditions:
             self._on_write(before, taken[-1], observation.now)
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._throttle.forget(key)
+        self._unconfirmed.pop(key, None)
+
+    def _next_status(
+        self, observation: Observation, decision: Decision
+    ) -> tuple[GRPOJobStatus, Object]:
+        """The status that the decision leads to, and the patch that makes it."""
+        self.confirm(observation)
+        new = build_status(observation, decision)
+        return new, merge_patch(observation.job.raw_status, to_json(new))
 
     async def _write(
         self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object
