@@ -23,6 +23,7 @@ from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.model_files import require_pad_token
 from harness.programs.patience import run_to_end
 from tests.support.ranks import demo_model
+from tests.trainer.faulty_service import serving
 from tests.trainer.hub import Files, files_of
 from tests.trainer.preflight_job import ROWS, Job, only_problem, python
 
@@ -109,6 +110,21 @@ def test_a_laptop_does_not_judge_what_the_cluster_alone_can_reach(job: Job) -> N
         "spec.rewards[0].http.url",
     ]
     assert all("add --in-cluster" in skipped.message for skipped in report.skipped)
+
+
+def test_a_service_that_training_waits_for_longer_holds_no_job_back(job: Job) -> None:
+    scope = replace(POD, wait_seconds=1.0)
+    with serving(lambda *_: None) as silent:
+        slow = job.plan(rewards=[{"http": {"url": silent.url}}])
+        report = run_checks(slow, scope)
+        limited = job.plan(rewards=[{"http": {"url": silent.url, "timeoutSeconds": 1}}])
+        assert only_problem(run_checks(limited, scope)).transient
+    assert report.problems == []
+    assert [skipped.path for skipped in report.skipped] == ["spec.rewards[0].http.url"]
+    assert "training waits for timeoutSeconds = 30" in report.skipped[0].message
+    with serving(lambda *_: (500, b"")) as failing:
+        plan = job.plan(rewards=[{"http": {"url": failing.url}}])
+        assert only_problem(run_checks(plan, scope)).transient
 
 
 def test_a_model_s_own_code_may_import_torch(job: Job) -> None:

@@ -3,6 +3,7 @@
 A service's bad minutes must cost rewards, not the run, and silence must never be taken for a zero.
 """
 
+import asyncio
 import math
 import random
 import socket
@@ -164,6 +165,13 @@ async def test_all_tries_together_end_with_the_batch_s_time() -> None:
         f"/score: no answer within batchTimeoutSeconds = {SECONDS}"
     )
     assert function.longest_seconds == SECONDS
+
+
+async def test_a_request_and_its_batch_may_have_the_same_time() -> None:
+    with serving(lambda *_: None) as service:
+        function, counters = http_function(service, timeoutSeconds=1, batchTimeoutSeconds=1)
+        assert await asyncio.wait_for(score(function), 60) == [None] * 5
+    assert counters == RewardCounters(timeouts=5)
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404])

@@ -7,8 +7,11 @@ GPU, a library that only the image has, or time.
 import asyncio
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
+
+from yarl import URL
 
 from grpo_api.spec.rewards import HTTPReward, PythonReward, reward_names
 from grpo_api.text.contract import reward_token_env
@@ -30,6 +33,8 @@ from .model_checks import check_reward_model
 
 SAMPLES = 2
 SAMPLE_COMPLETION = "The answer is 42."
+CONNECT_SECONDS = 5.0
+"""Patience with a service's host, which takes a connection at once."""
 NEEDS_MORE = re.compile(
     r"took more than|ended with status -9\b|No module named '(torch|vllm)'|CUDA|cuda|NVIDIA|"
     r"MemoryError|out of memory|Cannot allocate memory|libcud|HIP error"
@@ -155,21 +160,34 @@ def _service_token(spec: HTTPReward, position: int, preflight: Preflight) -> str
 def _check_service(
     spec: HTTPReward, token: str | None, samples: dict[str, Any], scope: Scope
 ) -> None:
-    """Ask the service for the samples' rewards. Raises BadInput where it refuses, and Transient
-    where it gives none."""
+    """Ask the service for the samples' rewards. Raises BadInput where it refuses, Transient where
+    it gives none, and NotChecked where training waits longer for them."""
     seconds = int(scope.wait_seconds)
-    limits = {
-        "timeout_seconds": min(spec.timeout_seconds, seconds),
-        "batch_timeout_seconds": min(spec.batch_timeout_seconds, seconds),
-    }
+    limit = {"batch_timeout_seconds": min(spec.batch_timeout_seconds, seconds)}
     counters = RewardCounters()
-    service = HTTPFunction("preflight", spec.model_copy(update=limits), counters, token)
+    service = HTTPFunction("preflight", spec.model_copy(update=limit), counters, token)
     asyncio.run(service(**samples))
     if counters.timeouts and not scope.is_in_cluster:
         raise NotChecked(f"{counters.last_problem}. The cluster may reach it; add --in-cluster")
+    is_silent = bool(counters.timeouts) and not service.last_try
+    if is_silent and seconds < spec.timeout_seconds and _takes_connections(spec.url):
+        raise NotChecked(
+            f"the service gave no answer for {SAMPLES} samples within {seconds} s; training waits "
+            f"for timeoutSeconds = {spec.timeout_seconds}"
+        )
     if counters.timeouts:
         raise Transient(
             f"{counters.last_problem}. Check the service and the pods' egress, or correct the URL"
         )
     if counters.failures:
         raise BadInput(f"{counters.last_problem}. Correct the URL, the token or the service")
+
+
+def _takes_connections(url: str) -> bool:
+    """Whether there is a service, which may take its time for an answer."""
+    address = URL(url)
+    try:
+        socket.create_connection((address.host, address.port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 """Seconds; by so much at most a service's return is noticed late."""
+_CANCEL_AGAIN = 0.1
+"""Seconds, less than any pause, after which a task that goes on is cancelled once more."""
 _LONGEST_ASKED = 60.0
 """Seconds of Retry-After that are believed."""
 _LONGEST_ANSWER = 16 << 20
@@ -93,7 +95,7 @@ class HTTPFunction:
             raise BadInput(
                 f"reward {name!r}: http.url is not the address of a service: {error}; correct it"
             ) from error
-        self._last_try = ""
+        self.last_try = ""
         """Why the last try of this batch failed; empty if none did."""
         # a generator of its own: drawing from the global one would change the training's random
         # numbers
@@ -109,7 +111,7 @@ class HTTPFunction:
     ) -> Scores:
         """One score per completion; failures are counted, and judged over all ranks by
         FailureLimits."""
-        self._last_try = ""
+        self.last_try = ""
         step = current_step(columns)
         rows = {name: values for name, values in columns.items() if name not in _HOOKS}
         everything = {"prompts": prompts, "completions": completions, "columns": rows}
@@ -122,9 +124,13 @@ class HTTPFunction:
             finished_tasks, unfinished_tasks = await asyncio.wait(
                 tasks, timeout=self._spec.batch_timeout_seconds
             )
-            for task in unfinished_tasks:
-                task.cancel()
-            await asyncio.gather(*unfinished_tasks, return_exceptions=True)
+            # Until they end: aiohttp (3.14) takes a cancellation that meets the time-out of a
+            # request for that time-out, after which the request would be tried again for ever.
+            pending_tasks = unfinished_tasks
+            while pending_tasks:
+                for task in pending_tasks:
+                    task.cancel()
+                _, pending_tasks = await asyncio.wait(pending_tasks, timeout=_CANCEL_AGAIN)
         self._on_wait("")
         scores: Scores = []
         missing = too_late = 0
@@ -143,10 +149,10 @@ class HTTPFunction:
         """Count the completions without a score, of which those that are late could still have got
         one."""
         if missing > timeouts:
-            self._counters.count_failures(missing - timeouts, f"{self._shown}: {self._last_try}")
+            self._counters.count_failures(missing - timeouts, f"{self._shown}: {self.last_try}")
         if timeouts:
             limit = f"batchTimeoutSeconds = {self._spec.batch_timeout_seconds}"
-            last = f"; the last try: {self._last_try}" if self._last_try else ""
+            last = f"; the last try: {self.last_try}" if self.last_try else ""
             self._counters.count_timeouts(
                 timeouts, f"{self._shown}: no answer within {limit}{last}"
             )
@@ -165,7 +171,7 @@ class HTTPFunction:
                 async with gate:
                     scores = await self._post(session, chunk, step)
             except _Permanent as error:
-                self._last_try = str(error)
+                self.last_try = str(error)
                 return None
             except _Passing as error:
                 self._record_problem(str(error))
@@ -186,10 +192,10 @@ class HTTPFunction:
     def _record_problem(self, problem: str) -> None:
         """Remember why a try failed, and say so in the log once per batch: a run that waits must
         not look stuck."""
-        if not self._last_try:
+        if not self.last_try:
             limit = f"until batchTimeoutSeconds = {self._spec.batch_timeout_seconds} are over"
             log.warning(f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}")
-        self._last_try = problem
+        self.last_try = problem
 
     def _pause(self, failures: int) -> float:
         """Seconds before the next try: doubled with every failure, up to the longest, of which half
