@@ -253,3 +253,11 @@ def test_a_job_whose_preflight_can_not_be_created_says_so(fault: str) -> None:
     world = live("checked", "well", first=acts)
     assert "PreflightBlocked" in [reason for _, _, reason in world.news]
     assert end_of(world) == end_of(undisturbed("checked", "well"))
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "denied"])
+def test_engines_that_can_not_be_created_again_are_told_as_lost(fault: str) -> None:
+    acts = (("Running", _outage("POST jobs", fault)), ("Running", ACTS["delete engines"]))
+    world = live("served", "well", first=acts)
+    assert ("Degraded", "True", "EnginesLost") in world.news
+    assert end_of(world) == end_of(undisturbed("served", "well"))

@@ -10,7 +10,7 @@ import logging
 
 from grpo_kube.cache import version_of
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
+from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import JOBS, Object
 
 from ..decide.decisions import Action, Decision
@@ -102,7 +102,10 @@ class AttemptStarter:
             answer = await self._create(observation, body)
         except Contradiction as error:
             return _without_pods(observation, Reason.FAILED_CREATE, str(error))
-        except (Denied, NotFound) as error:
+        except (Denied, NotFound, Unavailable) as error:
+            # What is known of a gang that runs must not wait for its engines.
+            if isinstance(error, Unavailable) and not observation.has_gang_run:
+                raise
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
             message = (
                 f"the API server denies what attempt {status.attempt} needs: "
