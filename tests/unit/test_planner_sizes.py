@@ -3,6 +3,7 @@ know."""
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from grpo_cli.__main__ import main
 from grpo_cli.show import size_table
-from grpo_planner.plan import Planner
+from grpo_planner.plan import Planner, plan_job
 from grpo_planner.search.curve import Size
 from tests.generated import cases
 from tests.samples import changed, job
@@ -49,6 +50,17 @@ def test_every_number_of_gpus_has_a_row_and_one_is_chosen(
     assert [row[-1] == "CHOSEN" for row in rows] == [size.chosen for size in sizes]
     hours = [100 * size.step_gpu_seconds / 3600 for size in sizes]
     assert all(f"{hour:.1f}" in row for hour, row in zip(hours, rows, strict=True))
+
+
+def test_a_plan_on_what_is_free_now_is_told_from_the_size_on_empty_nodes() -> None:
+    job, busy = spec(QWEN_7B), replace(nodes(1, 8, H100), gpus_free=4)
+    planned = plan_job(job, inventory(busy)).chosen
+    assert planned is not None
+    sizes = Planner(job).curve(inventory(busy))
+    for gpus, is_named in ((planned.gpus, True), (8, False)):
+        out = Console(width=200, record=True, file=io.StringIO())
+        size_table.show_sizes(out, sizes, gpus)
+        assert ("on what is free now 4 GPUs are planned" in out.export_text()) == is_named
 
 
 def test_what_is_not_known_says_what_would_make_it_known(

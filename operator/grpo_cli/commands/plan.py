@@ -226,7 +226,8 @@ def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
     if options.sizes and result.reason not in SPEC_ERRORS:
         from ..show import size_table
 
-        size_table.show_sizes(console(), sources.curve(options, spec, learned))
+        planned = result.chosen.gpus if result.chosen else 0
+        size_table.show_sizes(console(), sources.curve(options, spec, learned), planned)
     code = exit_code(result)
     if options.show_prompt:
         code = max(code, _show_prompt(name, namespace, job.spec))

@@ -31,12 +31,17 @@ NUMBERS = ("GPUs", "nodes", "s/step", "GPU-s/step", "GPU-hours", "price", "free"
 UNKNOWN = "-"
 
 
-def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
+def show_sizes(out: Console, sizes: Sequence[Size], planned: int = 0) -> None:
     """Prints one row per number of GPUs, fewest first, and what would fill the columns that are
-    empty."""
+    empty.
+
+    `planned`: GPUs of the plan on what is free; 0 where there is none.
+    """
     show_table(out, HEADINGS, sizes, _cells, _stacked_cells, right=NUMBERS, style=_style)
-    if rule := next((size.rule for size in sizes if size.chosen), ""):
-        out.print(Text(f"{CHOSEN}: {rule}"))
+    if chosen := next((size for size in sizes if size.rule), None):
+        out.print(Text(f"{CHOSEN}: {chosen.rule}"))
+        if planned not in (0, chosen.gpus):
+            out.print(f"sizes are of empty nodes; on what is free now {planned} GPUs are planned")
     if any(size.engine_gpus for size in sizes):
         out.print("[dim]+ GPUs of the engines beside the trainer's[/dim]")
     for line in _missing_facts(sizes):
