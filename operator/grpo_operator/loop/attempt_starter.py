@@ -10,7 +10,7 @@ import logging
 
 from grpo_kube.cache import version_of
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound, Unavailable
+from grpo_kube.objects.errors import AlreadyExists, ClusterError, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import JOBS, Object
 
 from ..decide.decisions import Action, Decision
@@ -103,15 +103,7 @@ class AttemptStarter:
         except Contradiction as error:
             return _without_pods(observation, Reason.FAILED_CREATE, str(error))
         except (Denied, NotFound, Unavailable) as error:
-            # What is known of a gang that runs must not wait for its engines.
-            if isinstance(error, Unavailable) and not observation.has_gang_run:
-                raise
-            log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
-            message = (
-                f"the API server denies what attempt {status.attempt} needs: "
-                f"{error}{images_need(job.spec)}"
-            )
-            return _without_pods(observation, Reason.FAILED_CREATE, message)
+            return _after_denial(observation, error, images_need(job.spec))
         name = body["metadata"]["name"]
         if answer is None:
             message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
@@ -153,6 +145,21 @@ def _may_start_pods(observation: Observation) -> bool:
 def _waits_for_name(message: str, requeue_after: float) -> Decision:
     """Wait for a name that another object has; start_checks.not_started limits how long."""
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, requeue_after=requeue_after)
+
+
+def _after_denial(observation: Observation, error: ClusterError, hint: str) -> Decision:
+    """The decision after the API server took no Job.
+
+    Raises:
+        Unavailable: it did not answer, and no gang runs. What is known of one that runs must not
+            wait for its engines.
+    """
+    if isinstance(error, Unavailable) and not observation.has_gang_run:
+        raise error
+    job, number = observation.job, observation.job.status.attempt
+    log.warning("%s: attempt %d can't be created: %s", job.key, number, error)
+    message = f"the API server denies what attempt {number} needs: {error}{hint}"
+    return _without_pods(observation, Reason.FAILED_CREATE, message)
 
 
 def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
