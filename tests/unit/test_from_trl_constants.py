@@ -142,7 +142,32 @@ def test_a_field_that_a_function_sets_before_the_training_is_named(tmp_path: Pat
     text = f"{head}def main(bonus):\n    made.bonus = bonus\n    trainer ={trainer}\nmain(2.0)"
     assert "made.bonus = " not in init(tmp_path, text)[0]["data"]["rewards.py"]
     (note,) = [note for note in notes(tmp_path) if "the reward uses what changes here" in note]
-    assert "made = made.bonus = bonus" in note
+    assert ": made: " in note
+
+
+@pytest.mark.parametrize(
+    ("change", "is_named"),
+    [
+        ("", False),
+        ("def fill(table):\n    table['a'] = 2.0\nfill(made)", True),
+        ("def fill():\n    made['a'] = 2.0\nfill()", True),
+        ("def swap():\n    global made\n    made = {'a': 2.0}\nswap()", True),
+        ("other = made\nother['a'] = 2.0", True),
+        ("made['a'] = 2.0", False),
+        ("if True:\n    made['a'] = 2.0", False),
+        ("made = {'a': 2.0}", False),
+    ],
+)
+def test_what_changes_a_reward_s_table_is_copied_or_named(
+    tmp_path: Path, change: str, is_named: bool
+) -> None:
+    judge = "    made['calls'] = 1\n    return [made['a']]\n"
+    made = f"made = {{'a': 1.0}}\n{change}\ndef judge(completions, **_):\n{judge}trainer ="
+    text = script(rewards="=judge").replace("trainer =", made)
+    names: dict[str, Any] = {}
+    exec(init(tmp_path, text)[0]["data"]["rewards.py"], names)
+    assert any("made: the reward uses what" in note for note in notes(tmp_path)) is is_named
+    assert is_named or names["judge"]([]) == [2.0 if change else 1.0]
 
 
 def test_a_parameter_hides_a_name_of_the_module_from_a_reward(tmp_path: Path) -> None:

@@ -39,12 +39,7 @@ _IN_IMAGE = (
     "pydantic", "regex", "requests", "safetensors", "torch", "transformers", "trl", "yaml",
 )  # fmt: skip
 """Packages of the training image that rewards may import."""
-_RUNNING = (
-    "GRPOTrainer",
-    "GRPOConfig",
-    "load_dataset",
-    *PARSING,
-)
+_RUNNING = ("GRPOTrainer", "GRPOConfig", "load_dataset", *PARSING)
 """Calls that a reward's process must not repeat."""
 
 _KNOWN_KEY = re.compile(r"(?:Bearer )?(?:hf_|sk-|ghp_|gsk_|xai-|AKIA|AIza)[\w-]{16,}$")
@@ -68,6 +63,10 @@ class RewardReader:
         self.module_name = "rewards" if read_module("rewards") is None else "script_rewards"
         self.copied: dict[tuple[int, int], str] = {}
         """Statements of the script that the rewards need, by line and column."""
+        self.lines: set[int] = set()
+        """Lines of these statements."""
+        self.changes: set[tuple[int, str]] = set()
+        """Lines that change what the rewards use, with its name."""
         self.visited: set[str] = set()
         self.variables: set[str] = set()
         """Variables of the environment that notes name already."""
@@ -333,9 +332,7 @@ class RewardReader:
                 )
                 self.run.note(running[0].lineno, name, self._source(running[0]), advice)
                 continue
-            for change in _late_changes(name, scope):
-                advice = f"the reward uses what changes here: set it in {self.module_name}.py"
-                self.run.note(change.lineno, name, self._source(change), advice)
+            self.changes |= {(line, name) for line in _change_lines(name, scope)}
             if not units and scope.first_binding(ast.Name(name)):
                 advice = f"the reward uses this parameter: define it in {self.module_name}.py"
                 self.run.note(reward.lineno, name, "", advice)
@@ -345,13 +342,18 @@ class RewardReader:
     def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
         _refuse_keys(unit, f"{self.run.source} line ")
         self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
+        self.lines |= set(range(unit.lineno, (unit.end_lineno or 0) + 1))
         self._copy_imported(unit, f"{self.module_name}.py")
         for node in ast.walk(unit):
             self._note_variable(node, f"{self.module_name}.py")
         self._copy_names(global_names(unit), scope, reward)
 
     def _finish(self, scope: Scope) -> None:
-        """Write what was copied into one file, in the script's order."""
+        """Write what was copied into one file, in the script's order; name what was not."""
+        for line, name in sorted(self.changes):
+            if line not in self.lines:
+                advice = f"the reward uses what changes here: set it in {self.module_name}.py"
+                self.run.note(line, name, "", advice)
         if self.copied:
             future = [
                 "from __future__ import annotations"
@@ -464,10 +466,16 @@ def _names_in(unit: ast.stmt) -> set[str]:
     return set().union(*(_names_of(part) | changed_objects(part) for part in parts))
 
 
-def _late_changes(name: str, scope: Scope | None) -> Iterator[ast.stmt]:
-    """Statements around a reward's use that change what a scope further out binds."""
-    while scope is not None and not _binds(scope, name):
-        yield from (part for part, _ in statements(scope.body) if name in changed_objects(part))
+def _change_lines(name: str, scope: Scope | None) -> Iterator[int]:
+    """Lines of what changes a name beside the statements that bind it: a function that sets or
+    fills it, and statements around a reward's use that set its fields."""
+    while scope is not None:
+        made = scope.bindings.get(name, ())
+        yield from (item.line for item in made if item.value is None and item.is_conditional)
+        if _binds(scope, name):
+            return
+        parts = statements(scope.body)
+        yield from (part.lineno for part, _ in parts if name in changed_objects(part))
         scope = scope.outer
 
 
