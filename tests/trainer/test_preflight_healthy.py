@@ -165,3 +165,5 @@ def test_a_token_to_pad_with_that_the_model_does_not_have_is_named(job: Job) -> 
     none = SimpleNamespace(pad_token_id=None)
     with pytest.raises(BadInput, match="has neither pad_token nor eos_token"):
         require_pad_token(none, None, "own")
+    own_words = SimpleNamespace(get_text_config=lambda: SimpleNamespace(n_vocab=1))
+    require_pad_token(SimpleNamespace(pad_token_id=7), own_words, "own")

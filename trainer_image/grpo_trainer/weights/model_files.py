@@ -183,8 +183,9 @@ def require_pad_token(tokenizer: "PreTrainedTokenizerBase", config: Any, name: s
             f"the tokenizer of model {name} has neither pad_token nor eos_token, and batches are "
             "padded with one of them; name it in tokenizer_config.json"
         )
-    vocabulary = config.get_text_config().vocab_size
-    if token >= vocabulary:
+    # A model's own code may call it otherwise.
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    if vocabulary is not None and token >= vocabulary:
         raise BadInput(
             f"the tokenizer of model {name} pads with {tokenizer.pad_token!r}, token {token}, and "
             f"the model has {vocabulary} tokens; set pad_token in tokenizer_config.json to one of "
