@@ -224,8 +224,9 @@ def test_failures_name_reward_sample_and_step(
     make: Any, function: str, completions: list[str], message: str
 ) -> None:
     state = SimpleNamespace(global_step=7)
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=message) as caught:
         make(f"mine:{function}")(completions=completions, trainer_state=state, **ARGUMENTS)
+    assert "child.py" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

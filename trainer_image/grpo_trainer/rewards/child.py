@@ -168,7 +168,11 @@ def _slice(arguments: Arguments, sample: int) -> Arguments:
 
 def _error_message(error: Exception) -> str:
     """The error, and the last lines of its traceback."""
-    last = "".join(traceback.format_exception(error)).strip().splitlines()[-_TRACE_LINES:-1]
+    shown = traceback.TracebackException.from_exception(error)
+    # The user can mend nothing in this file.
+    frames = [frame for frame in shown.stack if frame.filename != __file__]
+    shown.stack = traceback.StackSummary.from_list(frames)
+    last = "".join(shown.format()).strip().splitlines()[-_TRACE_LINES:-1]
     return "\n".join([f"{type(error).__name__}: {error}", *last])
 
 
