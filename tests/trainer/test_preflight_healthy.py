@@ -148,11 +148,22 @@ def test_a_model_s_own_code_may_import_torch(job: Job) -> None:
     assert "needs torch" in report.skipped[0].message
 
 
-def test_a_configuration_that_can_t_be_used_is_one_mistake(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "setting"),
+    [
+        ({"num_attention_heads": "8"}, "'num_attention_heads' expected int, got str (value: '8')"),
+        ({"id2label": ["right"]}, "id2label is ['right']: AttributeError"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads is 0: ZeroDivi"),
+    ],
+)
+def test_a_configuration_that_can_t_be_used_is_one_mistake(
+    job: Job, wrong: dict[str, Any], setting: str
+) -> None:
     config = json.loads((job.model / "config.json").read_text())
-    (job.model / "config.json").write_text(json.dumps(config | {"num_attention_heads": "8"}))
+    (job.model / "config.json").write_text(json.dumps(config | wrong))
     problem = only_problem(run_checks(job.plan(), POD))
     assert "config.json of model" in problem.message
+    assert setting in problem.message
 
 
 def test_a_token_to_pad_with_that_the_model_does_not_have_is_named(job: Job) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,26 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
                 f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
                 "transformers knows, or set spec.model.trustRemoteCode"
             ) from error
+        # What transformers does not check fails where it is first used.
+        except (ArithmeticError, AttributeError, TypeError) as error:
+            raise BadInput(
+                f"{CONFIG} of model {source.name} can't be used: {_wrong_setting(source)}"
+                f"{type(error).__name__}: {error}; correct it"
+            ) from error
+
+
+def _wrong_setting(source: Source) -> str:
+    """The setting without which transformers takes the configuration, for the beginning of a
+    message; empty where there is none."""
+    from transformers import AutoConfig
+
+    config = _read_config(source)
+    for name, value in config.items():
+        others = {key: other for key, other in config.items() if key != name}
+        with suppress(Exception):
+            AutoConfig.for_model(**others)
+            return f"{name} is {value!r:.80}: "
+    return ""
 
 
 @contextmanager
