@@ -316,13 +316,24 @@ class Elector:
         if lease is None:
             return
         try:
-            await self._cluster.replace(LEASES, *self._lease, self._body(lease))
+            await self._write_release(lease)
         except ClusterError as error:
             log.warning(
                 "the Lease is not released, others take it when its time is over: %s", error
             )
         else:
             log.info("Lease %s is released", self._lease)
+
+    async def _write_release(self, lease: Lease) -> None:
+        try:
+            await self._cluster.replace(LEASES, *self._lease, self._body(lease))
+        except Conflict:
+            # A renewal that the end of this process cut off may have been taken all the same.
+            newest_lease = lease_of(await self._cluster.get(LEASES, *self._lease))
+            if newest_lease.holder != self._identity:
+                raise
+            released_lease = replace(lease, version=newest_lease.version)
+            await self._cluster.replace(LEASES, *self._lease, self._body(released_lease))
 
     async def _read_lease(self) -> None:
         try:

@@ -290,3 +290,22 @@ def test_an_elector_holds_the_lease_from_when_it_asked_and_not_from_the_answer()
         )
 
     assert virtually(story()) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("taken_by", ["a", "b"])
+def test_a_renewal_that_was_cut_off_does_not_keep_the_lease_from_its_release(taken_by: str) -> None:
+    async def story() -> str:
+        store = Slow()
+        one = elector(store, "a")
+        running = asyncio.create_task(one.run())
+        await one.leading.wait()
+        await asyncio.sleep(TERMS.retry + 1.0)  # the first renewal is taken, and not answered yet
+        running.cancel()
+        item: Any = store.item
+        item["spec"]["holderIdentity"] = taken_by
+        await one.release()
+        last: Any = store.item
+        holder: str = last["spec"].get("holderIdentity", "")
+        return holder
+
+    assert virtually(story()) == {"a": "", "b": "b"}[taken_by]
