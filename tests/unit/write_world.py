@@ -434,7 +434,9 @@ class World(reconcile_world.Cluster):
     def set_state(self, pod: Object, state: Object, **status: Any) -> None:
         """Give a pod's container a state."""
         ended = state.get("terminated")
-        phase = "Running" if not ended else "Succeeded" if ended["exitCode"] == 0 else "Failed"
+        phase = "Running"
+        if ended:
+            phase = "Succeeded" if ended["exitCode"] == 0 else "Failed"
         containers = [{"name": "trainer", "state": state}]
         changed = {**pod["status"], "phase": phase, "containerStatuses": containers, **status}
         self.store(PODS, {**pod, "status": changed})

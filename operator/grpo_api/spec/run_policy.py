@@ -55,6 +55,8 @@ EndReason = Annotated[
 ]
 """A reason as Kubernetes writes it into the status of pods and containers."""
 
+MOST_PROCESSES = 64
+"""Training processes of a pod on CPUs, or of a gang on one machine."""
 GPU_PROCESS_MILLICPU = 250
 """Least default CPU request per GPU, and that of plans which say none: its process mostly waits for
 the GPU, and without a limit it may use what is idle."""
@@ -146,7 +148,7 @@ class PlacementSpec(Model):
     """How many GPUs. Unset: at least 1, at most what `objective` asks for."""
     nodes: Annotated[int, Field(ge=1, le=512)] | None = None
     """Exact number of nodes (one pod each). Unset: the plan chooses; 1 for CPU."""
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    processes_per_node: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | None = None
     """Training processes per pod for accelerator CPU. Unset: 1. GPUs run one process each."""
     gpu_product: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import Rendezvous, TrainingPlan
 from grpo_api.pods.containers import ResourceRequirements
-from grpo_api.spec.run_policy import PlacementSpec
+from grpo_api.spec.run_policy import MOST_PROCESSES, PlacementSpec
 from grpo_api.text.contract import (
     CHECKPOINT_MOUNT,
     DATA_MOUNT,
@@ -43,8 +43,6 @@ from grpo_operator.records.names import COMPONENT_TRAINER, checkpoint_claim
 from ..show.errors import OptionError
 
 LOCAL_ADDRESS = "127.0.0.1"
-MOST_PROCESSES = 64
-"""Of a gang on one machine, as of spec.placement.processesPerNode."""
 IMAGE = "local"
 """Stands for the image of a job without spec.image, which is not looked at here."""
 _MACHINE_VOLUMES = (PLAN_VOLUME, SCRATCH_VOLUME, SHARED_MEMORY_VOLUME)
