@@ -1,6 +1,7 @@
 """A reconciler for unit tests, whose API server keeps objects in memory and records each
 request."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -205,8 +206,10 @@ class Cluster:
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         self.requests.append(f"LIST {selection}")
         folder = selection.resource.path(selection.namespace)
+        items = [item for path, item in self._objects.items() if path.startswith(f"{folder}/")]
+        selector = selection.labels
         yield (
-            [item for path, item in self._objects.items() if path.startswith(f"{folder}/")],
+            [item for item in items if selects(selector, item["metadata"].get("labels", {}))],
             self._version,
         )
 
@@ -228,6 +231,21 @@ def apply_merge_patch(item: Object, patch: Object) -> Object:
         else:
             patched[field] = value
     return patched
+
+
+def selects(selector: str, labels: dict[str, str]) -> bool:
+    """True if a label selector selects an object with these labels."""
+    for part in filter(None, re.split(r",(?![^(]*\))", selector)):
+        name, negated, value = re.fullmatch(r"([^=! ]+)(!?)=?(.*)", part).groups()  # type: ignore[union-attr]
+        if value.startswith(" notin"):
+            if labels.get(name, "") in re.findall(r"[^(), ]+", value[6:]):
+                return False
+        elif value:
+            if (labels.get(name) == value) == bool(negated):
+                return False
+        elif name not in labels:
+            return False
+    return True
 
 
 def _do_nothing() -> None:

@@ -1,7 +1,7 @@
 """Writes to Workloads against a small API server: taken names, old versions, missing classes,
 another cluster."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
-from grpo_kube.objects.resources import ObjectKey, Resource
+from grpo_kube.objects.resources import ObjectKey, Resource, Selection
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
@@ -109,6 +109,10 @@ class World:
     async def delete(self, resource: Resource, namespace: str, name: str, _: Any) -> None:
         self.sent.append("DELETE")
         del self.objects[resource.path(namespace, name)]
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Item], int]]:
+        """No pods."""
+        yield [], 0
 
     async def step(self, seen: Observation, decision: Decision = QUEUES) -> Decision:
         return await self.workloads.step(self.workloads.look(seen), decision)

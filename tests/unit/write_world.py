@@ -6,7 +6,6 @@ manager and of trainers answers it, in virtual time.
 """
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -220,7 +219,7 @@ class World(reconcile_world.Cluster):
     async def delete_all(self, selection: Selection) -> None:
         async def apply() -> None:
             for pod in self.all_of(PODS):
-                is_selected = selects(selection.labels, pod["metadata"]["labels"])
+                is_selected = reconcile_world.selects(selection.labels, pod["metadata"]["labels"])
                 if is_selected and pod["status"]["phase"] not in ENDED:
                     self.end_pod(pod)
 
@@ -482,18 +481,3 @@ def index(pod: Object) -> int:
 
 def is_live(pod: Object) -> bool:
     return pod["status"]["phase"] not in ENDED and "deletionTimestamp" not in pod["metadata"]
-
-
-def selects(selector: str, labels: dict[str, str]) -> bool:
-    """True if a label selector selects an object with these labels."""
-    for part in re.split(r",(?![^(]*\))", selector):
-        name, negated, value = re.fullmatch(r"([^=! ]+)(!?)=?(.*)", part).groups()  # type: ignore[union-attr]
-        if value.startswith(" notin"):
-            if labels.get(name, "") in re.findall(r"[^(), ]+", value[6:]):
-                return False
-        elif value:
-            if (labels.get(name) == value) == bool(negated):
-                return False
-        elif name not in labels:
-            return False
-    return True

@@ -114,6 +114,10 @@ class Write(StrEnum):
     FINISH = "Finish"
 
 
+GIVES_BACK = (Write.CLEAR, Write.DELETE, Write.FINISH)
+"""Writes after which Kueue gives the quota to others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A write, and for CREATE the plan that the Workload is made for."""

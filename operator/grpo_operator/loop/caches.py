@@ -129,10 +129,22 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
     # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the
     # attempt's own Job.
     selector = attempt_selector(job.uid, job.status.attempt)
-    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, selector)):
-        for item in items:
-            caches.pods.put(item)
+    await fetch_pods(cluster, caches, job.key.namespace, selector)
     return True
+
+
+async def fetch_pods(
+    cluster: Cluster, caches: Caches, namespace: str, selector: str
+) -> list[PodRecord]:
+    """List the pods of a label selector into the cache, and return those that can be read.
+
+    Raises:
+        ClusterError: the API server did not answer.
+    """
+    pods: list[PodRecord | None] = []
+    async for items, _ in cluster.pages(Selection(PODS, namespace, selector)):
+        pods += map(caches.pods.put, items)
+    return [pod for pod in pods if pod]
 
 
 async def fetch_missing_job(

@@ -43,6 +43,7 @@ from ..kueue.workload_manifest import (
     workload,
 )
 from ..kueue.workload_steps import (
+    GIVES_BACK,
     POD_PRIORITY,
     WORKLOAD_PRIORITY,
     Step,
@@ -54,6 +55,7 @@ from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 from ..records.names import (
     LABEL_COMPONENT,
+    LABEL_UID,
     LABEL_WORKLOAD_PRIORITY,
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITIES,
@@ -61,9 +63,9 @@ from ..records.names import (
     workload_name,
 )
 from ..records.reasons import Reason
-from ..records.records import GRPOJobRecord
+from ..records.records import ENDED_PHASES, GRPOJobRecord
 from ..records.workloads import Assignment, WorkloadRecord
-from .caches import Caches
+from .caches import Caches, fetch_pods
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Workloads:
         `snapshot` gives the PriorityClasses; `pods` is what pods of jobs have by default; `clock`
         gives unix seconds."""
         self._cluster = cluster
+        self._caches = caches
         self._cache = caches.workloads
         self._snapshot = snapshot
         self._problem = problem
@@ -125,6 +128,8 @@ class Workloads:
         if due is None:
             return decision
         try:
+            if await self._holds_quota_for_pods(due, observation):
+                return decision
             await self._execute_step(due, observation)
         except (Refused, Denied, NotFound, Unavailable) as error:
             # A webhook of Kueue that is down makes every write fail, for hours perhaps.
@@ -138,6 +143,20 @@ class Workloads:
             message = f"its Workload can't be brought about: {error}"
             return replace(decision, reason=reason, message=message)
         return decision
+
+    async def _holds_quota_for_pods(self, due: Step, observation: Observation) -> bool:
+        """True if the write would give quota back while pods still end.
+
+        The watch of pods may be later than that of Jobs, so only the API server knows.
+        """
+        job, workload_record = observation.job, observation.workload
+        if due.write not in GIVES_BACK or job.is_active or workload_record is None:
+            return False
+        if not workload_record.has_reservation:
+            return False
+        selector = f"{LABEL_UID}={job.uid}"
+        pods = await fetch_pods(self._cluster, self._caches, job.key.namespace, selector)
+        return any(pod.phase not in ENDED_PHASES for pod in pods)
 
     async def _execute_step(self, due: Step, observation: Observation) -> None:
         job, workload_record = observation.job, observation.workload
