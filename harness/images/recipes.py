@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ..programs import prerequisites
-from ..programs.cache import REPOSITORY, cache_root, cached, content_key, locked
+from ..programs.cache import KEPT, REPOSITORY, cache_root, cached, content_key, locked
 from ..programs.processes import ClusterError
 from ..programs.progress import progress
 from .base import base_tar
@@ -213,7 +213,9 @@ def _image(recipe: Recipe) -> Image:
     key = image_key(recipe, REPOSITORY)
     image = f"localhost/{recipe.name}:{key}"
     archive = cache_root() / "images" / f"{recipe.name}-{key}.tar"
-    cached(archive, lambda part: _build(recipe, image, part))
+    # Images without layers have gigabytes: the older one makes room for the new one.
+    kept = KEPT if recipe.layers else 1
+    cached(archive, lambda part: _build(recipe, image, part), kept=kept)
     return Image(image, archive)
 
 

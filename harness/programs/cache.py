@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 GENERATED = ("__pycache__", ".egg-info")  # folders that appear beside sources and are no content
 KEY_DIGITS = 12
 KEYED = re.compile(rf"(?P<name>.+)-[0-9a-f]{{{KEY_DIGITS}}}(?P<suffix>(\..+)?)")
-KEPT = 3  # results of one name: another process may still use an older one
+KEPT = 3
+"""Results of one name that stay, the new one included: another process may use an older one."""
 NO_BUILDS = "GRPO_NO_BUILDS"
 """Set to 1 in the environment of tests: what is missing is an error there, since a build would
 outlast its test."""
@@ -65,12 +66,12 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def cached(target: Path, make: Callable[[Path], None]) -> Path:
+def cached(target: Path, make: Callable[[Path], None], *, kept: int = KEPT) -> Path:
     """Return the target file or folder; when it is absent, let `make` write it under a temporary
     name, then rename.
 
     A second caller waits for the first one's result. What an interrupted caller left is deleted by
-    the next.
+    the next. Of the results of this name, the `kept` newest stay, this one included.
 
     Raises:
         ClusterError: it is absent, and NO_BUILDS forbids to make it.
@@ -82,6 +83,8 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
         if not target.exists():
             part = target.parent / f".{target.name}.part"
             remove(part)
+            # Before the new one is made: a disk that holds two images of 9 GB may not hold three.
+            _drop_old(target, kept - 1)
             try:
                 make(part)
             except BaseException:
@@ -90,7 +93,6 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
                 raise
             part.rename(target)
             os.utime(target)  # a make may set an older time, and the newest are kept
-            _drop_old(target)
     return target
 
 
@@ -106,13 +108,14 @@ def _name(target: Path) -> str:
     return match["name"] if match else target.name
 
 
-def _drop_old(target: Path) -> None:
-    """Delete the oldest results of the same name and another key, so that edits do not fill the
-    disk."""
+def _drop_old(target: Path, kept: int) -> None:
+    """Delete all but the `kept` newest results of the same name and another key, so that edits do
+    not fill the disk."""
     match = KEYED.fullmatch(target.name)
     if match:
         siblings = target.parent.glob(f"{match['name']}-{'[0-9a-f]' * KEY_DIGITS}{match['suffix']}")
-        for entry in sorted(siblings, key=lambda entry: entry.stat().st_mtime)[:-KEPT]:
+        newest_first = sorted(siblings, key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for entry in newest_first[kept:]:
             remove(entry)
 
 

@@ -82,15 +82,25 @@ def test_a_missing_result_is_an_error_where_builds_are_forbidden(
     assert cached(target, lambda _: pytest.fail("built twice")) == target
 
 
-def test_only_the_newest_results_of_a_name_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_only_the_newest_results_of_a_name_are_kept(tmp_path: Path, kept: int) -> None:
     names = [f"image-{content_key(text)}.tar" for text in "abcd"]
     for age, name in enumerate(names[:3]):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (age, age))
     (tmp_path / "image-other-0123456789ab.tar").touch()
-    cached(tmp_path / names[3], lambda part: part.touch())
-    kept = [path.name for path in tmp_path.glob("[!.]*")]
-    assert sorted(kept) == sorted([*names[1:], "image-other-0123456789ab.tar"])
+    newest = names[4 - kept :]
+
+    def results() -> set[str]:
+        return {path.name for path in tmp_path.glob("image-*")}
+
+    def make(part: Path) -> None:
+        # The old ones have made room before the new one takes it.
+        assert results() == {*newest[:-1], "image-other-0123456789ab.tar"}
+        part.touch()
+
+    cached(tmp_path / names[3], make, kept=kept)
+    assert results() == {*newest, "image-other-0123456789ab.tar"}
 
 
 def test_settings_survive_the_state_folder(tmp_path: Path) -> None:
