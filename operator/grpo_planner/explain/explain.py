@@ -6,7 +6,7 @@ other. A table of candidates holds that answer, too, but not on its first line.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from grpo_api.plan.plan import (
     MAX_TEXT,
@@ -46,12 +46,20 @@ def as_plan(
 ) -> ExecutionPlan:
     """The plan of an option, with the reason why it was chosen and sentences for the user, of which
     the first 16 are kept."""
+    return ExecutionPlan(
+        **_plan_fields(demand, option),
+        reason=shorten(reason, MAX_TEXT),
+        warnings=plan_texts(warnings),
+    )
+
+
+def _plan_fields(demand: Demand, option: Option) -> dict[str, Any]:
+    """The fields of an option's plan but for sentences on it."""
     spec = demand.spec
     place = option.place
     pool = place.pool
     setup = option.footprint.setup
     method = option.footprint.method
-    offload: Literal["None", "CPU"] = "CPU" if method.offload else "None"
     # Without ZeRO, PEFT's float32 adapters on bfloat16 weights need autocast; DeepSpeed has them in
     # bfloat16, too.
     narrow_without_zero = setup.precision == "bfloat16" and not setup.zero
@@ -65,32 +73,30 @@ def as_plan(
     if demand.pod_cpu is not None:
         millicores = round(1000 * demand.pod_cpu)
     link = assumed_link(pool.hardware, place.nodes, place.per_node)
-    return ExecutionPlan(
+    return {
         **training_fields(demand, method, setup),
-        offload=offload,
-        gpus=place.world,
-        nodes=place.nodes,
-        gpus_per_node=place.per_node,
-        processes_per_node=place.per_node,
-        gpu_product=pool.label,
-        gpu_hour_price=pool.price or None,
-        gpu_resource=pool.resource,
-        node_selector=dict(pool.selector),
-        generation_sub_batch=sub_batch,
-        gather_for_generation=setup.gather,
-        engine=_engine(demand, option),
-        autocast=autocast,
-        memory=_memory(demand, option),
-        cpu_millicores=millicores,
-        host_memory_bytes=host_memory,
-        estimated_step_seconds=seconds,
+        "offload": "CPU" if method.offload else "None",
+        "gpus": place.world,
+        "nodes": place.nodes,
+        "gpus_per_node": place.per_node,
+        "processes_per_node": place.per_node,
+        "gpu_product": pool.label,
+        "gpu_hour_price": pool.price or None,
+        "gpu_resource": pool.resource,
+        "node_selector": dict(pool.selector),
+        "generation_sub_batch": sub_batch,
+        "gather_for_generation": setup.gather,
+        "engine": _engine(demand, option),
+        "autocast": autocast,
+        "memory": _memory(demand, option),
+        "cpu_millicores": millicores,
+        "host_memory_bytes": host_memory,
+        "estimated_step_seconds": seconds,
         **step_fields(option.correction),
-        expected_completion_length=demand.expected_completion,
-        link_bytes_per_second=link,
-        reason=shorten(reason, MAX_TEXT),
-        changes=plan_texts(changes(demand, option)),
-        warnings=plan_texts(warnings),
-    )
+        "expected_completion_length": demand.expected_completion,
+        "link_bytes_per_second": link,
+        "changes": plan_texts(changes(demand, option)),
+    }
 
 
 def _engine(demand: Demand, option: Option) -> EnginePlan | None:
@@ -239,7 +245,7 @@ def candidates(demand: Demand, options: Sequence[Option], winner: Option | None)
     ranked = sorted(options, key=lambda option: (option is not winner, *_rank(option)))
     objective = demand.spec.placement.objective
     return [
-        Candidate.from_plan(as_plan(demand, option), rejection(option, winner, objective))
+        Candidate(**_plan_fields(demand, option), rejected=rejection(option, winner, objective))
         for option in ranked
     ]
 

@@ -64,9 +64,9 @@ class Candidate(ExecutionPlan):
     """Why it was not chosen; null for the chosen one."""
 
     @classmethod
-    def from_plan(cls, plan: ExecutionPlan, rejected: Rejection | None = None) -> "Candidate":
-        """A plan, which has been checked when it was made, with its verdict."""
-        return cls.model_construct(**dict(plan), rejected=rejected)
+    def from_plan(cls, plan: ExecutionPlan) -> "Candidate":
+        """The chosen plan, which has been checked when it was made."""
+        return cls.model_construct(**dict(plan), rejected=None)
 
 
 class Change(Model):

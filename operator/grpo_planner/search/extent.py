@@ -239,7 +239,17 @@ class Extents:
         """The extents of places by methods that can train there."""
         for place, method in product(places, of_methods):
             if self.has_room(place, method):
-                yield from (extent for extent in self.at(place, method) if extent.may_train)
+                yield from self.trainable_at(place, method)
+
+    def trainable_at(self, place: Place, method: Method) -> Sequence[Extent]:
+        """The extents of a place by a method, if it can train there."""
+        precision = self._room_of(place.pool, method).precision
+        if precision:
+            # Whether it can does not depend on the nodes.
+            alone = self._footprints.family(place.world, method, precision)[None]
+            if alone.may_train(place.pool.usable_bytes):
+                return self.at(place, method)
+        return ()
 
     def in_pool(self, pool: Pool, method: Method) -> Iterator[Extent]:
         """A method in every place of a pool that something may sample in, smallest first."""

@@ -285,8 +285,7 @@ class Search:
                 return [whole]
             return [SiteMethod(whole, method) for method in whole.methods]
         if isinstance(whole, SiteMethod):
-            extents = self._extents.at(whole.site.place, whole.method)
-            return [extent for extent in extents if extent.may_train]
+            return self._extents.trainable_at(whole.site.place, whole.method)
         every_variants = map(whole.variants_with, whole.engines_with_room)
         return [EnginedExtent(whole, variants) for variants in every_variants]
 
