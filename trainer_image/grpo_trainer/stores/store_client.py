@@ -58,8 +58,18 @@ Version = dict[str, str]
 """What a conditional write says of the object that it replaces: `e_tag`, `version`, or both."""
 T = TypeVar("T")
 
-_FOR_GOOD = re.compile(r"status code: 4(?!08|09|25|29)[0-9]{2}\b")
-"""A client error that the same request would get again (RFC 9110, section 15.5)."""
+_FOR_GOOD = re.compile(
+    r"status code: 4(?!08|09|25|29)[0-9]{2}\b|Received redirect without LOCATION"
+)
+"""A client error that the same request would get again (RFC 9110, section 15.5), and what S3 says
+where a bucket is in another region."""
+_STATUS = re.compile(r"status code: ([1-5][0-9]{2} [A-Za-z ]+)")
+_REASONS = (re.compile(r"<Code>([^<]*)</Code>"), re.compile(r"<Message>([^<]*)</Message>"))
+"""Of a store's own words: beside them an answer may repeat the request, with the keys in it."""
+MAX_ANSWER = 120
+"""Characters of what a store or its client says of an error."""
+_REGIONS = frozenset({"region", "aws_region"})
+_ACCOUNTS = frozenset({"account_name", "azure_storage_account_name"})
 
 
 class Store:
@@ -99,9 +109,13 @@ class Store:
         def get() -> tuple[bytes, Version] | None:
             try:
                 response = obstore.get(self._backend, key)
-                return bytes(response.bytes()), _version(response.meta)
+                content, version = bytes(response.bytes()), _version(response.meta)
             except FileNotFoundError:
                 return None
+            # Of a page in its place nobody may conclude that what counts is damaged.
+            if not version:
+                raise ConnectionError("an answer without ETag, so not the store's: a proxy's?")
+            return content, version
 
         return self._ask(f"get {key}", get)
 
@@ -163,7 +177,7 @@ class Store:
             pages = obstore.list(self._backend, folder or None, chunk_size=1000)
             return {entry["path"]: entry["size"] for page in pages for entry in page}
 
-        return self._ask(f"list {folder}", list_sizes)
+        return self._ask(f"list {folder}".strip(), list_sizes)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; one that is gone already is no matter."""
@@ -186,7 +200,7 @@ class Store:
             tried_at = self._clock.now()
             try:
                 result = action()
-            except (BaseError, OSError) as error:
+            except BaseException as error:
                 self._require_passing(what, error)
                 # A file is many requests, most of which were answered if they took so long.
                 is_long = self._clock.now() - tried_at > 2 * REQUEST_SECONDS
@@ -195,14 +209,15 @@ class Store:
                     asked_at = self._clock.now() - REQUEST_SECONDS
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
+                problem = self._problem(error)
+                reason = problem.removeprefix(f"{self.url}: ")
                 if silence + pause > self.longest_wait:
                     self._on_answer("")
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
-                        f"with: {_error_message(error)}"
+                        f"with: {reason}"
                     ) from error
-                log.warning(f"{self.url}: {what}: {_error_message(error)}; again in {pause:.0f} s")
-                problem = connection_problem(error, self.url)
+                log.warning(f"{self.url}: {what}: {reason}; again in {pause:.0f} s")
             else:
                 with self._lock:
                     self._answered_at = self._clock.now()
@@ -211,13 +226,24 @@ class Store:
             self._wait(pause, problem)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def _problem(self, error: BaseException) -> str:
+        """Why a request failed, in the same words at each try."""
+        problem = StoreFailed(_error_message(error))
+        problem.__cause__ = error
+        return connection_problem(problem, self.url)
+
     def _wait(self, seconds: float, problem: str) -> None:
         end = self._clock.now() + seconds
         while (seconds_left := end - self._clock.now()) > 0:
             self._on_answer(problem)
             self._clock.sleep(min(seconds_left, POLL_SECONDS))
 
-    def _require_passing(self, what: str, error: Exception) -> None:
+    def _require_passing(self, what: str, error: BaseException) -> None:
+        if _is_panic(error):
+            raise Denied(
+                f"{self.url}: {what} can't be sent. A key of credentialsSecretRef holds a line "
+                "break or another character that no request takes: store it again"
+            ) from error
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
         if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
             raise Denied(
@@ -225,8 +251,16 @@ class Store:
                 "endpoint, the region and the rights of the credentials "
                 "(docs/how-to/models/object-stores.md)"
             ) from error
-        if not isinstance(error, GenericError | JoinError | OSError):
+        # A conflict that no condition of ours explains is with another request of this moment.
+        conflict = isinstance(error, AlreadyExistsError | PreconditionError)
+        if not (conflict or isinstance(error, GenericError | JoinError | OSError)):
             raise error
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the client, which is Rust, has panicked. Its exception can't be imported, and is no
+    Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -234,9 +268,16 @@ def _version(meta: Mapping[str, Any]) -> Version:
     return {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]}
 
 
-def _error_message(error: Exception) -> str:
-    """The first line of what the client says, which goes on with its own source files."""
-    return str(error).strip().partition("\n")[0][:500]
+def _error_message(error: BaseException) -> str:
+    """What the store answered, or the first line of what its client says, which goes on with its
+    own source files."""
+    text = str(error)
+    status = _STATUS.search(text)
+    if status is None:
+        # Before the dash is the request with its milliseconds: another text at each try.
+        return text.strip().partition("\n")[0].rpartition(" - ")[2][:MAX_ANSWER]
+    reasons = [found[1] for reason in _REASONS if (found := reason.search(text))]
+    return " ".join(": ".join([f"HTTP {status[1].strip()}", *reasons]).split())[:MAX_ANSWER]
 
 
 def open_store(
@@ -252,15 +293,22 @@ def open_store(
     Raises:
         BadInput: the client doesn't know a setting, or does not accept its value.
     """
-    config = dict(settings)
+    url = f"{spec.url}/{folder}" if folder else spec.url
+    where, config = url, dict(settings)
+    names = {name.lower() for name in settings}
     if spec.url.startswith("s3://"):
         if spec.endpoint:
             config["endpoint"] = spec.endpoint
-        config["region"] = spec.region or REGION
-    url = f"{spec.url}/{folder}" if folder else spec.url
+        if spec.region or not _REGIONS & names:
+            config["region"] = spec.region or REGION
+    if spec.url.startswith("az://"):
+        # The client's own URLs begin with the container.
+        account, _, path = url.removeprefix("az://").partition("/")
+        config = {name: config[name] for name in config if name.lower() not in _ACCOUNTS}
+        where, config["account_name"] = f"az://{path}", account
     try:
         backend = from_url(
-            url,
+            where,
             config=config,  # type: ignore[call-overload]  # its type lists every key of every store
             client_options={
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
@@ -269,10 +317,15 @@ def open_store(
             },
             retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
         )
-    except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
+    except BaseException as error:
+        known = UnknownConfigurationKeyError | BaseError | ValueError
+        if not (_is_panic(error) or isinstance(error, known)):
+            raise
+        problem = _error_message(error)
+        if _is_panic(error):
+            problem = "remove what is of connections and not of the store, such as ALLOW_HTTP"
         raise BadInput(
             f"the object store {spec.url} can't be opened with the settings "
-            f"{', '.join(sorted(config))}: {_error_message(error)} "
-            "(docs/how-to/models/object-stores.md)"
+            f"{', '.join(sorted(config))}: {problem} (docs/how-to/models/object-stores.md)"
         ) from error
     return Store(url, backend, on_answer, clock=clock)
