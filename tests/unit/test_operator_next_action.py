@@ -184,7 +184,7 @@ def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
     status = active_status(running=False, attemptStartTime=at(-301))
     unbound = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]
     pods = (make_pod(0), make_pod(1, state={}, phase="Pending", node="", conditions=unbound))
-    decision = judged(make_seen(make_job(status=status), make_child(), *pods))
+    decision = judged(make_seen(make_job(status=status), make_child(), *pods, ago=301))
     assert (decision.action, decision.reason) == (Action.RELEASE, "SchedulingTimeout")
     assert decision.message == "1 of 2 pods were bound within 300 s: 0/2 nodes are available"
 

@@ -23,7 +23,7 @@ from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.json_reader import JsonObject
 
-from ..records.reasons import Reason
+from ..records.reasons import UNCREATED, Reason
 from ..records.records import ENDED_PHASES, PodRecord
 from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
@@ -150,13 +150,22 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueA
         timeout = max(timeout, float(PlacementSpec().provisioning_timeout_seconds))
     elif job.should_create_pods:
         timeout = float(job.spec.placement.provisioning_timeout_seconds)
-    seconds_left = timeout - observation.admitted_seconds
+    seconds_left = timeout - _seconds_to_bind(observation)
     if seconds_left > 0:
         return RequeueAfter(seconds_left)
     why = unschedulable(observation) or "no node took them in time"
     bound_pods = count_bound(observation)
     message = f"{bound_pods} were bound within {timeout:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
+
+
+def _seconds_to_bind(observation: Observation) -> float:
+    """How long the gang has waited for its nodes."""
+    created_at = observation.first_seen.child
+    if created_at is None or observation.job.may_hold_place:
+        return observation.admitted_seconds
+    # not_started lets it be created late.
+    return min(observation.admitted_seconds, observation.at - created_at)
 
 
 def unschedulable(observation: Observation) -> str:
@@ -189,7 +198,7 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
         return None
     if observation.has_gang_run or job.should_create_pods or observation.queue_name:
         return Decision(Action.START)
-    may_wait = observation.admitted_seconds < limits.scheduling_timeout_seconds
+    may_wait = _seconds_to_bind(observation) < limits.scheduling_timeout_seconds
     if observation.is_training_bound and may_wait:
         return Decision(Action.START)
     return None
@@ -208,11 +217,12 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     scheduled = observation.job.condition(ConditionType.SCHEDULED)
     reason = scheduled.reason if scheduled else ""
     may_wait = observation.admitted_seconds < limits.scheduling_timeout_seconds
-    # one that waits for the API server's leave keeps nothing from others
-    if may_wait or reason == Reason.FAILED_CREATE:
+    # One that waits for the API server alone may be created at any time.
+    is_in_nobodys_way = reason == Reason.FAILED_CREATE and not observation.job.may_hold_place
+    if may_wait or is_in_nobodys_way:
         return Decision(Action.START)
     why = "its Job could not be created"
-    if scheduled and reason in (Reason.NAME_TAKEN, Reason.STORAGE_NOT_SHARED):
+    if scheduled and reason in UNCREATED:
         why = scheduled.message
     message = f"not started in {limits.scheduling_timeout_seconds:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)

@@ -78,7 +78,7 @@ class AttemptStarter:
         what to do.
 
         Raises:
-            ClusterError: the API server did not answer.
+            ClusterError: an object has changed meanwhile, or another operator leads.
         """
         job, status = observation.job, observation.job.status
         if job.spec is None or status.plan is None or not _may_start_pods(observation):
@@ -103,7 +103,7 @@ class AttemptStarter:
         except Contradiction as error:
             return _without_pods(observation, Reason.FAILED_CREATE, str(error))
         except (Denied, NotFound, Unavailable) as error:
-            return _after_denial(observation, error, images_need(job.spec))
+            return _after_failure(observation, error, images_need(job.spec))
         name = body["metadata"]["name"]
         if answer is None:
             message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
@@ -147,25 +147,22 @@ def _waits_for_name(message: str, requeue_after: float) -> Decision:
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, requeue_after=requeue_after)
 
 
-def _after_denial(observation: Observation, error: ClusterError, hint: str) -> Decision:
-    """The decision after the API server took no Job.
-
-    Raises:
-        Unavailable: it did not answer, and no gang runs. What is known of one that runs must not
-            wait for its engines.
-    """
+def _after_failure(observation: Observation, error: ClusterError, hint: str) -> Decision:
+    """The decision after the API server created no Job."""
+    number = observation.job.status.attempt
+    log.warning("%s: attempt %d can't be created: %s", observation.job.key, number, error)
     if isinstance(error, Unavailable) and not observation.has_gang_run:
-        raise error
-    job, number = observation.job, observation.job.status.attempt
-    log.warning("%s: attempt %d can't be created: %s", job.key, number, error)
+        # It may be back in a moment: the gang keeps its place as long as start_checks.not_started
+        # allows.
+        message = f"the API server does not create what attempt {number} needs: {error}"
+        pause = min(max(observation.admitted_seconds, 1.0), DENIED_PAUSE)
+        return Decision(Action.WAIT, Reason.FAILED_CREATE, message, requeue_after=pause)
     message = f"the API server denies what attempt {number} needs: {error}{hint}"
     return _without_pods(observation, Reason.FAILED_CREATE, message)
 
 
 def _without_pods(observation: Observation, reason: Reason, message: str) -> Decision:
     """Wait, or release a gang that holds GPUs or Kueue's quota, so that others can use them."""
-    job = observation.job
-    holds_place = job.is_competing or bool(job.queue_name)
-    if holds_place and not observation.has_gang_run:
+    if observation.job.may_hold_place and not observation.has_gang_run:
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Decision(Action.WAIT, reason, message, requeue_after=DENIED_PAUSE)

@@ -109,3 +109,5 @@ WAITS = {
     "Engines": Reason.WAITING_FOR_ENGINES,
 }
 """Reasons by what rank 0 waits for."""
+UNCREATED = frozenset({Reason.NAME_TAKEN, Reason.FAILED_CREATE, Reason.STORAGE_NOT_SHARED})
+"""What keeps the Job of an attempt from being created; the message has the details."""

@@ -136,6 +136,11 @@ class GRPOJobRecord:
         )
 
     @property
+    def may_hold_place(self) -> bool:
+        """True if an attempt may keep GPUs, or Kueue's quota, from others."""
+        return self.spec is None or self.is_competing or bool(self.queue_name)
+
+    @property
     def is_suspended(self) -> bool:
         """True if the user has paused the job."""
         return self.spec is not None and self.spec.suspend

@@ -20,7 +20,7 @@ from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
-from ..records.reasons import WAITS, Reason
+from ..records.reasons import UNCREATED, WAITS, Reason
 from .pod_reports import lasting_address
 from .wait_finding import advice, message_since, network_finding, wait_finding
 
@@ -376,7 +376,7 @@ def _scheduled_condition(observation: Observation, decision: Decision) -> Statem
         engines = f" and {replicas} of {replicas} engines" if replicas else ""
         message = f"{nodes} of {nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
-    if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE, Reason.STORAGE_NOT_SHARED):
+    if decision.reason in UNCREATED:
         return C.SCHEDULED, False, decision.reason, decision.message
     if why := unschedulable(observation):
         bound_pods = count_bound(observation)
