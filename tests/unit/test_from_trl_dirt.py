@@ -174,11 +174,10 @@ STEPS = st.sampled_from([
     "kw = {'beta': V, 'run_name': str(V)}\nargs = GRPOConfig(**kw)",
     "other = args\nother.beta = V", "if V > 0.5:\n    args.beta = V",
     "def tune(config, beta=V):\n    config.beta = beta", "tune(args)", "tune(args, V)",
-    "tune(args, *[V])",
+    "tune(args, *[V])", "if V > 0.5:\n    tune(args)",
     "def make(beta=V):\n    made = GRPOConfig(beta=beta)\n    made.beta += V\n    return made",
-    "def make(beta=V):\n    return GRPOConfig(beta=beta)",
+    "def make(beta=V):\n    return GRPOConfig(beta=beta)", "args = make(**{'beta': V})",
     "def make():\n    return GRPOConfig(beta=B)", "args = make()", "args = make(V)",
-    "args = make(**{'beta': V})",
 ])  # fmt: skip
 BEGIN = """
 class Config(GRPOConfig):
@@ -193,6 +192,7 @@ ENDS = [
     "trainer = GRPOTrainer(MODEL, args=args)",
     "def main():\n    trainer = GRPOTrainer(MODEL, args=args)\nmain()",
     "def main(config):\n    trainer = GRPOTrainer(MODEL, args=config)\nmain(args)",
+    "def go():\n    GRPOTrainer(MODEL, args=GRPOConfig(beta=LATE))\nLATE = V\ngo()\nLATE = V",
 ]
 
 

@@ -266,7 +266,9 @@ class ConfigFields:
 
     def _put_precision(self, name: str, setting: TrlSetting) -> None:
         """TRL's bf16 is autocast over float32 weights, which is a job's dtype Auto."""
-        if setting.value is False:
+        if setting.value is False and self.builder.get("training.dtype") == "bfloat16":
+            self._note(name, setting, "a job's bfloat16 weights compute under autocast")
+        elif setting.value is False:
             self.builder.set_field("training.dtype", "float32", name, setting)
             if not self.run.value("use_cpu"):
                 advice = "float32 weights; on GPUs that have bfloat16 they compute under autocast"

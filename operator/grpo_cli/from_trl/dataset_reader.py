@@ -10,7 +10,7 @@ from typing import Any
 
 from .expressions import Computed, Scope
 from .syntax import called_name
-from .trl_run import DatasetUse, TrlRun
+from .trl_run import DatasetUse, TrlRun, TrlSetting
 
 ROWS_FILE = "train.jsonl"
 _FILES = ("json", "csv", "parquet")
@@ -54,6 +54,7 @@ class DatasetReader:
         try:
             target, inner, index = scope.follow(node)
             is_step = isinstance(target, ast.Call) and _is_method(target.func, inner)
+            is_loading = isinstance(target, ast.Call) and _is_load_dataset(target, inner)
         except Computed as error:
             self._is_made(node, str(error))
             return
@@ -62,7 +63,7 @@ class DatasetReader:
             self._take_split(target, inner)
         elif not isinstance(target, ast.Call) or index is not None:
             self._is_made(target)
-        elif called_name(target) == "load_dataset":
+        elif is_loading:
             self._load(target, inner)
         elif isinstance(target.func, ast.Attribute) and is_step:
             self._follow(target.func.value, inner)
@@ -94,6 +95,10 @@ class DatasetReader:
             self.use.name = path
         else:
             self._is_made(call)
+        if arguments.get("streaming") is True:
+            advice = "TRL trains a stream in its order: dataset.shuffle is false"
+            self.run.note(call.lineno, "load_dataset(streaming)", "", advice)
+            self.run.config["shuffle_dataset"] = TrlSetting(False, call.lineno)
         for name, value in arguments.items():
             if name in ("token", "use_auth_token"):
                 advice = "set dataset.tokenSecretRef"
@@ -189,6 +194,8 @@ class DatasetReader:
         if len(call.args) != 1 or options:
             return False
         function, inner, _ = scope.resolve(call.args[0])
+        if function is not call.args[0]:
+            inner = inner.deferred_scope()  # the function reads its names when the rows are made
         parameter, result = _row_function(function)
         if result is None or self._has_changes:
             return False  # the function reads columns as the steps before it left them
@@ -217,6 +224,19 @@ class DatasetReader:
         renamed = {old: new for new, old in self.use.columns.items()}
         self.use.prompt_column = renamed.get(column, column)
         return True
+
+
+def _is_load_dataset(call: ast.Call, scope: Scope) -> bool:
+    """True for the library's load_dataset, not for one of the script or of another module."""
+    if called_name(call) != "load_dataset":
+        return False
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    definition = scope.resolve(owner)[0]
+    if isinstance(definition, ast.Import):
+        return ast.unparse(owner) == "datasets"
+    if isinstance(definition, ast.ImportFrom):
+        return definition.module == "datasets"
+    return isinstance(definition, ast.Name)
 
 
 def _is_method(function: ast.expr, scope: Scope) -> bool:

@@ -143,14 +143,22 @@ class Scope:
         for name, given, is_default in parameters_of(function, calls[0] if calls else None):
             read_in = None if is_default else caller or self
             value = given if len(calls) <= 1 else None  # each call may give another
+            # A decorator, such as click's, may give what no call of the script gives.
+            is_assumed = not calls or (is_default and bool(function.decorator_list))
             binding = Binding(
-                function.lineno, (function.lineno, 0), value, scope=read_in, is_assumed=not calls
+                function.lineno, (function.lineno, 0), value, scope=read_in, is_assumed=is_assumed
             )
             scope.bindings.setdefault(name, []).insert(0, binding)
         return scope
 
+    def deferred_scope(self) -> "Scope":
+        """The scope of a body that runs later, when any of the bindings may count."""
+        return Scope(self.module, [], self, assumptions=self.assumptions)
+
     def _calls(self, function: Function) -> list[ast.Call]:
-        """The script's calls of a function."""
+        """The script's calls of a function by its name, which a method has none of."""
+        if not any(made.value is function for made in self.bindings.get(function.name, ())):
+            return []
         return [
             node
             for node in ast.walk(self.module)
@@ -175,7 +183,7 @@ class Scope:
         before = [binding for binding in bindings if binding.end < place]
         if not before and not is_outer:
             raise Computed(name)
-        if is_outer and 0 < len(before) < len(bindings):
+        if is_outer and 1 < len(bindings) != len(before):
             # The function may be called below all that the script binds, or between.
             raise Computed(name, f"{name.id} is assigned again at line {bindings[-1].line}")
         binding = (before or bindings)[-1]

@@ -7,23 +7,32 @@ note with its line.
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from grpo_api.spec.trl_places import FIELDS, PLACES, Place
+from grpo_api.spec.trl_places import PLACES, Place
 
 from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
-from .expressions import DTYPES, Computed, Scope
+from .expressions import Computed, Scope
 from .job_spec import adapter_refusal, loading_refusal
 from .notebook import SUFFIX
 from .reward_reader import RewardReader
-from .side_settings import note_side_settings
+from .side_settings import (
+    OWN_CODE,
+    TOKENIZER_LOADING,
+    bodies_in_branches,
+    change_advice,
+    is_named,
+    may_change_dtype,
+    note_side_settings,
+    owner_kind,
+    scoped_statements,
+)
 from .syntax import (
     called_name,
     changed_attributes,
     dotted_name,
     field_default,
-    is_trl_import,
     literal_entries,
     own_expressions,
     parse,
@@ -61,7 +70,6 @@ NOT_TAKEN = {
     "environment_factory": "a job has no environments; write a reward function",
 }
 """Arguments of the trainer that no job has, with what to do."""
-OWN_CODE = "a job trains by TRL's own code; what the script changes of it is not taken"
 TRAINED_ADAPTER = "a job begins a new adapter: merge this one into its base, and give it by --model"
 UNSLOTH_LORA = {
     "r": 16,
@@ -71,6 +79,7 @@ UNSLOTH_LORA = {
     ],
 }  # fmt: skip
 """Defaults of Unsloth's get_peft_model, which are not PEFT's."""
+OTHER_TOKENIZER = "a job takes the tokenizer of its model; save another beside the model's weights"
 _LOADERS = ("AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
 
 
@@ -115,16 +124,19 @@ class _ScriptReader:
         """
         call, scope = self._trainer()
         arguments = self._arguments(call, POSITIONS, scope)
+        for name in set(arguments) - set(POSITIONS):
+            advice = "TRL's GRPOTrainer has no such argument"
+            self.run.note(call.lineno, name, self._source(arguments[name]), advice)
         self._read_model(arguments, scope)
         self._read_config(arguments.get("args"), scope)
         if "peft_config" in arguments:
             self._read_lora(arguments["peft_config"], scope)
+        self._read_tokenizer(arguments.get("processing_class"), scope)
         self._read_changes(call, scope)
         datasets = DatasetReader(self.run, self.text)
         datasets.read(arguments.get("train_dataset"), scope, call.lineno)
         rewards = RewardReader(self.run, self.text, self.read_module)
         rewards.read(arguments.get("reward_funcs"), scope, call.lineno)
-        self._read_tokenizer(arguments.get("processing_class"), scope)
         for name, advice in NOT_TAKEN.items():
             node = arguments.get(name)
             if node is not None and not _is_none(node):
@@ -142,7 +154,7 @@ class _ScriptReader:
                 self.run.note(definition.lineno, f"class {name}", "", OWN_CODE)
         calls = [
             (node, scope)
-            for statement, _, scope in _scoped_statements(self.module.body, self.root)
+            for statement, _, scope in scoped_statements(self.module.body, self.root)
             for node in own_expressions(statement)
             if isinstance(node, ast.Call) and called_name(node) in names
         ]
@@ -230,10 +242,11 @@ class _ScriptReader:
         if node is None:
             return
         try:
-            target, inner, _ = scope.follow(node)
+            target, inner, index = scope.follow(node)
         except Computed:
             self._read_setting("model", node, scope)
             return
+        self._objects[id(target), index] = "model"
         if not isinstance(target, ast.Call):
             self.run.model = self._read_setting("model", node, scope)
             return
@@ -254,15 +267,11 @@ class _ScriptReader:
             self._read_model({"model": target.args[0]}, inner)
         elif name in ("to", "cuda") and isinstance(target.func, ast.Attribute):
             self._read_model({"model": target.func.value}, inner)
-            self._note_move(target)
+            if may_change_dtype(target):
+                advice = "the weights are loaded as training.dtype says"
+                self.run.note(target.lineno, "model", self._source(target), advice)
         else:
             self.run.model = self._read_setting("model", node, scope)
-
-    def _note_move(self, call: ast.Call) -> None:
-        """Name a move of the model that may change its type, not only its device."""
-        if call.keywords or any(map(_is_dtype, call.args)):
-            advice = "the weights are loaded as training.dtype says"
-            self.run.note(call.lineno, "model", self._source(call), advice)
 
     def _read_loaded_model(self, call: ast.Call, scope: Scope) -> None:
         """Read a call of from_pretrained."""
@@ -371,7 +380,7 @@ class _ScriptReader:
         self.run.lora = {}
         configs = [
             (call, inner)
-            for statement, _, inner in _scoped_statements(self.module.body, self.root)
+            for statement, _, inner in scoped_statements(self.module.body, self.root)
             for call in own_expressions(statement)
             if isinstance(call, ast.Call) and called_name(call) == "LoraConfig"
         ]
@@ -395,55 +404,59 @@ class _ScriptReader:
         """The model's own tokenizer needs no setting; a job has no setting for another."""
         if node is None or _is_none(node):
             return
-        advice = "a job takes the tokenizer of its model; save another beside the model's weights"
         try:
-            target, inner, _ = scope.follow(node)
-            if isinstance(target, ast.Call):
-                arguments = [*target.args, *(keyword.value for keyword in target.keywords)]
-                name = inner.evaluate(arguments[0]) if arguments else None
-                if self.run.model is not None and name == self.run.model.value:
-                    return
+            target, inner, index = scope.follow(node)
+            self._objects[id(target), index] = "processing_class"
+            if isinstance(target, ast.Call) and self._is_tokenizer(target, inner, index):
+                return
         except Computed:
             pass
-        self.run.note(node.lineno, "processing_class", self._source(node), advice)
+        self.run.note(node.lineno, "processing_class", self._source(node), OTHER_TOKENIZER)
+
+    def _is_tokenizer(self, call: ast.Call, scope: Scope, index: int | None) -> bool:
+        """True for a call that loads the model's own tokenizer as TRL does.
+
+        Raises:
+            Computed: the name of the loaded model is not constant.
+        """
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        name = scope.evaluate(arguments[0]) if arguments else None
+        if self.run.model is None or name != self.run.model.value:
+            return False
+        if index is not None:
+            return True  # the call loads the model, too, and its arguments are read with it
+        names = {keyword.arg for keyword in call.keywords[len(call.args) == 0 :]}
+        revision = self.run.model_arguments.get("revision")
+        if revision is not None and "revision" in names:
+            given = [word.value for word in call.keywords if word.arg == "revision"]
+            names -= {"revision"} if scope.evaluate(given[0]) == revision.value else set()
+        return len(call.args) <= 1 and names <= set(TOKENIZER_LOADING)
 
     def _read_changes(self, trainer: ast.Call, scope: Scope) -> None:
         """Settings that the script changes after their object was made, as by `args.beta = 0.1`."""
         self._objects[id(trainer), None] = "trainer"
-        for statement, is_conditional, inner in _scoped_statements(self.module.body, self.root):
-            is_late = inner.body is scope.body and statement.lineno > trainer.lineno
+        parts = list(scoped_statements(self.module.body, self.root))
+        branch_bodies = bodies_in_branches(self.module, parts)
+        for statement, in_own_branch, inner in parts:
+            is_beside_trainer = inner.body is scope.body
+            is_late = is_beside_trainer and statement.lineno > trainer.lineno
+            is_conditional = in_own_branch or (
+                not is_beside_trainer and id(inner.body) in branch_bodies
+            )
             for target, value in changed_attributes(statement):
-                kind = self._kind_of(target, inner)
+                kind = owner_kind(self._objects, target, inner)
                 name = f"{ast.unparse(target.value)}.{target.attr}"
                 if value is not None and not is_conditional and not is_late:
                     if kind == "args":
                         self._put_config(target.attr, value, inner)
                         continue
-                    if target.attr == "chat_template":
+                    if target.attr == "chat_template" and kind == "processing_class":
                         self.run.chat_template = self._read_setting(name, value, inner)
                         continue
-                if kind or target.attr in ("chat_template", "eos_token", "eos_token_id"):
+                if is_named(kind, target, statement):
                     source = self._source(value) if value is not None else ""
-                    advice = "a condition decides on it" if is_conditional else "it changes here"
-                    advice = OWN_CODE if kind == "trl" else f"{advice}; set it in the job"
+                    advice = change_advice(kind, target.attr, is_conditional)
                     self.run.note(statement.lineno, name, source, advice)
-
-    def _kind_of(self, attribute: ast.Attribute, scope: Scope) -> str | None:
-        """The argument of the trainer that an attribute belongs to, "trainer", or "trl" for what is
-        imported of it; "unknown" if only the run shows whether a field belongs to the config."""
-        node = attribute.value
-        is_part = isinstance(node, ast.Attribute)
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        try:
-            target, _, index = scope.follow(node)
-        except Computed:
-            is_self = isinstance(node, ast.Name) and node.id == "self"
-            return "unknown" if attribute.attr in FIELDS and not is_self else None
-        if is_trl_import(target):
-            return "trl"
-        kind = self._objects.get((id(target), index))
-        return kind if not is_part or kind == "trainer" else None
 
     def _put_config(self, name: str, node: ast.expr, scope: Scope) -> None:
         field = RENAMED.get(name, name)
@@ -460,21 +473,3 @@ class _ScriptReader:
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _is_dtype(node: ast.expr) -> bool:
-    return dotted_name(node).removeprefix("torch.") in DTYPES
-
-
-def _scoped_statements(
-    body: Sequence[ast.stmt], scope: Scope
-) -> Iterator[tuple[ast.stmt, bool, Scope]]:
-    """Statements of a body and of the functions that it defines, whether a condition decides on
-    them, and their scopes."""
-    for statement, is_conditional in statements(body):
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _scoped_statements(statement.body, scope.inside(statement))
-        elif isinstance(statement, ast.ClassDef):
-            yield from _scoped_statements(statement.body, scope)
-        else:
-            yield statement, is_conditional, scope

@@ -1,12 +1,16 @@
-"""Names what a script sets beside the trainer's arguments, by calls and variables.
+"""Names what a script sets beside the trainer's arguments, and what it changes of these.
 
-They say where its run is tracked and goes on, and in which environment. Other stages, too, change
-the model that is trained.
+Calls and variables say where its run is tracked and goes on, and in which environment. Other stages
+change the model that is trained, and so do statements between its loading and the training.
 """
 
 import ast
+from collections.abc import Iterator, Mapping, Sequence
 
-from .syntax import called_name, dotted_name
+from grpo_api.spec.trl_places import FIELDS
+
+from .expressions import DTYPES, Computed, Scope
+from .syntax import called_name, dotted_name, is_trl_import, own_expressions, statements
 from .trl_run import TrlRun
 
 _RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
@@ -23,15 +27,34 @@ _TRACKER_VARIABLES = {
     "MLFLOW_EXPERIMENT_NAME": "mlflow.experiment",
 }
 """Variables that choose the same, and the job's fields."""
-_MODEL_CALLS = ("add_special_tokens", "add_tokens", "load_adapter", "resize_token_embeddings")
+_MODEL_CALLS = (
+    "add_adapter", "add_special_tokens", "add_tokens", "load_adapter", "load_state_dict",
+    "resize_token_embeddings",
+)  # fmt: skip
 _CHANGED_MODEL = "a job trains the model's files: save the changed model, and give it by --model"
 _OTHER_STAGE = "a job trains by GRPO alone: save what this trains, and give it by --model"
+OWN_CODE = "a job trains by TRL's own code; what the script changes of it is not taken"
+TOKENIZER_LOADING = (
+    "cache_dir", "model_max_length", "pad_token", "padding_side", "token", "truncation_side",
+    "trust_remote_code", "use_fast",
+)  # fmt: skip
+"""What a tokenizer may be loaded with that changes no token: TRL itself pads."""
+_WITHOUT_EFFECT = ("eval", "pad_token_id", "use_cache")
+_ALWAYS_NAMED = ("chat_template", "eos_token", "eos_token_id", "requires_grad", "requires_grad_")
+"""Fields that are named whatever object they belong to."""
+Part = tuple[ast.stmt, bool, Scope]
+"""A statement, whether a condition or a loop decides on it, and its scope."""
 
 
 def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.Call) -> None:
     """Note each of them in the run; `text` is the script, `trainer` its call of GRPOTrainer."""
     for node in ast.walk(module):
         match node:
+            case ast.ImportFrom():
+                _note_foreign_class(run, node)
+            case ast.expr() if _may_bind_anything(node):
+                advice = "it may set anything of the run: compare the job with the script's run"
+                run.note(node.lineno, ast.unparse(node), "", advice)
             case ast.Call(func=ast.Attribute(attr="train")):
                 _note_resume(run, node, text)
             case ast.Call(func=ast.Attribute(attr="push_to_hub")):
@@ -49,6 +72,28 @@ def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.
                 _note_variable(run, node, owner, variable)
             case ast.Call(func=ast.Attribute(attr="setdefault" | "update", value=owner)):
                 _note_variable(run, node, owner, node.args[0] if node.args else node)
+
+
+def _note_foreign_class(run: TrlRun, node: ast.ImportFrom) -> None:
+    """Name a trainer or a config that has the name of TRL's and comes from elsewhere."""
+    if not node.level and (node.module or "").partition(".")[0] in ("trl", "unsloth"):
+        return  # Unsloth changes TRL's classes in their place
+    for alias in node.names:
+        if alias.name in ("GRPOConfig", "GRPOTrainer"):
+            run.note(node.lineno, f"class {alias.name}", node.module or ".", OWN_CODE)
+
+
+def _may_bind_anything(node: ast.expr) -> bool:
+    """True for what may bind any name of the script."""
+    match node:
+        case ast.Call(func=ast.Name(id="exec")):
+            return True
+        case (
+            ast.Subscript(ctx=ast.Store(), value=owner)
+            | ast.Call(func=ast.Attribute(attr="update", value=owner))
+        ):
+            return isinstance(owner, ast.Call) and called_name(owner) == "globals"
+    return False
 
 
 def _note_resume(run: TrlRun, call: ast.Call, text: str) -> None:
@@ -72,3 +117,81 @@ def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.e
         if str(variable.value) in _TRACKER_VARIABLES:
             advice = f"set tracking.{_TRACKER_VARIABLES[str(variable.value)]}"
     run.note(node.lineno, name, "", advice)
+
+
+def owner_kind(
+    objects: Mapping[tuple[int, int | None], str], attribute: ast.Attribute, scope: Scope
+) -> str | None:
+    """The argument of the trainer that an attribute belongs to, "trainer", or "trl" for what is
+    imported of it; "unknown" if only the run shows whether a field belongs to the config.
+    `objects` are the arguments by the expressions that make them."""
+    node = attribute.value
+    is_part = isinstance(node, ast.Attribute | ast.Subscript)
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    try:
+        target, _, index = scope.follow(node)
+    except Computed:
+        is_self = isinstance(node, ast.Name) and node.id == "self"
+        return "unknown" if attribute.attr in FIELDS and not is_self else None
+    if is_trl_import(target):
+        return "trl"
+    kind = objects.get((id(target), index))
+    return kind if not is_part or kind in ("trainer", "model") else None
+
+
+def may_change_dtype(call: ast.Call) -> bool:
+    """True for a model's `to` or `cuda` that may change its type, not only its device."""
+    names = (dotted_name(node).removeprefix("torch.") for node in call.args)
+    return bool(call.keywords) or any(name in DTYPES for name in names)
+
+
+def is_named(kind: str | None, target: ast.Attribute, statement: ast.stmt) -> bool:
+    """True for a change that may change the training, and has no note for another reason."""
+    if kind not in ("model", "processing_class"):
+        return kind is not None or target.attr in _ALWAYS_NAMED
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="to" | "cuda")) as call):
+            return may_change_dtype(call)
+    return target.attr not in (*_MODEL_CALLS, *_WITHOUT_EFFECT, *TOKENIZER_LOADING)
+
+
+def change_advice(kind: str | None, name: str, is_conditional: bool) -> str:
+    """Why a change is not taken, and what to do."""
+    if name.startswith("requires_grad"):
+        return "a job trains all parameters, or an adapter"
+    advice = {"trl": OWN_CODE, "model": _CHANGED_MODEL}.get(kind or "")
+    if advice is None:
+        advice = "a condition decides on it" if is_conditional else "it changes here"
+        advice += "; set it in the job"
+    return advice
+
+
+def scoped_statements(
+    body: Sequence[ast.stmt], scope: Scope
+) -> Iterator[tuple[ast.stmt, bool, Scope]]:
+    """Statements of a body and of the functions that it defines, whether a condition decides on
+    them, and their scopes."""
+    for statement, is_conditional in statements(body):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from scoped_statements(statement.body, scope.inside(statement))
+        elif isinstance(statement, ast.ClassDef):
+            yield from scoped_statements(statement.body, scope)
+        else:
+            yield statement, is_conditional, scope
+
+
+def bodies_in_branches(module: ast.Module, parts: Sequence[Part]) -> set[int]:
+    """Ids of the bodies of functions that a condition or a loop calls; `parts` are the script's
+    statements."""
+    branch_calls = {
+        called_name(node)
+        for statement, is_conditional, _ in parts
+        for node in own_expressions(statement)
+        if is_conditional and isinstance(node, ast.Call)
+    }
+    return {
+        id(node.body)
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and node.name in branch_calls
+    }

@@ -2,16 +2,21 @@
 the command line learns."""
 
 import ast
+import re
 import symtable
 import warnings
 from collections.abc import Iterator, Sequence
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MUTATORS = frozenset({
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
-    "sort", "update",
+    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "set_transform",
+    "setdefault", "sort", "update",
 })  # fmt: skip
-"""Methods by which a list or a dict becomes another value than its literal."""
+"""Methods by which a list, a dict or a dataset becomes another value than the one that is bound."""
+_CHANGING_METHOD = re.compile(
+    r"(add|bfloat16|double|eval|fit|float|half|load|register|requires_grad|set|to|update)(_\w*)?|cuda"
+)
+"""Methods that change their object, such as set_optimizer of transformers' arguments."""
 
 
 def statements(
@@ -215,6 +220,8 @@ def changed_attributes(statement: ast.stmt) -> Iterator[tuple[ast.Attribute, ast
     """Attributes that a statement sets, with their values; None for one that is computed."""
     yield from _assigned_attributes(statement)
     for node in own_expressions(statement):
+        for attribute in _filled_attributes(node):
+            yield attribute, None
         for attribute, given in _fields_by_name(node):
             # As a part of another expression, a call may run never or often.
             value = given if isinstance(statement, ast.Expr) and statement.value is node else None
@@ -243,9 +250,24 @@ def _assigned_attributes(
         case ast.AugAssign(target=ast.Attribute() as attribute):
             yield attribute, None
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method) as attribute)):
-            # Such as `args.set_optimizer(…)` of transformers.
-            if method == "add_callback" or method.startswith("set_"):
+            if _CHANGING_METHOD.fullmatch(method):
                 yield attribute, None
+
+
+def _filled_attributes(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes whose list or dict gets another entry, or loses one."""
+    match node:
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=container):
+            pass
+        case ast.Call(func=ast.Attribute(value=container, attr=method)) if method in MUTATORS:
+            pass
+        case _:
+            return
+    while isinstance(container, ast.Subscript):
+        container = container.value
+    # The environment's variables are secrets, and notes of their own.
+    if isinstance(container, ast.Attribute) and container.attr not in ("__dict__", "environ"):
+        yield container
 
 
 def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
@@ -299,7 +321,8 @@ def parameters_of(
     named = [*arguments, *function.args.kwonlyargs]
     defaults += function.args.kw_defaults
     values: dict[str, tuple[ast.expr | None, bool]] = {
-        argument.arg: (default, True) for argument, default in zip(named, defaults, strict=True)
+        argument.arg: (plain_default(default) if default else None, True)
+        for argument, default in zip(named, defaults, strict=True)
     }
     if call is not None:
         if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
@@ -342,7 +365,8 @@ def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
             return ast.unparse(node) == ast.unparse(argument)
         case ast.Call() if called_name(node) == "set_defaults":
             return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
-    return any(ast.unparse(field.value) == owner_name for field, _ in _fields_by_name(node))
+    fields = [field for field in _set_fields(node) if ast.unparse(field.value) == owner_name]
+    return _has_field(fields, argument.attr)
 
 
 def option_name(option: ast.Call) -> str:
@@ -371,16 +395,29 @@ def field_default(statement: ast.stmt, name: str) -> ast.expr | None:
 
 
 def plain_default(value: ast.expr) -> ast.expr | None:
-    """The expression of a default, out of `field(default=…)`; None where a function makes it."""
-    if isinstance(value, ast.Call) and called_name(value) == "field":
-        defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
-        return defaults[0] if defaults else None
-    return value
+    """The expression of a default, out of `field(default=…)` and typer's `Option(…)`; None where
+    a function makes it, or the user must give it."""
+    if not isinstance(value, ast.Call) or called_name(value) not in ("field", "Argument", "Option"):
+        return value
+    defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
+    if called_name(value) != "field":
+        defaults += value.args[:1]
+    is_given = bool(defaults) and ast.unparse(defaults[0]) != "..."
+    return defaults[0] if is_given else None
 
 
 def is_setting_field(node: ast.AST, name: str) -> bool:
     """True for what sets or deletes a field of this name, or of a computed one, of any object."""
     if isinstance(node, ast.Attribute):
         return node.attr == name and not isinstance(node.ctx, ast.Load)
-    fields = (field.attr for field, _ in _fields_by_name(node))
-    return any(field == name or not field.isidentifier() for field in fields)
+    return _has_field(_set_fields(node), name)
+
+
+def _set_fields(node: ast.AST) -> list[ast.Attribute]:
+    """Fields that an expression sets by their names, or whose list or dict it changes."""
+    return [*(field for field, _ in _fields_by_name(node)), *_filled_attributes(node)]
+
+
+def _has_field(fields: Sequence[ast.Attribute], name: str) -> bool:
+    """True if one of the fields has the name, or a computed one."""
+    return any(field.attr == name or not field.attr.isidentifier() for field in fields)

@@ -1,0 +1,203 @@
+"""What a script changes of the objects that it gives its trainer: the job has it, or a note names
+it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_cli.from_trl.script_reader import read_script
+from tests.generated import cases
+from tests.unit.trl_scripts import MODEL, init, notes, script, spec_of
+
+OBJECTS = f"""
+model = AutoModelForCausalLM.from_pretrained("{MODEL}", dtype=torch.bfloat16)
+tokenizer = AutoTokenizer.from_pretrained("{MODEL}", padding_side="left")
+lora = LoraConfig(r=4, target_modules=["q_proj"])
+args = GRPOConfig(model_init_kwargs={{}}, reward_weights=[2.0])
+rows = load_dataset("openai/gsm8k", "main", split="train")
+LINE
+trainer ="""
+GIVEN = (
+    "model=model, processing_class=tokenizer, peft_config=lora, args=args, train_dataset=rows, "
+    "reward_funcs=letters"
+)
+
+
+def with_line(line: str, given_arguments: str = GIVEN) -> str:
+    """A script that makes all objects, with a line between these and the trainer."""
+    start = script().partition("trainer = ")[0]
+    call = f"trainer = GRPOTrainer({given_arguments})"
+    made = OBJECTS.replace("LINE", line).replace("trainer =", call)
+    return f"{start}{made}\ntrainer.train()\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("for p in model.parameters():\n    p.requires_grad = False", "p.requires_grad = False:"),
+        ("model.model.layers[0].requires_grad_(False)", "layers[0].requires_grad_: a job trains"),
+        ("model.generation_config.no_repeat_ngram_size = 3", "no_repeat_ngram_size = 3: a job"),
+        ("model.config.rope_scaling['factor'] = 2", "model.config.rope_scaling: a job trains"),
+        ("model.config.update({'attention_dropout': 0.1})", "model.config.update: a job trains"),
+        ("model.lm_head.weight = other", "model.lm_head.weight = other: a job trains"),
+        ("model.load_state_dict(torch.load('a.pt'))", "model.load_state_dict: a job trains"),
+        ("model.add_adapter(lora)", "model.add_adapter: a job trains"),
+        ("model.half()", "model.half: a job trains"),
+        ("model.to(torch.float16)", "model.to: a job trains"),
+        ("tokenizer.add_eos_token = True", "tokenizer.add_eos_token = True: it changes"),
+        ("tokenizer.chat_template += 'a'", "tokenizer.chat_template: it changes"),
+        ("tokenizer = AutoTokenizer.from_pretrained(model.name, eos_token='a')", "processing_c"),
+        ("tokenizer = AutoTokenizer.from_pretrained('MODEL', eos_token='a')", "processing_class"),
+        ("tokenizer = AutoTokenizer.from_pretrained('MODEL', revision='a')", "processing_class"),
+        ("judge = AutoTokenizer.from_pretrained('a')\njudge.chat_template = 'b'", "judge.chat_t"),
+        ("lora.target_modules.append('k_proj')", "lora.target_modules: it changes here"),
+        ("args.model_init_kwargs['attn_implementation'] = 'sdpa'", "args.model_init_kwargs: it"),
+        ("args.reward_weights[0] *= 2", "args.reward_weights: it changes here"),
+        ("rows.set_transform(str)", "train_dataset = rows"),
+        ("exec(open('configurator.py').read())", "exec(open('configurator.py').read()): it may"),
+        ("globals()['args'] = other", "globals()['args']: it may set anything"),
+        ("globals().update(read())", "globals().update(read()): it may set anything"),
+        ("from mine import GRPOTrainer", "class GRPOTrainer = mine: a job trains by TRL's own"),
+        ("from .configs import GRPOConfig", "class GRPOConfig = configs: a job trains by TRL's"),
+        ("def tune(a):\n    a.beta = 1\nif len(rows) > 9:\n    tune(args)", "= 1: a condition"),
+    ],
+)  # fmt: skip
+def test_a_change_that_a_job_can_t_have_is_named(tmp_path: Path, line: str, says: str) -> None:
+    spec = spec_of(tmp_path, with_line(line.replace("MODEL", MODEL)))
+    assert any(says in note for note in notes(tmp_path)), notes(tmp_path)
+    assert spec["training"]["beta"] == 0
+    assert "chatTemplate" not in spec["model"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "model.config.use_cache = False",
+        "model.config.pad_token_id = tokenizer.pad_token_id",
+        "model.eval()",
+        "model.to('cuda')",
+        "model.gradient_checkpointing_enable()",
+        "tokenizer.pad_token = tokenizer.eos_token",
+        "tokenizer.padding_side = 'left'",
+        "tokenizer.save_pretrained('a')",
+        "rows.set_format('numpy')",
+        f"tokenizer = AutoTokenizer.from_pretrained('{MODEL}', use_fast=True)",
+    ],
+)
+def test_a_change_without_effect_is_not_named(tmp_path: Path, line: str) -> None:
+    spec_of(tmp_path, with_line(line))
+    assert notes(tmp_path) == []
+
+
+def test_the_template_is_that_of_the_trainer_s_tokenizer(tmp_path: Path) -> None:
+    line = "judge = AutoTokenizer.from_pretrained('a')\ntokenizer.chat_template = 'A'\n"
+    spec = spec_of(tmp_path, with_line(f"{line}judge.chat_template = 'B'"))
+    assert spec["model"]["chatTemplate"] == "A"
+    # Without its argument, TRL loads a tokenizer of its own.
+    others = GIVEN.replace("processing_class=tokenizer, ", "")
+    assert "chatTemplate" not in spec_of(tmp_path, with_line(line, others))["model"]
+    assert any("tokenizer.chat_template = 'A': it" in note for note in notes(tmp_path))
+
+
+def test_weights_of_bfloat16_stay_so_without_autocast(tmp_path: Path) -> None:
+    text = with_line("args.bf16 = False")
+    assert spec_of(tmp_path, text)["training"]["dtype"] == "bfloat16"
+    assert any("bf16 = False: a job's bfloat16 weights compute" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rows", "shuffle", "says"),
+    [
+        ("load_dataset('a/b', split='train', streaming=True)", False, "(streaming): TRL trains"),
+        ("load_dataset('a/b', split='train', streaming=False)", None, None),
+        ("datasets.load_dataset('a/b', split='train')", None, None),
+        ("utils.load_dataset('a/b', split='train')", None, "train_dataset = utils.load_dataset"),
+        ("own.load_dataset('a/b', split='train')", None, "train_dataset = own.load_dataset"),
+    ],
+)
+def test_rows_are_those_of_the_library(
+    tmp_path: Path, rows: str, shuffle: bool | None, says: str | None
+) -> None:
+    imports = "import datasets, utils\nfrom my import own\n"
+    spec = spec_of(tmp_path, imports + script("shuffle_dataset=True", dataset=rows))
+    assert spec["dataset"].get("shuffle") in (shuffle, shuffle is None)
+    assert ("files" in spec["dataset"]) is (says or "").startswith("train_dataset")
+    assert says is None or any(says in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "@app.command()\ndef main(beta: float = typer.Option(0.5, help='a')):",
+        "@app.command()\ndef main(beta: float = typer.Option(default=0.5)):",
+        "@click.option('--beta', default=0.25)\ndef main(beta=0.5):",
+        "def main(beta=0.5):",
+        "class Runner:\n  def main(self, beta=0.5):",
+    ],
+)
+def test_a_parameter_that_a_command_line_gives_has_its_default_with_a_note(
+    tmp_path: Path, definition: str
+) -> None:
+    lines = script("beta=beta").partition("trainer =")
+    inner = "".join(f"    {line}\n" for line in (lines[1] + lines[2]).splitlines())
+    calling = "main()" if "click" in definition else "app()"
+    text = f"{lines[0]}{definition}\n{inner}{calling}\n"
+    assert spec_of(tmp_path, text)["training"]["beta"] == 0.5
+    assert any("beta = 0.5: the parameter's default was taken" in note for note in notes(tmp_path))
+
+
+class Rows:
+    """Stands for a dataset of one row."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+
+    def map(self, function: Callable[[dict[str, Any]], dict[str, Any]]) -> "Rows":
+        """Return the rows that a function makes of these."""
+        return Rows(self.row | function(self.row))
+
+
+CHAT = "{'prompt': [{'role': 'system', 'content': S}, {'role': 'user', 'content': x['question']}]}"
+ROW_STEPS = [
+    "S = 'b'", "S = 'c'", f"def fmt(x):\n    return {CHAT}", f"fmt = lambda x: {CHAT}",
+    "rows = rows.map(fmt)", f"rows = rows.map(lambda x: {CHAT})", "rows = make()",
+]  # fmt: skip
+ROW_BEGIN = f"""
+rows = load_dataset('a/b', split='train')
+def make():
+    return rows.map(fmt)
+S = 'a'
+def fmt(x):
+    return {CHAT}
+"""
+
+
+@given(steps=st.lists(st.sampled_from(ROW_STEPS), max_size=4))
+@settings(max_examples=cases(600, gate=150))
+def test_the_system_prompt_is_the_one_that_the_rows_have(steps: list[str]) -> None:
+    text = "\n".join([ROW_BEGIN, *steps, "trainer = GRPOTrainer('a/b', train_dataset=rows)"])
+    trained: list[Rows] = []
+    names: dict[str, object] = {
+        "load_dataset": lambda *_, **__: Rows({"question": "q"}),
+        "GRPOTrainer": lambda _, train_dataset: trained.append(train_dataset),
+    }
+    exec(text, names)
+    run = read_script(text, "train.py", lambda _: None)
+    prompt = trained[0].row.get("prompt", [{}])
+    assert run.dataset.is_made_by_script or run.dataset.system_prompt == prompt[0].get("content")
+
+
+def test_an_object_that_a_reward_calls_is_changed_as_the_script_does(tmp_path: Path) -> None:
+    lines = "scorer = load('a')\nscorer.eval()\nscorer.to('cuda')\nbox.table = {}\n"
+    text = lines + "box.table['a'] = 1\nlogger.info('a')\n" + script()
+    text = text.replace("float(len(completion))", "scorer(completion, box.table, logger)")
+    (config_map, _) = init(tmp_path, f"box = Box()\nlogger = make()\n{text}")
+    copied = config_map["data"]["rewards.py"]
+    for line in (*lines.splitlines(), "box.table['a'] = 1"):
+        assert line in copied
+    assert "logger.info" not in copied
