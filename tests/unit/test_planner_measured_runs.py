@@ -156,7 +156,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=cases(60, gate=8))
+@settings(max_examples=cases(30, gate=8))
 @given(rows=st.lists(ROWS, max_size=6), namespace=st.sampled_from([None, "team-a", "team-c"]))
 def test_a_plan_depends_on_the_rows_and_not_on_their_order(
     rows: list[MeasuredRow], namespace: str | None

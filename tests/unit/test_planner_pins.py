@@ -51,7 +51,7 @@ PINS: dict[str, st.SearchStrategy[Any]] = {
 """Everything that is searched, with values that a user may pin."""
 
 
-@settings(max_examples=cases(400, gate=10))
+@settings(max_examples=cases(100, gate=10))
 @given(
     JOBS,
     st.lists(OFFERS, min_size=1, max_size=2),
