@@ -34,12 +34,12 @@ from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import gib
 from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
-from .search.curve import Size, curve, deciding_rule
 from .search.demand import Demand, build_demand, refuse_long_sequences
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
 from .search.option import Option, closest_miss, notable
+from .search.scaling_curve import Size, curve, deciding_rule
 from .search.search import LONGEST_RUN, LONGEST_STEP, Search
 from .time.measured_runs import NO_RUNS, MeasuredRuns
 from .time.step_time import with_measured_links

@@ -88,7 +88,7 @@ sys.modules["grpo_trainer.training.worker"] = module
 POD = """
 import os, sys
 from grpo_trainer.gang.placement import placement
-from grpo_trainer.runtime.durable_files import read_plan
+from grpo_trainer.runtime.plan_file import read_plan
 from grpo_trainer.process.supervisor import supervise
 plan = read_plan(os.environ)
 sys.exit(supervise(plan, placement(plan.execution, os.environ), float(sys.argv[1])))

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_acceptance import findings, machine, trial_runs
-from grpo_acceptance import steps as fused_head
+from grpo_acceptance import findings, machine_checks, trial_runs
+from grpo_acceptance import step_checks as fused_head
 from grpo_acceptance.findings import Context, State
 from tests.support.ranks.fork_servers import ISOLATED
 from tests.support.ranks.gang import run_gang
@@ -120,9 +120,11 @@ def test_the_fused_head_is_compared_with_the_logits(monkeypatch: pytest.MonkeyPa
 def test_machine_code_runs_on_its_own_major_version(
     capability: tuple[int, int], runs: bool
 ) -> None:
-    assert machine.is_built_for(capability, ARCHES) is runs
-    assert machine.is_built_for(capability, [*ARCHES, "compute_75"]) is (capability >= (7, 5))
-    assert not machine.is_built_for(capability, [])
+    assert machine_checks.is_built_for(capability, ARCHES) is runs
+    assert machine_checks.is_built_for(capability, [*ARCHES, "compute_75"]) is (
+        capability >= (7, 5)
+    )
+    assert not machine_checks.is_built_for(capability, [])
 
 
 @given(

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from grpo_trainer.engine_pod.hash_check import expected_prints
-from grpo_trainer.engine_pod.layout import Strided
+from grpo_trainer.engine_pod.weight_layout import Strided
 from grpo_trainer.generation import colocated
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup

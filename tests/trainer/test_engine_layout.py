@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints, tensor_hash
-from grpo_trainer.engine_pod.layout import Layout, learn_layout, live_part
+from grpo_trainer.engine_pod.weight_layout import Layout, learn_layout, live_part
 from grpo_trainer.engine_pod.weight_receiver import WeightsWorker
 
 Weights = Iterable[tuple[str, torch.Tensor]]

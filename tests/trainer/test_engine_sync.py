@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from grpo_trainer.engine_pod.hash_check import expected_prints
-from grpo_trainer.engine_pod.layout import Strided
 from grpo_trainer.engine_pod.transfer import Meeting, TransferFailed
+from grpo_trainer.engine_pod.weight_layout import Strided
 from grpo_trainer.generation import sync_pass
 from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachable, Prints
 from grpo_trainer.generation.fleet import Engine, EngineView

@@ -46,7 +46,6 @@ from grpo_trainer.process.process_setup import (
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.supervisor import root_cause
 from grpo_trainer.process.watchdog import Watchdog
-from grpo_trainer.runtime.durable_files import read_plan
 from grpo_trainer.runtime.errors import (
     BadInput,
     DivergedKL,
@@ -54,6 +53,7 @@ from grpo_trainer.runtime.errors import (
     RewardError,
     classify_error,
 )
+from grpo_trainer.runtime.plan_file import read_plan
 from grpo_trainer.training.guard import KLGuard
 from grpo_trainer.training.trl_config import (
     config_arguments,

@@ -244,7 +244,7 @@ def test_a_check_runs_only_where_it_shows_something() -> None:
 
 def test_names_of_checks_are_unique_and_all_numbered_cases_are_among_them() -> None:
     assert len({one.name for one in CHECKS}) == len(CHECKS)
-    assert [one.arguments[0] for one in CHECKS if one.module == ".memory"] == list(
+    assert [one.arguments[0] for one in CHECKS if one.module == ".memory_checks"] == list(
         range(MEMORY_CASES)
     )
     assert len(json.loads(predictions())) == len(CASES) == MEMORY_CASES

@@ -7,7 +7,7 @@ import pytest
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.text.contract import ENGINE_PORT, PLAN_ANNOTATION, PROGRESS_PORT
-from grpo_operator.admission.checks import plan_problem
+from grpo_operator.admission.spec_checks import plan_problem
 from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job, training_plan
 from grpo_operator.pods.namespace_objects import engine_service
 from grpo_operator.records.names import LABEL_COMPONENT, LABEL_UID

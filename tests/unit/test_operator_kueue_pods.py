@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.admission.checks import queue_problem
+from grpo_operator.admission.spec_checks import queue_problem
 from grpo_operator.kueue.pod_sets import (
     Contradiction,
     Flavor,

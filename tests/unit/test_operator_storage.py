@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_kube.objects.resources import CLAIMS, Resource
-from grpo_operator.admission.checks import (
+from grpo_operator.admission.spec_checks import (
     DISKS,
     StorageClass,
     provisioners,

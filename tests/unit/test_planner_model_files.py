@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_cli.inputs.sources import fetch_config, read_config, read_facts, stored_parameters
+from grpo_cli.inputs.plan_inputs import fetch_config, read_config, read_facts, stored_parameters
 from grpo_cli.show.errors import InventoryError
 from grpo_planner.hardware import products
 from tests.unit.operator_world import make_job

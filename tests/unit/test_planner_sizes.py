@@ -16,7 +16,7 @@ from rich.console import Console
 from grpo_cli.__main__ import main
 from grpo_cli.show import size_table
 from grpo_planner.plan import Planner, plan_job
-from grpo_planner.search.curve import Size
+from grpo_planner.search.scaling_curve import Size
 from tests.generated import cases
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, QWEN_7B, inventory, nodes, spec

@@ -12,10 +12,10 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import MAX_SENTENCE, PreflightReport
 from grpo_api.text.contract import TERMINATION_BYTES
 from grpo_trainer.data.dataset import prompt_lengths
-from grpo_trainer.preflight import place_checks
+from grpo_trainer.preflight import storage_checks
 from grpo_trainer.preflight.findings import Findings, NotChecked, report_json, sentence
-from grpo_trainer.preflight.place_checks import bytes_needed, require_writable
 from grpo_trainer.preflight.reward_checks import NEEDS_MORE
+from grpo_trainer.preflight.storage_checks import bytes_needed, require_writable
 from grpo_trainer.runtime.errors import (
     BadInput,
     Denied,
@@ -141,7 +141,7 @@ def test_a_volume_that_can_t_be_written_says_why(
     def fail(*_: Any) -> None:
         raise OSError(number, __import__("os").strerror(number))
 
-    monkeypatch.setattr(place_checks, "write_atomically", fail)
+    monkeypatch.setattr(storage_checks, "write_atomically", fail)
     with pytest.raises(kind, match=told):
         require_writable(tmp_path, 0)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
-from grpo_api.report.data_order import Generations
+from grpo_api.report.generation_spans import Generations
 from grpo_api.report.metrics import JOB_PHASE, JOBS, OPERATOR
 from grpo_api.report.report import (
     LOAD,

@@ -122,10 +122,10 @@ class Check:
 
 
 CHECKS = (
-    Check("gpu", ".machine", "describe_gpu", 60, needs_gpu=True),
-    Check("fused-head", ".steps", "compare_fused_head", 60),
-    Check("step-on-cpu", ".steps", "record_cpu_step", 90, on_cpu=True),
-    Check("step", ".steps", "compare_with_cpu", 90),
+    Check("gpu", ".machine_checks", "describe_gpu", 60, needs_gpu=True),
+    Check("fused-head", ".step_checks", "compare_fused_head", 60),
+    Check("step-on-cpu", ".step_checks", "record_cpu_step", 90, on_cpu=True),
+    Check("step", ".step_checks", "compare_with_cpu", 90),
     Check("proof", ".training_checks", "check_proof", 60),
     Check("hash", ".engine_checks", "compare_hashes", 60),
     *(
@@ -133,18 +133,18 @@ CHECKS = (
         for n in range(ENGINES)
     ),
     *(
-        Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True)
+        Check(f"memory-{n + 1}", ".memory_checks", "measure_case", 60, (n,), needs_gpu=True)
         for n in range(MEMORY_CASES)
     ),
-    Check("out-of-memory", ".ends", "check_out_of_memory", 90, needs_gpu=True),
-    Check("all-reduce", ".machine", "check_all_reduce", 60, ranks=True),
-    Check("adamw-8bit", ".steps", "check_eight_bit", 60),
+    Check("out-of-memory", ".exit_checks", "check_out_of_memory", 90, needs_gpu=True),
+    Check("all-reduce", ".machine_checks", "check_all_reduce", 60, ranks=True),
+    Check("adamw-8bit", ".step_checks", "check_eight_bit", 60),
     Check("zero-3", ".training_checks", "train_strategies", 120, (3,)),
     Check("zero-2", ".training_checks", "train_strategies", 120, (2,)),
     Check("strategies", ".training_checks", "train_strategies", 120, (0,)),
     Check("resume", ".training_checks", "check_resume", 90),
-    Check("kl-zero", ".steps", "check_first_kl", 90),
-    Check("sigterm", ".ends", "check_sigterm", 90),
+    Check("kl-zero", ".step_checks", "check_first_kl", 90),
+    Check("sigterm", ".exit_checks", "check_sigterm", 90),
     Check("engine-ranks", ".engine_checks", "train_shared_engine", 180, ranks=True),
     Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
     Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),

@@ -28,9 +28,9 @@ from .process.process_setup import hide_unused_libraries, set_defaults, threads_
 from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .runtime.clock import unix_time
-from .runtime.durable_files import read_plan
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause, is_lost_peer
 from .runtime.logs import configure_logs
+from .runtime.plan_file import read_plan
 from .tracking.tracking import TOLD, tracking_of
 from .training.trl_config import require_supported
 

@@ -25,9 +25,9 @@ from .hub.repositories import Hub, Repository
 from .process.outcome import announce_outcome
 from .process.process_setup import hide_unused_libraries
 from .runtime.clock import SYSTEM_CLOCK
-from .runtime.durable_files import read_plan
 from .runtime.errors import classify_error
 from .runtime.logs import configure_logs
+from .runtime.plan_file import read_plan
 
 log = logging.getLogger("grpo_trainer")
 

@@ -12,7 +12,7 @@ from grpo_cli.cluster import kubectl
 from grpo_cli.commands.export import fetch_model
 from grpo_cli.commands.jobs import change
 from grpo_cli.commands.logs import find_pod
-from grpo_cli.inputs import job_classes, manifest, sources
+from grpo_cli.inputs import job_classes, manifest, plan_inputs
 from grpo_cli.inputs.run_history import load_history
 from grpo_planner.result.result import PlanResult
 
@@ -33,8 +33,8 @@ class Kubernetes:
         """Plan on the cluster's nodes, with the class that the job has there."""
         job_class = job_classes.class_in_cluster(self._options, job.spec)
         spec = job_classes.with_class(job.spec, job_class, job.metadata)
-        options = sources.planning_options(context=self._options.context or ".")
-        return sources.make_plan(options, spec)
+        options = plan_inputs.planning_options(context=self._options.context or ".")
+        return plan_inputs.make_plan(options, spec)
 
     def create(self, job: manifest.Job) -> str:
         """Create the object."""

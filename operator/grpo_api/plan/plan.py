@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..report.data_order import Generations
+from ..report.generation_spans import Generations
 from ..report.revisions import Revisions
 from ..spec.checkpoint import CheckpointSpec, ExportSpec, ObjectStoreSpec, SamplesSpec
 from ..spec.dataset import DatasetSpec

@@ -14,7 +14,7 @@ from ..text.base import Model
 from ..text.quantity import MAX_COUNT, Count
 from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
-from .data_order import Generations
+from .generation_spans import Generations
 from .revisions import Revisions
 from .tracker_report import TrackerReport
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from ..plan.learned import Learned
 from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
-from ..report.data_order import Generations
+from ..report.generation_spans import Generations
 from ..report.preflight import PreflightReport
 from ..report.report import MAX_FINDINGS, Finding, Outcome
 from ..report.revisions import Revisions

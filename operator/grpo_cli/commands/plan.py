@@ -28,7 +28,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
-from ..inputs import job_classes, sources
+from ..inputs import job_classes, plan_inputs
 from ..inputs.kubectl_yaml import KubectlDumper, load_value
 from ..inputs.manifest import Job, load_specs
 from ..show import plan_table
@@ -129,7 +129,7 @@ PLANNED, NOTHING_FITS = 0, 3
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_arguments(parser)
-    sources.add_arguments(parser)
+    plan_inputs.add_arguments(parser)
     job_classes.add_argument(parser)
     parser.add_argument(
         "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
@@ -200,8 +200,8 @@ def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
     """Plans and prints one job."""
     name, namespace = job.metadata["name"], job.metadata.get("namespace")
     job_class, spec = specs.job_class, specs.spec
-    learned = None if options.model else sources.fetch_learned(options, name, namespace)
-    result = sources.make_plan(options, spec, learned)
+    learned = None if options.model else plan_inputs.fetch_learned(options, name, namespace)
+    result = plan_inputs.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
     elif options.output == "json":
@@ -227,12 +227,12 @@ def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
         from ..show import size_table
 
         planned = result.chosen.gpus if result.chosen else 0
-        size_table.show_sizes(console(), sources.curve(options, spec, learned), planned)
+        size_table.show_sizes(console(), plan_inputs.curve(options, spec, learned), planned)
     code = exit_code(result)
     if options.show_prompt:
         code = max(code, _show_prompt(name, namespace, job.spec))
     for change, changed_spec in specs.changed.items():
-        changed = sources.make_plan(options, changed_spec, learned)
+        changed = plan_inputs.make_plan(options, changed_spec, learned)
         left_out = unused_changes(spec, changed_spec)
         plan_table.show_difference(console(), change, result, changed, left_out)
         code = max(code, exit_code(changed))

@@ -19,7 +19,7 @@ from grpo_operator.records.names import checkpoint_claim, run_folder
 
 from ..cluster import kubectl
 from ..cluster.delivery_pod import TRAINER_IMAGE, build_attempt
-from ..inputs import job_classes, sources
+from ..inputs import job_classes, plan_inputs
 from ..inputs.kubectl_yaml import KubectlDumper
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
@@ -36,7 +36,7 @@ def register(parser: ArgumentParser) -> None:
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
     pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
-    sources.add_arguments(parser)
+    plan_inputs.add_arguments(parser)
     job_classes.add_argument(parser)
 
 
@@ -64,7 +64,7 @@ def _planned_attempts(options: Namespace) -> list[tuple[Attempt, AppliedJobClass
         metadata = job.metadata
         job_class = job_classes.class_of(options, job)
         spec = job_classes.with_class(job.spec, job_class, metadata)
-        result = sources.make_plan(options, spec)
+        result = plan_inputs.make_plan(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
         namespace = options.namespace or metadata.get("namespace")

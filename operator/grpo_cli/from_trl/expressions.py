@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import Any
 
-from .constants import FUNCTIONS, apply, operate
+from .constant_folding import FUNCTIONS, apply, operate
 from .syntax import (
     Function,
     bound_names,

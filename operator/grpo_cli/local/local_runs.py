@@ -49,7 +49,7 @@ from grpo_planner.result.result import PlanResult
 from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import build_attempt
 from ..cluster.kubectl import version_error
-from ..inputs import sources
+from ..inputs import plan_inputs
 from ..inputs.job_classes import class_of, with_class
 from ..inputs.local_preflight import require_trainer
 from ..inputs.manifest import Job, document_of
@@ -334,14 +334,14 @@ class LocalRuns:
         raise NotYet(f"no job {name!s:.80} in {self.folder}; there are: {there}")
 
     def _plan(self, spec: GRPOJobSpec) -> PlanResult:
-        options = sources.planning_options()
+        options = plan_inputs.planning_options()
         volume, folder = spec.model.volume, Path(spec.model.name)
         if volume and folder.is_relative_to(MODEL_MOUNT):
             source = self._claim_folder(ClaimFolder(volume.claim_name, volume.sub_path or ""))
             folder = source / folder.relative_to(MODEL_MOUNT)
         if (folder / "config.json").is_file():
             options.config = str(folder)
-        return sources.make_plan(options, spec)
+        return plan_inputs.make_plan(options, spec)
 
     def _resume_source(self, spec: GRPOJobSpec) -> ResumeSource | None:
         """Where the checkpoints of spec.resumeFrom.grpoJob are."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from grpo_planner.search.curve import Size
+from grpo_planner.search.scaling_curve import Size
 
 from .plan_table import CHOSEN
 from .terminal import show_table

@@ -47,14 +47,6 @@ from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import empty_nodes
-from .checks import (
-    Problem,
-    plan_problem,
-    queue_problem,
-    shared_claim,
-    spec_problem,
-    storage_problem,
-)
 from .node_fit import has_disk_report
 from .plan_cache import Plans
 from .quota_gate import missing_object
@@ -72,6 +64,14 @@ from .scheduler import (
     schedule,
 )
 from .snapshot import Snapshot
+from .spec_checks import (
+    Problem,
+    plan_problem,
+    queue_problem,
+    shared_claim,
+    spec_problem,
+    storage_problem,
+)
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from grpo_api.plan.plan import ExecutionPlan
 from ..pods.roles import roles
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
-from .checks import Problem
 from .inventory import Amounts, thousandths
 from .node_fit import pod_amounts, pod_limits
 from .snapshot import QuotaFacts, Snapshot, is_in_scope
+from .spec_checks import Problem
 
 PODS = ("pods", "count/pods")
 JOBS = "count/jobs.batch"

@@ -31,13 +31,13 @@ from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import Capacity, Claim, claim_of
-from .checks import Problem, plan_problem, spec_problem, storage_problem
 from .node_fit import Suitability
 from .plan_cache import Plans
 from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance
 from .resume_plan import next_plan
 from .snapshot import Snapshot
+from .spec_checks import Problem, plan_problem, spec_problem, storage_problem
 
 log = logging.getLogger(__name__)
 

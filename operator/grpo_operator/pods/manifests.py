@@ -19,7 +19,7 @@ from grpo_api.plan.plan import (
     Rendezvous,
     TrainingPlan,
 )
-from grpo_api.report.data_order import Generations
+from grpo_api.report.generation_spans import Generations
 from grpo_api.status.status import AttemptEnd, ResumeSource
 from grpo_api.text.contract import (
     API_VERSION,

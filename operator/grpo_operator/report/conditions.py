@@ -21,8 +21,8 @@ from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
 from ..records.reasons import UNCREATED, WAITS, Reason
+from .degraded_causes import advice, message_since, network_cause, wait_cause
 from .pod_reports import lasting_address
-from .wait_finding import advice, message_since, network_finding, wait_finding
 
 Statement = tuple[ConditionType, bool | None, str, str]
 """Type, whether it is true (None: Unknown), reason, message."""
@@ -408,7 +408,7 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
         awaits_rank0 = observation.pull is None and is_told_by_rank0
         if not has_trouble and not awaits_rank0:
-            yield from _as_told(observation)
+            yield from _degraded_condition(observation)
     else:
         # A gang that has run doesn't start again: its end is judged next, by how long it ran.
         if not job.is_true(C.RUNNING):
@@ -452,8 +452,9 @@ _TOLD_BY_RANK_0 = (
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
 
-def _as_told(observation: Observation) -> Iterator[Statement]:
-    """What rank 0 says of a gang whose training pods are well, and how its engines are."""
+def _degraded_condition(observation: Observation) -> Iterator[Statement]:
+    """Whether a gang whose training pods are well is Degraded: by its engines, or by what rank 0
+    reports."""
     progress = observation.pull.progress if observation.pull else None
     if progress and progress.checkpoint_problem:
         checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
@@ -466,10 +467,10 @@ def _as_told(observation: Observation) -> Iterator[Statement]:
         # The engines of an attempt that ends are deleted: they are not lost.
         if not observation.first_seen.over:
             yield C.DEGRADED, True, Reason.ENGINES_LOST, lost
-    elif wait := wait_finding(observation):
+    elif wait := wait_cause(observation):
         yield C.DEGRADED, True, *wait
-    elif finding := network_finding(observation):
-        yield C.DEGRADED, True, *finding
+    elif network := network_cause(observation):
+        yield C.DEGRADED, True, *network
     else:
         yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
 

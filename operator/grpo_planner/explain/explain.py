@@ -35,7 +35,7 @@ from ..search.notes import low_rate_message
 from ..search.option import Option
 from ..time.step_range import step_message
 from ..time.step_time import assumed_link
-from .verdicts import rejection
+from .rejections import rejection
 
 FULL = 0.92
 """Share of a GPU from which a plan says that it may be too little."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo_acceptance import engine_checks, memory, steps, training_checks
+from grpo_acceptance import engine_checks, memory_checks, step_checks, training_checks
 from grpo_acceptance.findings import Context, Finding
 from harness.controlplane import free_port
 
@@ -34,23 +34,23 @@ TINY = {
 def measure(folder: Path) -> dict[str, Any]:
     """Findings by check; `other` are those of a GPU that computes something else."""
     context = Context("cpu", str(folder), port=free_port())
-    steps.record_cpu_step(context)
+    step_checks.record_cpu_step(context)
     findings: dict[str, list[Finding]] = {
-        "step": steps.compare_with_cpu(context),
-        "kl-zero": steps.check_first_kl(context),
-        "adamw-8bit": steps.check_eight_bit(context),
+        "step": step_checks.compare_with_cpu(context),
+        "kl-zero": step_checks.check_first_kl(context),
+        "adamw-8bit": step_checks.check_eight_bit(context),
         "resume": training_checks.check_resume(context),
         "proof": training_checks.check_proof(context),
         "hash": engine_checks.compare_hashes(context),
         "strategies": training_checks.train_strategies(context, 0),
         "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
     }
-    disturb(folder / steps.CPU_STEPS)
-    findings["other"] = steps.compare_with_cpu(context)
+    disturb(folder / step_checks.CPU_STEPS)
+    findings["other"] = step_checks.compare_with_cpu(context)
     cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
     return {
         "findings": {name: [asdict(one) for one in rows] for name, rows in findings.items()},
-        "phases": [sorted(memory.Run(case, "cpu").measure_peaks()) for case in cases],
+        "phases": [sorted(memory_checks.Run(case, "cpu").measure_peaks()) for case in cases],
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.data_order import Generations
+from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import Outcome
 from grpo_api.text.clock import Clock
 from grpo_trainer.checkpoints import export, resume, volume_checkpoints

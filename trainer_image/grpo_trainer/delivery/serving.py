@@ -29,9 +29,10 @@ from grpo_api.text.units import MIB
 from ..checkpoints.hashing import list_files
 from ..process.outcome import write_termination_message
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
-from ..runtime.durable_files import read_plan, write_atomically
+from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
 from ..runtime.paths import run_folder
+from ..runtime.plan_file import read_plan
 from ..stores.run_store import run_store
 from ..stores.store_client import Store
 

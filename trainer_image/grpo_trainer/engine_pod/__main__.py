@@ -32,9 +32,9 @@ from ..process.compile_cache import CompileCache
 from ..process.outcome import announce_outcome
 from ..process.process_setup import set_defaults
 from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, EngineMissing, Transient, classify_error, engine_cause
 from ..runtime.logs import configure_logs, vllm_logging
+from ..runtime.plan_file import read_plan
 from .engine_start import engine_start, error_for_choice
 from .messages import attempt_of
 from .vllm_arguments import NO_VLLM, engine_environment, gpu_capability, vllm_arguments

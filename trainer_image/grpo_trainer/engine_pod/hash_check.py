@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import xxhash
 
-from .layout import Strided, source_part
+from .weight_layout import Strided, source_part
 
 BLOCK = 1 << 16
 """Elements that share a block's coefficient."""

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from .hash_check import new_seed, tensor_hash
-from .layout import Layout, Strided, learn_layout, live_part, parameter_views
 from .transfer import Meeting, WeightGroup, join_group
 from .vllm_arguments import LOGITS_TEMPERATURE
+from .weight_layout import Layout, Strided, learn_layout, live_part, parameter_views
 
 
 class WeightsWorker:

@@ -25,9 +25,9 @@ from ..gang.placement import placement
 from ..process.outcome import announce_outcome, last_success
 from ..process.recorder import Recorder
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
-from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, Transient, classify_error
 from ..runtime.logs import configure_logs
+from ..runtime.plan_file import read_plan
 from ..stores.run_store import StoredRun, export_key, source_run
 from ..telemetry.progress_server import limits_of, serve
 from .score import as_json, reported_reward, score_message

@@ -27,7 +27,6 @@ from grpo_api.spec.generation import GenerationSpec
 
 from ..engine_pod.engine_start import engine_start, error_for_choice
 from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
-from ..engine_pod.layout import Strided
 from ..engine_pod.vllm_arguments import (
     NO_VLLM,
     engine_environment,
@@ -37,11 +36,12 @@ from ..engine_pod.vllm_arguments import (
     tokens_and_logprobs,
     vllm_arguments,
 )
+from ..engine_pod.weight_layout import Strided
 from ..gang import ranks
 from ..process.process_setup import set_defaults
 from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
 from ..runtime.logs import vllm_logging
-from ..weights.host_base import HostBase
+from ..weights.offloaded_base import OffloadedBase
 from .generation_base import EngineGeneration, EngineSetup, Sample
 from .merged_weights import weight_shapes
 
@@ -62,7 +62,7 @@ class ColocatedGeneration(EngineGeneration):
         super().__init__(setup, model, stop_tokens)
         self._has_sampled = False
         if setup.engine.offload_base:
-            self.host_base = HostBase(model)
+            self.offloaded_base = OffloadedBase(model)
         self._make_room()
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _start_engine(setup)
@@ -144,8 +144,8 @@ class ColocatedGeneration(EngineGeneration):
                 vllm.sleep(level=2)
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven_version = True, None
-        if self.host_base:
-            self.host_base.move_to_device()
+        if self.offloaded_base:
+            self.offloaded_base.move_to_device()
 
     def _wake(self) -> None:
         self._make_room()
@@ -156,8 +156,8 @@ class ColocatedGeneration(EngineGeneration):
 
     def _make_room(self) -> None:
         """Free what the engine is about to take."""
-        if self.host_base:
-            self.host_base.move_to_host()
+        if self.offloaded_base:
+            self.offloaded_base.move_to_host()
         # The engine needs the memory that torch's allocator keeps after the trainer has freed it.
         torch.cuda.empty_cache()
 

@@ -6,7 +6,6 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..engine_pod.layout import Strided
 from ..engine_pod.messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
@@ -20,6 +19,7 @@ from ..engine_pod.messages import (
     Prove,
     Sync,
 )
+from ..engine_pod.weight_layout import Strided
 
 T = TypeVar("T")
 STATE_SECONDS = 5.0

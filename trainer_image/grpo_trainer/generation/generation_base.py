@@ -35,7 +35,7 @@ from ..engine_pod.vllm_arguments import LEAST_TEMPERATURE, completion_seed, samp
 from ..gang import ranks
 from ..runtime.errors import BadInput, EngineMismatch, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
-from ..weights.host_base import HostBase
+from ..weights.offloaded_base import OffloadedBase
 from ..weights.parameters import TRAINED_ADAPTER
 from . import canary
 from .merge_check import has_changed_weight, require_pefts_merge
@@ -123,7 +123,7 @@ class EngineGeneration(ABC):
         self.sync_seconds = self.proof_seconds = 0.0
         """What the last sync took, and its proof."""
         self._is_merge_checked = not isinstance(model, PeftModel)
-        self.host_base: HostBase | None = None
+        self.offloaded_base: OffloadedBase | None = None
         """The policy's frozen base, where it is in host memory while the engine is awake."""
 
     def set_position(self, generation: int, place: int) -> None:
@@ -251,7 +251,7 @@ class EngineGeneration(ABC):
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
         dtype = getattr(torch, self.setup.plan.execution.compute_dtype)
         check_merge = None if self._is_merge_checked else self._check_merge
-        device = self.host_base.device if self.host_base else None
+        device = self.offloaded_base.device if self.offloaded_base else None
         return policy_weights(self.model, dtype, check_merge, device)
 
     def _check_merge(

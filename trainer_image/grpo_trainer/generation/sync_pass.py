@@ -19,9 +19,9 @@ import torch
 from grpo_api.text.clock import Clock
 
 from ..engine_pod.hash_check import differing_names, expected_prints
-from ..engine_pod.layout import Strided
 from ..engine_pod.messages import Sync
 from ..engine_pod.transfer import Meeting, TransferFailed, WeightGroup, form_group
+from ..engine_pod.weight_layout import Strided
 from ..runtime.clock import SYSTEM_CLOCK
 from .engine_client import EngineFailed, Prints, WeightsChanged
 from .fleet import Engine, Fleet

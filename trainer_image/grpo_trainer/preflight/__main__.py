@@ -19,10 +19,10 @@ from grpo_api.report.report import Result
 
 from ..process.outcome import write_termination_message
 from ..process.process_setup import hide_unused_libraries
-from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput
 from ..runtime.hidden_library import hide_library
 from ..runtime.logs import configure_logs
+from ..runtime.plan_file import read_plan
 from .findings import Findings, report_json
 
 log = logging.getLogger("grpo_trainer")

@@ -11,8 +11,8 @@ from ..hub.repositories import Hub
 from .dataset_checks import check_dataset
 from .findings import Findings, Preflight, Scope
 from .model_checks import check_policy
-from .place_checks import check_image, check_places
 from .reward_checks import check_rewards
+from .storage_checks import check_image, check_places
 from .tracking_checks import check_tracking
 
 

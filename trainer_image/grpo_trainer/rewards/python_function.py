@@ -5,7 +5,7 @@ It never hangs the gang, since a time-out ends the process. An async function ru
 async rewards.
 
 FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is
-child.py.
+function_child.py.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from grpo_api.spec.rewards import PythonReward
 
 from ..runtime.child_process import ChildProcess
 from ..runtime.errors import BadInput
-from . import child as reward_child
+from . import function_child
 from .reward_base import RewardCounters, Scores, checked_scores, current_step, reward_error
 
 START_SECONDS = 120.0
@@ -88,7 +88,7 @@ class FunctionProcess:
         self._process.close()
 
     def _start(self) -> None:
-        self._process = ChildProcess([sys.executable, "-P", reward_child.__file__])
+        self._process = ChildProcess([sys.executable, "-P", function_child.__file__])
         self._process.connection.send({"path": self._path, "function": self._function})
         self._starting = True
 

@@ -14,8 +14,8 @@ from typing import Any
 from grpo_api.spec.rewards import RewardSpec
 
 from ..process.process_setup import hide_unused_libraries
-from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, TrainingError
+from ..runtime.plan_file import read_plan
 from .reward_base import TRL_COLUMNS, reward_arguments
 from .reward_set import build_rewards, call_reward
 

@@ -1,26 +1,20 @@
-"""Writes files that a crash can't tear, waits for disks that fail for a while, and reads the plan
-of a pod.
+"""Writes files that a crash can't tear, and waits for disks that fail for a while.
 
 A write goes to a temporary name, then fsync, rename and fsync of the folder: manifests, owner files
-and outcomes must be whole or absent. The plan is the one input of everything that runs in a pod.
+and outcomes must be whole or absent.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from grpo_api.plan.plan import TrainingPlan
-from grpo_api.text.base import dotted_path
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 
 from .clock import SYSTEM_CLOCK
-from .errors import BadInput, DiskFailed, is_disk_error
+from .errors import DiskFailed, is_disk_error
 
 log = logging.getLogger(__name__)
 
@@ -130,26 +124,3 @@ def read_again(action: Callable[[], T], pauses: Iterator[float], clock: Clock = 
                 raise
             log.warning(f"read again in {pause} s: {error}")
         clock.sleep(pause)
-
-
-def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
-    """The plan that the pod was given.
-
-    Raises:
-        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at
-            once.
-    """
-    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
-    try:
-        return TrainingPlan.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(
-            f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path"
-        ) from error
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{dotted_path(item['loc'])}: {item['msg']}" for item in error.errors()
-        )
-        raise BadInput(
-            f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?"
-        ) from error

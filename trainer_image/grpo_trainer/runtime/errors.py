@@ -27,7 +27,7 @@ Our code raises one of these classes where it finds the problem. Errors of torch
 recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
-from grpo_api.report.data_order import Generations
+from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import EngineCause, Result
 
 _OUT_OF_MEMORY = (

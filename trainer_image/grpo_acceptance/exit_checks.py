@@ -2,9 +2,9 @@
 out-of-memory.
 
 The operator decides about a restart from the reported Outcome, so it must be right where CUDA is
-involved too. An out-of-memory is injected by `python -m grpo_acceptance.ends`, which is the entry
-point on a GPU that is full but for two gigabytes. The memory is really gone, so that CUDA's own
-error comes up through every layer, whatever the allocator's settings.
+involved too. An out-of-memory is injected by `python -m grpo_acceptance.exit_checks`, which is the
+entry point on a GPU that is full but for two gigabytes. The memory is really gone, so that CUDA's
+own error comes up through every layer, whatever the allocator's settings.
 """
 
 import os
@@ -58,7 +58,7 @@ def check_out_of_memory(context: Context) -> list[Finding]:
         training={"promptsPerStep": 16, "maxCompletionLength": 448, "maxSteps": 1},
         execution={"microBatch": 64},
     )
-    with Pod(context, plan, f"{__package__}.ends", "out-of-memory") as pod:
+    with Pod(context, plan, __name__, "out-of-memory") as pod:
         problems = pod.end_problems(Result.OUT_OF_MEMORY)
     return [make_finding("injected CUDA out-of-memory", problems, pod.message[:400])]
 

@@ -1,8 +1,8 @@
 """The process that runs one user-written reward function, sync or async, for one training process.
 
 Only a process can be ended: a thread that hangs or keeps the GIL would take the training with it.
-This is a program of its own (`python -P child.py FD PARENT_PID`, see python_function.py). It
-imports nothing of ours, so that it starts fast and the user's modules can have any name.
+This is a program of its own (`python -P function_child.py FD PARENT_PID`, see python_function.py).
+It imports nothing of ours, so that it starts fast and the user's modules can have any name.
 
 Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), and the child
 answers JSON. The parent never unpickles what user code made. First `{path, function}` → `{"async":

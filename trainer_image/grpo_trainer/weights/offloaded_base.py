@@ -17,7 +17,7 @@ ALIGNMENT = 64
 """Bytes between whose multiples every tensor begins, so that it can be viewed as any dtype."""
 
 
-class HostBase:
+class OffloadedBase:
     """The parameters of a model that are not trained, and their copy in host memory."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -19,8 +19,8 @@ from grpo_trainer.generation import colocated
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.weights.host_base import HostBase
 from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.offloaded_base import OffloadedBase
 from tests.support.facts.reference_facts import whole
 from tests.support.ledger.config_shapes import from_config
 from tests.support.ranks import demo_model, runs
@@ -58,14 +58,14 @@ def test_the_base_leaves_its_memory_and_comes_back_bit_for_bit(
     before = {
         name: one.detach().view(torch.uint8).clone() for name, one in policy.named_parameters()
     }
-    host_base = HostBase(policy)
+    offloaded_base = OffloadedBase(policy)
     for _ in range(2):
         at_first = storages(frozen(policy))
-        host_base.move_to_host()
-        host_base.move_to_host()
+        offloaded_base.move_to_host()
+        offloaded_base.move_to_host()
         assert all(storage.expired() for storage in at_first)
         (shared,) = {one.untyped_storage().data_ptr() for one in frozen(policy)}
-        host_base.move_to_device()
+        offloaded_base.move_to_device()
         assert shared not in {one.untyped_storage().data_ptr() for one in policy.parameters()}
     after = {name: one.detach().view(torch.uint8) for name, one in policy.named_parameters()}
     assert all(torch.equal(after[name], one) for name, one in before.items())
@@ -90,7 +90,8 @@ class Sampling(ColocatedGeneration):
     ) -> list[Sample]:
         """Draw a few tokens for each prompt, and note what the policy takes meanwhile."""
         self.lost.append(all(storage.expired() for storage in self.at_rest))
-        host = self.host_base._memory.untyped_storage().data_ptr() if self.host_base else None
+        base = self.offloaded_base
+        host = base._memory.untyped_storage().data_ptr() if base else None
         every = {one.untyped_storage().data_ptr(): one for one in self.model.parameters()}
         self.device_bytes.append(sum(one.nbytes for at, one in every.items() if at != host))
         self.sampler.load_state_dict(self._llm.weights, strict=False)

@@ -30,7 +30,7 @@ from grpo_planner.hardware.inventory_file import parse_gpus, parse_inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanResult
-from grpo_planner.search.curve import Size
+from grpo_planner.search.scaling_curve import Size
 
 from ..cluster import kubectl
 from ..show.errors import InventoryError, KubectlError

@@ -33,7 +33,7 @@ _ADVICE = {
 }
 
 
-def wait_finding(observation: Observation) -> tuple[Reason, str] | None:
+def wait_cause(observation: Observation) -> tuple[Reason, str] | None:
     """Reason and message of what rank 0 has waited for longer than WAIT_SECONDS, or None."""
     pull = observation.pull
     wait = pull.progress.waiting if pull else None
@@ -63,7 +63,7 @@ def message_since(stated: Condition | None, message: str, unix: float, end: str 
 GIGA = 1e9
 
 
-def network_finding(observation: Observation) -> tuple[Reason, str] | None:
+def network_cause(observation: Observation) -> tuple[Reason, str] | None:
     """Reason and message of what rank 0 reports of the network; None where all is as planned."""
     if observation.pull is None:
         return None
