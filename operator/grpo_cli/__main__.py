@@ -81,8 +81,8 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit code, that of its CliError, 130 after Ctrl-C, or 141 where
-    nobody reads its output any more."""
+    """Runs one command. Returns its exit code, that of its CliError, 130 after Ctrl-C, or 141 after
+    the reader of its output has closed it."""
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Half of a surrogate pair has no UTF-8, and a terminal may have another encoding.

@@ -98,9 +98,9 @@ class Cache(Generic[R]):
     def put(self, item: Any) -> R | None:
         """Store an object, unless a newer one of its name is known; return the record that is kept.
 
-        For an object that can't be read, return None and drop its old record, so that nobody acts
-        on old data. An object that has been deleted does not come back: the answer to our write can
-        arrive after the deletion.
+        For an object that can't be read, return None and drop its old record, so that no decision
+        uses old data. An object that has been deleted does not come back: the answer to our write
+        can arrive after the deletion.
         """
         # Answers to our writes and events come on two connections, in any order.
         uid, version = version_of(item)
@@ -204,7 +204,7 @@ class Relist(Generic[R]):
     """
 
     def __init__(self, cache: Cache[R], namespace: str | None) -> None:
-        """Of a namespace; None: of all."""
+        """Begin a LIST of a namespace; None: of all namespaces."""
         self._cache = cache
         self._namespace = namespace
         self._listed: set[ObjectKey] = set()

@@ -402,7 +402,7 @@ class HttpCluster:
     def _error(
         self, verb: str, path: str, code: int, text: bytes, retry_after: str = ""
     ) -> ClusterError:
-        """Return the error that an answer stands for."""
+        """Return the error of an answer's status code."""
         # Usually a Status object, or within an event one below `object`; a proxy's page is quoted
         # as it is.
         try:

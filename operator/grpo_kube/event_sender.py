@@ -111,7 +111,7 @@ class EventRecorder:
             self._count("sent")
 
     async def _let_work_go_first(self, since: float) -> None:
-        # A POST per event competes with the reconciles' requests for the API server, and nobody
+        # A POST per event competes with the reconciles' requests for the API server, and no one
         # waits for an event.
         seconds_left = since + PATIENCE - asyncio.get_running_loop().time()
         for _ in range(math.ceil(seconds_left / _LOOK)):

@@ -130,7 +130,7 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The next thing to do, and for WAIT how long."""
+    """The next step, and for WAIT how long."""
 
     turn: Turn
     seconds: float = 0.0

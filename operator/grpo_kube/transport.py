@@ -28,7 +28,8 @@ Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 USER_AGENT = "grpo-kube"
 """What a session calls itself unless its owner has a name."""
 SHORT_WATCH = 1.0
-"""A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
+"""A watch that ends sooner, without a byte, is followed by a pause: the next one would end so, too.
+In seconds."""
 FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
 """Seconds before the next watch after one and after many short ones, as in client-go."""
 NOTHING = "metadata.name=-"

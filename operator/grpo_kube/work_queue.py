@@ -22,7 +22,7 @@ FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 ECHO_DELAY = 1.0
 """Seconds until a key is reconciled that hardly has to be, unless something happens before."""
 BATCH_DELAY = 0.1
-"""Seconds in which events that nobody waits for gather, such as those of a gang's pods."""
+"""Seconds in which events that need no prompt reconcile gather, such as those of a gang's pods."""
 
 
 class WorkQueue:
@@ -66,7 +66,7 @@ class WorkQueue:
             self.add(key, slow)
 
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
-        """Queue the key after so many seconds, behind others if `slow`; an earlier time stays."""
+        """Queue the key after this many seconds, behind others if `slow`; an earlier time stays."""
         timer = self._timers.get(key)
         if timer and timer.when() <= self._loop.time() + seconds:
             return

@@ -38,7 +38,7 @@ from .records.names import FENCE, MANAGER
 log = logging.getLogger("grpo_operator")
 
 GENERATIONS = (5_000, 10, 100)
-"""Thresholds of the garbage collector: old objects are looked at a hundredth as often."""
+"""Thresholds of the garbage collector: old objects are examined a hundredth as often."""
 
 
 async def run(
@@ -118,8 +118,8 @@ async def run(
 
 def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> HttpCluster:
     """The operator's client of the API server; `chosen` are further arguments of HttpCluster."""
-    # the fence hears of a new leader a moment after the Lease, and what an old one asks for is
-    # nobody's decision
+    # the fence is updated a moment after the Lease: what a former leader writes until then follows
+    # from no decision of a leader
     return HttpCluster(
         configuration,
         metrics.record_request,

@@ -119,7 +119,7 @@ class Planner:
             return PlanResult(feasible=False, reason=rejection.reason, message=str(rejection))
 
     def _plan(self, inventory: Inventory) -> PlanResult:
-        """The same, before it is known what the pods request of their nodes' disks."""
+        """The plan without the pods' requests of their nodes' disks."""
         if self._spec.placement.accelerator == "CPU":
             return _plan_cpu(self._demand)
         if self._spec.placement.provisioning == "CreatePods":
@@ -176,7 +176,7 @@ class Planner:
         return Footprints(demand, predictor)
 
     def _on_free(self, inventory: Inventory) -> PlanResult | None:
-        """The plan on what is free; None when nothing fits there, or nobody knows what is free."""
+        """The plan on what is free; None when nothing fits there, or what is free is unknown."""
         if not inventory.visible:
             return None
         search, left_out = _search(self._footprints, inventory)
@@ -402,7 +402,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
 
 def _is_shortened_too_little(demand: Demand, changed: GRPOJobSpec) -> bool:
     """True for shorter sequences that are still beyond the positions that the model was probably
-    made for: nobody is advised to train those."""
+    made for: these are no advice."""
     new_demand = demand.with_spec(changed)
     positions = demand.model.positions.tokens
     return bool(positions) and positions < new_demand.length < demand.length

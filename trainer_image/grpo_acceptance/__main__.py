@@ -1,10 +1,10 @@
 """`python -m grpo_acceptance`: checks this machine's GPUs, prints what it finds, and writes it to
 files.
 
-It tells which versions differ from the image's before anything that may fail over them is imported.
-In a pod of a GRPOJob it ends with the Outcome that the operator waits for. Exit code 0: nothing
-failed; 1: something did; 2: there is no GPU. With --check it is the process of one check, which the
-run starts.
+It prints which versions differ from the image's before anything that may fail over them is
+imported. In a pod of a GRPOJob it ends with the Outcome that the operator waits for. Exit code 0:
+nothing failed; 1: something did; 2: there is no GPU. With --check it is the process of one check,
+which the run starts.
 """
 
 import argparse

@@ -87,7 +87,7 @@ class EngineCell:
 
 ENGINE_CELLS = {
     "bfloat16, eager": EngineCell(is_eager=True, damages=True),
-    # vLLM's sampler then tells raw log-probabilities, by another code path.
+    # vLLM's sampler then returns raw log-probabilities, by another code path.
     "bfloat16, eager, topP at another temperature": EngineCell(
         is_eager=True, training={"topP": 0.9, "temperature": 0.7}
     ),
@@ -104,7 +104,7 @@ virtual machine, so most cells do without."""
 
 
 def train_engine(context: Context, number: int) -> list[Finding]:
-    """One of the cells, and the time of a step without an engine."""
+    """Train one of ENGINE_CELLS, and measure a step without an engine beside it."""
     if find_spec("vllm") is None:
         return [skipped_finding("engine", "vLLM is not installed")]
     plain = _run_cell(context, EngineCell(), None)

@@ -3,7 +3,7 @@
 First comes what would be missed most if the time ended early: a lease is short and may not come
 again. `gpu` says whether torch works here at all. Then come the parts that no CPU can show and
 every GPU job uses. These are TRL's fused head, a step's numbers beside the CPU's, the proof of
-weights, and the engine. Then memory, since plans stand on its predictions, and its worst end. The
+weights, and the engine. Then memory, since plans depend on its predictions, and its worst end. The
 rest has been shown on CPUs and is repeated here.
 
 No check is imported here: each is named by its module, which only its own process loads. Findings
@@ -31,7 +31,7 @@ class Finding:
     """One row of the report."""
 
     what: str
-    """What was looked at."""
+    """What was checked."""
     state: State
     """How it ended."""
     message: str
@@ -79,7 +79,7 @@ def make_finding(
 
 
 def skipped_finding(what: str, why: str) -> Finding:
-    """A finding of something that was not looked at."""
+    """A finding of a check that was not run."""
     return Finding(what, State.NOT_RUN, why)
 
 

@@ -80,7 +80,7 @@ class CheckProcess:
         the check's own limit."""
         begin = SYSTEM_CLOCK.now()
         for process in self._processes:
-            # It may have ended already, over an import, say; its exit code tells.
+            # It may have ended already, over an import, say; its exit code says so.
             with suppress(BrokenPipeError):
                 os.write(process.stdin.fileno() if process.stdin else -1, WORD)
         codes = self._codes(begin + seconds)

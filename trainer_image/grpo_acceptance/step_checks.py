@@ -34,7 +34,7 @@ KL_ZERO = (
     ("Offload", "bfloat16"),
     ("Adapter", "bfloat16"),
 )
-"""Strategies and dtypes whose KL before the first step is looked at."""
+"""Strategies and dtypes whose KL before the first step is checked."""
 CPU_STEPS = "cpu-steps.pt"
 """File with the completions that the CPU has drawn and, by dtype, its steps and weight change."""
 Tokens = list[list[int]]
@@ -75,7 +75,7 @@ def record_cpu_step(context: Context) -> list[Finding]:
 
 
 def compare_with_cpu(context: Context) -> list[Finding]:
-    """The same steps on the device."""
+    """Take the CPU's steps on the device and compare their numbers."""
     recorded = torch.load(context.path / CPU_STEPS)
     return [_compare_steps(context, dtype, recorded) for dtype in LIMITS]
 
@@ -179,7 +179,7 @@ the matrices. Logits of a bfloat16 product are rounded to bfloat16: at a size of
 
 
 def compare_fused_head(context: Context) -> list[Finding]:
-    """Both dtypes."""
+    """Compare TRL's fused head with plain torch in both dtypes."""
     return [_compare_head(context, dtype) for dtype in HEAD_LIMITS]
 
 

@@ -126,7 +126,7 @@ STAGES = {0: "no ZeRO", 2: "ZeRO-2", 3: "ZeRO-3"}
 
 
 def train_strategies(context: Context, stage: int) -> list[Finding]:
-    """All of a stage; one that fails keeps no other from being tried."""
+    """Train every strategy of a ZeRO stage; one that fails does not end the others."""
     return [_trained_strategy(context, stage, name) for name in STRATEGY_CELLS[stage]]
 
 

@@ -2,7 +2,7 @@
 other.
 
 A process start takes longer than a few steps of the tiny model, so the runs of one check share one.
-The steps' numbers are TRL's own; the trainer is given back, to be looked at.
+The steps' numbers are TRL's own; the trainer is returned, for checks of its state.
 """
 
 import gc

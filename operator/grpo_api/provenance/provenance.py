@@ -394,7 +394,7 @@ class ConversionStatement(Described):
 
 
 class _Kind(Record):
-    """As much of a document as tells which one it is."""
+    """The part of a document that identifies it."""
 
     build_type: Annotated[
         Any, Field(validation_alias=AliasPath("predicate", "buildDefinition", "buildType"))

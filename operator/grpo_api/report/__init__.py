@@ -1,1 +1,1 @@
-"""What a training pod tells the operator: progress, metrics, outcome, artifacts and traces."""
+"""What a training pod reports to the operator: progress, metrics, outcome, artifacts and traces."""

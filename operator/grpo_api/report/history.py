@@ -2,8 +2,8 @@
 
 Rank 0 writes both files into its attempt's folder, beside the checkpoints. Each checkpoint contains
 what was written by then, so a resumed attempt begins its files with exactly the steps that it goes
-on from. The newest attempt's files are therefore the history of the whole run; rows that the run
-has gone back behind stand in them, marked.
+on from. The newest attempt's files are therefore the history of the whole run; rows after the step
+that a rollback resumed from stay in them, marked.
 """
 
 import json
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def parse_lines(text: str) -> list[Row]:
     """The JSON objects among lines. The start of a line that a kill has cut off is no JSON."""
-    # str.splitlines() would also break lines at characters that stand inside of texts.
+    # str.splitlines() would also break lines at characters inside of texts.
     objects = (parse_json(line) for line in text.split("\n") if line.lstrip().startswith("{"))
     return [each for each in objects if isinstance(each, dict)]
 

@@ -226,7 +226,7 @@ PROGRESS_PULLS = _operator(
     kind="counter",
 )
 LOSSES = ("refused", "dropped")
-"""Results of events and spans that nobody gets."""
+"""Results of events and spans that were not delivered."""
 EVENTS = _operator(
     "events_total",
     "1",

@@ -1,4 +1,4 @@
-"""Tells the cause among several failed results from their symptoms.
+"""Finds the cause among the failed results of several pods; the others are its symptoms.
 
 When one rank of a gang dies, its peers lose their connections and the survivors are terminated. The
 first failure that is reported is therefore often only a symptom. A pod's supervisor ranks the

@@ -156,7 +156,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def _set_values(value: Any) -> Any:
-    """Of a map the values that are set."""
+    """A map without its null values; any other value as it is."""
     if not isinstance(value, dict) or None not in value.values():
         return value
     return {key: item for key, item in value.items() if item is not None}

@@ -70,7 +70,7 @@ RANK_ENV = (
     "MASTER_PORT",
 )
 """Variables that say which process of the gang this is: the Job controller's, and what the trainer
-tells torch."""
+sets for torch."""
 
 THREADS_ENV = "OMP_NUM_THREADS"
 """How many threads a process computes with on CPUs; the pod has it where the spec says how many
@@ -127,7 +127,7 @@ PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /metrics and /healthz here."""
 
 TRACE_QUERY = "traceEvery"
-"""`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and
+"""`/progress?traceEvery=N` also says when the attempt's first and every Nth step began and
 ended."""
 
 PROGRESS_BIND_ENV = "GRPO_PROGRESS_BIND"

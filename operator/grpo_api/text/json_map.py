@@ -56,7 +56,7 @@ def _as_served(value: Any) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """True if lists and objects are nested deeper than so many levels."""
+    """True if lists and objects are nested deeper than `levels`."""
     if not isinstance(value, list | dict):
         return False
     children = value.values() if isinstance(value, dict) else value

@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
     def __init__(
         self, fields: Mapping[str, Any] | None = None, fields_of: FieldsOf | None = None
     ) -> None:
-        """`fields` stand in every line, such as the job; `fields_of` gives those of a record."""
+        """`fields` are in every line, such as the job; `fields_of` gives those of a record."""
         super().__init__()
         self.fields = dict(fields or {})
         self._fields_of = fields_of

@@ -45,7 +45,7 @@ def structural_schema(model: type[BaseModel], *, defaults: bool) -> Schema:
 @cache
 def _json_schema(model: type[BaseModel]) -> str:
     """The model's schema as pydantic makes it, in more than a second for a whole job; as text,
-    which nobody alters."""
+    which no caller can alter."""
     return json.dumps(model.model_json_schema(by_alias=True, mode="validation"))
 
 
@@ -114,8 +114,8 @@ class _Converter:
     def _definition(self, name: str) -> Schema:
         """A copy of a definition, since shared parts would become anchors in YAML.
 
-        A status, which nobody writes by hand, describes the fields of a repeated part once:
-        `kubectl apply` and Argo CD refuse a CRD of 262,144 bytes.
+        A status, which no user writes, describes the fields of a repeated part once: `kubectl
+        apply` and Argo CD refuse a CRD of 262,144 bytes.
         """
         definition = deepcopy(self._definitions[name])
         if not self._defaults and name in self._described:

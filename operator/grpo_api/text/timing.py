@@ -1,9 +1,9 @@
 """Times as the contract writes them, and what a trainer says of its own: how long it spent on each
 part of its run.
 
-Those are durations by a clock that only goes forward, so that they are worth the same wherever the
-node's clock stands. The operator divides by them the time that it knows a gang to have held its
-GPUs (docs/explanation/usage.md).
+Those are durations by a clock that only goes forward, so that an error of the node's clock does not
+change them. The operator divides by them the time that it knows a gang to have held its GPUs
+(docs/explanation/usage.md).
 """
 
 from datetime import datetime

@@ -6,7 +6,7 @@ credentials and node selection, because a pod that could write the model can als
 
 The Job is created when it is needed, and created again when it is lost. Nothing of it remains. It
 is deleted however the command ends: after the last byte, on an error, on Ctrl-C or when the
-terminal closes. If the laptop is gone before that, the pod ends once nobody requests anything, and
+terminal closes. If the laptop is gone before that, the pod ends once no request comes any more, and
 the Job's TTL deletes it.
 """
 
@@ -299,8 +299,8 @@ class Delivery:
             self._clock.sleep(POLL_SECONDS)
 
     def _waiting_reason(self, pod: Manifest, why: str) -> str:
-        """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone, and
-        the Job controller of a quota that denies the pod."""
+        """Why a pod doesn't run yet. Problems of volumes and images, and a quota that denies the
+        pod, are in events only."""
         if not pod:
             return kubectl.newest_warning(self._options, self._job) or why
         if ":" not in why:
@@ -314,14 +314,14 @@ class Delivery:
         return next(iter(find_pods(self._options, self._job)), {})
 
     def _phase(self) -> str:
-        """The pod's phase; empty if it is gone, and Running while nobody can say."""
+        """The pod's phase; empty if it is gone, and Running if it can't be read now."""
         try:
             return _state(self._find_pod())[0]
         except KubectlError:
             return "Running"
 
     def _require_alive(self) -> None:
-        """Tell the pod's own words of why there is no listing, if it has ended."""
+        """Raise KubectlError with the pod's own message if it has failed."""
         phase = why = ""
         with suppress(KubectlError):
             phase, why = _state(self._find_pod())

@@ -44,8 +44,8 @@ def start_delivery(
     """A delivery of what is wanted of a job (arguments of export_job), which leaves nothing behind.
 
     Raises:
-        NotYet: nobody knows the job's plan.
-        OptionError: nobody knows the trainer's image.
+        NotYet: the job has no plan.
+        OptionError: the trainer's image is unknown.
     """
     manifest, holder = pin_to_claims(options, _manifest(options, metadata, job, wanted))
     return Delivery(options, manifest, holder).deleted_afterwards()
@@ -65,7 +65,7 @@ def _manifest(
 
 
 def _pods(options: Namespace, last: Attempt) -> PodDefaults:
-    """What the operator has chosen for the last attempt's pods, as its Job tells."""
+    """What the operator chose for the last attempt's pods, read from its Job."""
     name = child_job(last.key.name, last.number)
     attempt_job = find_job(options, name)
     pods = (
@@ -92,7 +92,7 @@ def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
 
 
 TRAINER_IMAGE = "grpo-trainer"
-"""Stands for the image that the operator was installed with, where no flag says it."""
+"""Placeholder for the operator's image where no flag gives one."""
 
 
 def build_attempt(

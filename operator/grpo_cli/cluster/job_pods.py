@@ -1,4 +1,5 @@
-"""What a Job of a command is about: its end, its pods' last words, and why a pod does not run."""
+"""Reads a Job of a command and its pods: its end, their termination messages, and why a pod does
+not run."""
 
 import sys
 from argparse import Namespace
@@ -36,7 +37,7 @@ def job_end(job: Object) -> str:
 
 
 def waiting_message(options: Namespace, job: str, pods: list[Object]) -> str:
-    """Why the Job's pods don't run yet, or why it has none; empty if nobody says."""
+    """Why the Job's pods don't run yet, or why it has none; empty if no reason is known."""
     if not pods:
         return kubectl.newest_warning(options, job)
     reasons = [_status_message(pod) or _pending_warning(options, pod) for pod in pods]

@@ -31,7 +31,7 @@ def run(_: Namespace) -> int:
 
 
 def _stacked_row(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
-    """The same below each other."""
+    """The cells of a row in two lines, for a narrow terminal."""
     label, names, gib, flops, speed, image = row
     numbers = f"{gib} GiB, {flops} TFLOP/s, {speed} GB/s"
     return Text(label, "bold"), Text(f"{names}; {numbers}; {image}")

@@ -93,7 +93,7 @@ def _committed_attempt(options: Namespace) -> tuple[Attempt, AppliedJobClass | N
 
 
 def _unresolved_source(spec: GRPOJobSpec) -> ResumeSource | None:
-    """What stands for the other job's checkpoints as long as only its name is known."""
+    """A placeholder for the other job's checkpoints: only its name is known."""
     name = spec.resume_from.grpo_job if spec.resume_from else None
     if name is None:
         return None

@@ -95,7 +95,7 @@ def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[
 
 
 def _usage(name: str, document: object) -> Usage:
-    """The usage that a job's status tells, or the error that another version wrote it."""
+    """The usage in a job's status, or the error that another version wrote it."""
     try:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:

@@ -39,7 +39,7 @@ class Documents:
     statement: Statement | ConversionStatement
     """What the model was made of: by training, or of an export."""
     envelope: Envelope | None
-    """The same, signed; None where nobody signed it."""
+    """The same, signed; None if it is unsigned."""
 
 
 def read_documents(folder: Path) -> Documents:
@@ -156,7 +156,7 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
     """The id of the key that signed the envelope.
 
     Raises:
-        NotGenuine: nobody signed it, or not this key.
+        NotGenuine: it is unsigned, or not signed by this key.
         OptionError: the key can't be used, or cryptography isn't installed.
     """
     try:

@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
     bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse an alias inside of what it stands for."""
+        """Refuse an alias inside of the value that it refers to."""
         node = super().compose_node(parent, index)
         # PyYAML sets the end of a list or a mapping when it has all of its items.
         if node is not None and node.end_mark is None:

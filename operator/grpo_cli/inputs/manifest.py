@@ -108,7 +108,7 @@ def load_jobs(source: str) -> list[dict[str, Any]]:
     """The GRPOJobs of a YAML or JSON file with any number of documents, or of the files of a
     folder; `-` is standard input.
 
-    Each has a valid `metadata.name` and a `spec`, whose content is not looked at. Objects of other
+    Each has a valid `metadata.name` and a `spec`, whose content is not checked. Objects of other
     kinds are left out, so that a file may also hold the job's volumes.
 
     Raises:

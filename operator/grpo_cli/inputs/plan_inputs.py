@@ -296,7 +296,8 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
 def stored_parameters(folder: Path, config: Mapping[str, Any]) -> int:
-    """Parameters in a model folder's safetensors files; 0 where there are none, or nothing tells.
+    """Parameters in a model folder's safetensors files; 0 if there are none, or their number is
+    unknown.
 
     Raises:
         InventoryError: a file is there and is damaged.

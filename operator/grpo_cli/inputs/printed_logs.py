@@ -19,7 +19,7 @@ _PARTS = "global_step/max_steps"
 
 
 def printed_rows(text: str) -> Iterator[Row]:
-    """Yield the dicts that lines of a terminal have, whatever stands around them."""
+    """Yield the dicts in lines of a terminal, whatever text is around them."""
     for line in text.splitlines():  # a progress bar ends its lines by "\r"
         match = _DICT.search(line)
         if match is None:

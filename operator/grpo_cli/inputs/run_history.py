@@ -198,8 +198,7 @@ _DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+(?:[eE][-+]?[0-9]+)?")
 
 
 def _panel_run(columns: Sequence[str]) -> str:
-    """What stands before each key in the CSV of a panel of W&B, `RUN - train/reward`; else
-    empty."""
+    """The prefix of each key in the CSV of a panel of W&B, `RUN - train/reward`; else empty."""
     names = (name for name in columns if name and not name.endswith(("__MIN", "__MAX")))
     runs = {name.rpartition(_PANEL)[0] for name in names if _PANEL in name}
     if len(runs) > 1:

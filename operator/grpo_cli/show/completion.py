@@ -30,7 +30,7 @@ def complete_words(parser: argparse.ArgumentParser) -> None:
 
 
 def completions(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
-    """Return what may stand in place of the last argument, in alphabetical order."""
+    """Return the values that the last argument may have, in alphabetical order."""
     from argcomplete.completers import SuppressCompleter
     from argcomplete.finders import CompletionFinder
 

@@ -70,8 +70,8 @@ def _line(out: Console, label: str, text: str, style: str) -> None:
 
 
 def _headline(out: Console, name: str, result: PlanResult) -> None:
-    """What is planned and how long a step takes, in two lines of a usual terminal; what is longer
-    stands below it."""
+    """What is planned and how long a step takes, in two lines of a usual terminal; a longer text is
+    below it."""
     plan = result.chosen
     verdict = ("planned", "green") if plan else (str(result.reason), "red")
     if plan is None:
@@ -151,7 +151,8 @@ def _cells(candidate: Candidate) -> list[str]:
 
 
 def _stacked_cells(candidate: Candidate) -> tuple[Text, ...]:
-    """The same below each other: how and where it runs, its numbers, the verdict."""
+    """A candidate in lines, for a narrow terminal: how and where it runs, its numbers, the
+    verdict."""
     cells = dict(zip(HEADINGS, _cells(candidate), strict=True))
     how = "{method} {sharding}, {reference} on {GPUs}, nodes {nodes}, sampled by {sampled by}"
     numbers = "{GiB} of {of} GiB at {phase}, batch x accum {batch x accum}"

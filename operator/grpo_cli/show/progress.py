@@ -18,8 +18,8 @@ from .terminal import console
 
 @contextmanager
 def byte_progress(what: str, total: int | None = None) -> Iterator[ReportBytes]:
-    """Tells on stderr how many bytes are done, where somebody is there to see it; without a total
-    nothing of it stays."""
+    """Shows on stderr how many bytes are done, if that is a terminal; without a total it is erased
+    at the end."""
     terminal = console(stderr=True)
     columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     hidden, transient = not terminal.is_terminal, total is None

@@ -65,7 +65,7 @@ def _cells(size: Size) -> list[str]:
 
 
 def _stacked_cells(size: Size) -> tuple[Text, ...]:
-    """The same below each other."""
+    """A size in lines, for a narrow terminal."""
     gpus, nodes, product, method, seconds, gpu_seconds, hours, price, free, chosen = _cells(size)
     numbers = f"{seconds} s/step, {gpu_seconds} GPU-s/step, {free} of a GPU's memory free"
     numbers += "" if hours == UNKNOWN else f", {hours} GPU-hours"

@@ -32,8 +32,7 @@ class JsonObject:
     __slots__ = ("_fields", "_name", "_parent")
 
     def __init__(self, value: object, parent: "JsonObject | None" = None, name: str = "") -> None:
-        """Takes the value that stands there in the parent; the path is only put together for an
-        error.
+        """Takes the value at that place of the parent; the path is built only for an error.
 
         Raises:
             Unreadable: it is not a JSON object.

@@ -260,8 +260,8 @@ class Capacity:
     def _cover_shortfall(
         self, job: GRPOJobRecord, role: Role, missing: int
     ) -> list[tuple[str, Amounts]]:
-        """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes
-        these as free.
+        """Reserve free GPUs on any nodes for pending pods that no longer fit on theirs, so that
+        these GPUs do not count as free.
 
         However the scheduler has packed the gangs, what was promised is never more than there is.
         """
@@ -286,7 +286,8 @@ class Capacity:
         return [node for node in inventory.nodes if has_gpus_for(node, role.plan)]
 
     def _wide_nodes(self, job: GRPOJobRecord, role: Role) -> list[Node]:
-        """Those of them that are large enough for one of its pods, whatever runs there."""
+        """The nodes of `_matching_nodes` that are large enough for one pod of the role, ignoring
+        what runs there."""
         width = role.plan.gpus_per_node
         return [node for node in self._matching_nodes(job, role) if node.gpus_total >= width]
 

@@ -97,7 +97,8 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
 
 
 def _foreign_architecture(node: NodeFacts) -> str:
-    """Why the trainer's image can't run on the node's CPU; empty where it can, or nobody knows."""
+    """Why the trainer's image can't run on the node's CPU; empty if it can, or if that is
+    unknown."""
     if not node.architecture or node.architecture in node.image_architectures:
         return ""
     return (

@@ -34,7 +34,7 @@ class Plans:
         return len(self._planners)
 
     def expect(self, specs: int) -> None:
-        """Keep at least twice so many specs: a full cache would drop each just before its use."""
+        """Keep at least twice this many specs: a full cache would drop each just before its use."""
         self._most = max(self._most, 2 * specs)
 
     def plan(

@@ -12,7 +12,7 @@ GPUs are never given twice, although a cycle takes time and a commit does, too:
   restarts count its plan as taken. The assumption ends when its commit is in the cache, when it no
   longer wants the attempt, or when the commit was denied.
 - A commit is made only while the job's assumption holds. It carries the resourceVersion that was
-  looked at, so that a change of the job meanwhile makes it fail.
+  read, so that a change of the job meanwhile makes it fail.
 - A gang that restarts is answered at once, on the newest facts and all assumptions. A cycle that
   was in its thread then knew nothing of the places that it takes: its verdicts are thrown away, and
   it runs again.
@@ -77,8 +77,8 @@ from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 log = logging.getLogger(__name__)
 
 GATHER = 0.02
-"""Seconds that a cycle waits for company after the first thing that calls for it, or as long as the
-last cycle took: however much changes, cycles take at most half of a core."""
+"""Seconds between the first change that calls for a cycle and the cycle, or as long as the last
+cycle took: however much changes, cycles take at most half of a core."""
 MISSING_OBJECT_PAUSE = 10.0
 """Seconds until it is looked again whether an object exists that a job without GPUs, or one of
 Kueue's, names."""
@@ -253,7 +253,7 @@ class AdmissionQueue:
         )
 
     def _accept(self, cycle_input: CycleInput, cycle: Cycle) -> None:
-        """Assumes whom the cycle admitted, and tells everybody."""
+        """Assume the attempts that the cycle admitted, and publish its verdicts."""
         verdicts = cycle.verdicts
         jobs = {job.uid: job for job in cycle_input.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
@@ -274,12 +274,12 @@ class AdmissionQueue:
 
     async def answer(self, observation: Observation, decision: Decision) -> Decision | None:
         """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a cycle has
-        looked at the job.
+        considered the job.
 
         Between a COMMIT and the write that it asks for, the caller may not wait for anything.
 
         Raises:
-            ClusterError: nobody knows what the cluster has.
+            ClusterError: what the cluster has is unknown.
         """
         job = observation.job
         if job.is_active:
@@ -302,7 +302,7 @@ class AdmissionQueue:
             return await self._decide_by_kueue(observation, decision, job)
         if not job.is_competing:
             return self._on_cpus(decision, job, job.spec)
-        # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until
+        # A gang that restarts is answered at once, ahead of the queue: its GPUs are idle until
         # then.
         if job.is_active:
             if decision.avoided_nodes is not None:
@@ -315,7 +315,7 @@ class AdmissionQueue:
         return _decision(decision, verdict)
 
     def _on_cpus(self, request: Decision, job: GRPOJobRecord, spec: GRPOJobSpec) -> Decision:
-        """A job without GPUs waits for nobody, but it needs the objects that it names."""
+        """A job without GPUs does not queue, but it needs the objects that it names."""
         verdict = plan_without_queue(self._cpus(), job, spec, self._measured)
         decision = _decision(request, replace(verdict, job_class=job.content.job_class))
         return self._hold_without_named_objects(decision, job)
@@ -389,7 +389,7 @@ class AdmissionQueue:
         return Inventory(reports_disk=has_disk_report(nodes))
 
     def _restart_at_once(self, job: GRPOJobRecord) -> Verdict:
-        """Judge at once on the newest facts: its GPUs stand still until then."""
+        """Decide at once on the newest facts: the job's GPUs are idle until then."""
         cycle_input = self._cycle_input(self._snapshot())
         verdict = restart(job, cycle_input)
         if verdict.admitted and verdict.plan:

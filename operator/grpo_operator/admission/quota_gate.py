@@ -3,8 +3,8 @@ nothing answers to.
 
 A gang that is admitted without its pods being allowed holds GPUs for nothing. So what the
 namespace's ResourceQuotas leave, and whether the PriorityClass and the ServiceAccount exist, is
-looked at before a place is given. What can't be seen is unknown and refuses nobody; a gang whose
-pods don't appear is released all the same.
+checked before a place is given. What can't be seen is unknown and refuses no job; a gang whose pods
+don't appear is released all the same.
 """
 
 from grpo_api.job import GRPOJobSpec

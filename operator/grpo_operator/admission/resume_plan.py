@@ -41,7 +41,7 @@ class NextPlan(NamedTuple):
 
     result: PlanResult
     is_reused: bool
-    """True if a run goes on by it, so that nobody has looked yet for free GPUs."""
+    """True if a run goes on by it: then free GPUs have not been searched yet."""
 
 
 def next_plan(

@@ -342,12 +342,13 @@ class _CycleRun:
         return hold_until_checked(job, verdict, self._input.preflight)
 
     def _waiting_verdict(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
-        """It fits but for those ahead, or not even without them."""
+        """The verdict on a job that must wait: it fits but for those ahead of it, or not even
+        without them."""
         fits_without_queue = self._without_queue.has_room_now(job, plan)
         reason = Reason.WAITING_IN_QUEUE if fits_without_queue else Reason.WAITING_FOR_GPUS
         message = self._without_queue.shortage(job, plan)
-        # A run keeps its plan although its nodes may be gone for good: what it kept from those
-        # behind it would stand still.
+        # A run keeps its plan although its nodes may be gone for good: the GPUs that it keeps from
+        # those behind it would be idle.
         has_nodes = job.should_create_pods or self._without_queue.has_nodes_for(job, plan)
         if not has_nodes:
             message = f"{message}; too few nodes could hold it if they were empty: others go first"

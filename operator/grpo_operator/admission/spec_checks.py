@@ -4,7 +4,7 @@ A schema can't know the operator's settings or how big a plan becomes. Spec in, 
 (reason, sentence).
 
 Among them are claims that no node can ever mount: shared by many nodes, of a StorageClass that has
-disks. Such a claim stays Pending for ever, and so does the gang, with GPUs that nobody else may
+disks. Such a claim stays Pending for ever, and so does the gang, with GPUs that no other job may
 have. The provisioner says so in an event of the claim alone, minutes later.
 """
 

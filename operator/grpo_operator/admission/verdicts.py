@@ -3,8 +3,8 @@ status.
 
 A new status or reason is published at once. When one job starts, the place of every job behind it
 changes. A write per job and change would cost the API server more than the jobs themselves, and
-nobody reads two hundred sentences a second. So a verdict that differs only in its sentence waits
-for its turn.
+users can't read two hundred sentences a second. So a verdict that differs only in its sentence
+waits for its turn.
 
 Between a verdict and its commit there are a work queue and a write. During that time the GPUs of an
 admitted attempt must count as taken, and the commit is valid only while they do. Such an attempt is
@@ -82,14 +82,14 @@ class VerdictPublisher:
         self._notify(urgent)
 
     async def run(self) -> None:
-        """Tells new sentences, one job after the other, until cancelled."""
+        """Wake jobs whose message has changed, one after the other, until cancelled."""
         while True:
             await self._has_pending.wait()
             self.publish_one_message()
             await asyncio.sleep(NEWS_PAUSE)
 
     def publish_one_message(self) -> None:
-        """Tells the job that has waited longest for its new sentence."""
+        """Wake the job that has waited longest for its new message."""
         # the dictionary keeps the order in which jobs came, so the first has waited longest
         if self._pending:
             uid = next(iter(self._pending))

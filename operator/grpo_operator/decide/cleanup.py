@@ -82,7 +82,7 @@ def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
 
 
 def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
-    """Return the attempts whose live training pods nobody else ends."""
+    """Return the attempts whose live training pods no controller ends."""
     live: set[tuple[int, str]] = set()
     failing: set[tuple[int, str]] = set()
     for pod in pods:
@@ -92,8 +92,8 @@ def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
             live.add((pod.attempt, pod.controller_uid))
         # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A
         # pod whose container has just ended is not Failed yet for a moment, and deleting it then
-        # would take its logs. Nobody else ends the survivors of a Job that was deleted without its
-        # pods.
+        # would take its logs. No controller ends the survivors of a Job that was deleted without
+        # its pods.
         if pod.controller_uid and _has_failed(pod):
             failing.add((pod.attempt, pod.controller_uid))
     return tuple(sorted({attempt for attempt, _ in live - failing}))

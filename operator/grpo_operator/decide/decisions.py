@@ -102,7 +102,7 @@ class Limits:
     """Time after which a gang that has nodes but doesn't run is asked why."""
     settle_seconds: float = 2.5
     """Longest time from an end that may only be a symptom until its cause must be known (a kubelet
-    tells of an end 1 to 2 s late)."""
+    reports an end 1 to 2 s late)."""
     hang_settle_seconds: float = 15.0
     """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11
     s after the others of its pod (process/supervisor.py)."""

@@ -74,7 +74,7 @@ def record_engine_failure(
 
 
 def _gpu_seconds(observation: Observation) -> float | None:
-    """Predicted GPU-seconds of a step by the current plan; None where nobody can say."""
+    """Predicted GPU-seconds of a step by the current plan; None if they are unknown."""
     job = observation.job
     if job.spec is None or job.status.plan is None:
         return None

@@ -18,7 +18,7 @@ from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 LEAST_STEP = 1.0
 """Seconds from which a difference of the two clocks counts as a step of the wall clock."""
 StoredTime = tuple[str, str]
-"""Names a moment that a status tells of: type and status of a condition, ADMISSION, COMPLETION, or
+"""Key of a time that the status records: type and status of a condition, ADMISSION, COMPLETION, or
 the release of an attempt."""
 ADMISSION: StoredTime = ("admission", "")
 """Of the current attempt."""
@@ -49,8 +49,8 @@ class FirstSeenTimes:
     initializing: Mapping[str, Observed] = field(default_factory=dict)
     """First sight of each init container that runs, by uid of its pod and its name."""
     stored: Mapping[StoredTime, Observed] = field(default_factory=dict)
-    """When what the status tells of came about: the first sight, less its age then by the wall
-    clock."""
+    """When each time that the status records was, by this process's clock: the first sight, less
+    its age then by the wall clock."""
     over: Observed | None = None
     """First sight of a sign of the attempt's end: one of these, or its Job ended or is gone."""
 
@@ -63,8 +63,9 @@ class FirstSeenTimes:
         return self.deleted.get(pod.uid, at)
 
     def since(self, stored: StoredTime, at: Observed, age: float) -> float:
-        """Seconds since a moment that the status tells of; `age`, which is by the wall clock, where
-        no look has shown it. So a step of that clock counts only if it came before the first."""
+        """Seconds since a time that the status records; `age`, which is by the wall clock, if it
+        has not been seen before. So a step of that clock counts only if it came before the first
+        sight."""
         came_about = self.stored.get(stored)
         return at - came_about if came_about else age
 
@@ -122,8 +123,8 @@ class FirstSeenTracker:
         """A job's first-seen times after a look at its current attempt's Job and pods at this
         moment.
 
-        `expected`: the Job was started, so that it is gone if it isn't there; `ages`: those of what
-        the status tells of, by the wall clock.
+        `expected`: the Job was started, so that it is gone if it isn't there; `ages`: those of the
+        times in the status, by the wall clock.
         """
         before = self._jobs.get(key, FirstSeenTimes())
         if before.attempt != attempt:
@@ -189,7 +190,7 @@ class FirstSeenTracker:
 
 
 def stored_ages(job: GRPOJobRecord, now: float) -> dict[StoredTime, float]:
-    """The ages, by the wall clock, of what the status tells of and a time is measured from."""
+    """The ages, by the wall clock, of the times in the status that waits are measured from."""
     ages: dict[StoredTime, float] = {}
     if job.is_active and job.status.attempt_start_time is not None:
         ages[ADMISSION] = stored_age(job.status.attempt_start_time, now)

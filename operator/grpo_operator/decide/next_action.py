@@ -51,7 +51,7 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
     if observation.kueue_problem:
         message = f"not started while its Workload is not known: {observation.kueue_problem}"
         wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, requeue_after=UNKNOWN_PAUSE)
-        # One whose Job is gone has ended; what is left of it waits for nobody.
+        # One whose Job is gone has ended; what is left of it has nothing to wait for.
         return None if observation.child or observation.is_job_gone else wait
     if workload is None:
         why = "its Workload is gone"
@@ -339,8 +339,8 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
 
 
 def suspended_unseen(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Make up for a suspension that nobody saw: the spec has been changed as only that of a stopped
-    job can be, and the job has been resumed since.
+    """Make up for a suspension that was not observed: the spec has been changed as only that of a
+    stopped job can be, and the job has been resumed since.
 
     The attempt would go on by the spec of before, and nothing would say so.
     """

@@ -133,8 +133,8 @@ def restart_pause(observation: Observation, limits: Limits) -> float:
 
 
 def pausing(job: GRPOJobRecord, released_for: float, limits: Limits) -> float:
-    """Seconds that a gang, released so many seconds ago, still stays out of the queue; 0 when it is
-    in."""
+    """Seconds that a gang which was released that long ago still stays out of the queue; 0 when it
+    is in."""
     releases = releases_in_a_row(job.status.ends)
     if not releases or not job.is_released:
         return 0.0

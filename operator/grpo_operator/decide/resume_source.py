@@ -16,7 +16,7 @@ from .decisions import Action, Decision, Limits
 from .observation import Observation
 
 LOOK_AGAIN = 10.0
-"""Seconds until the other job is looked at again, since no event reports its progress."""
+"""Seconds until the other job is read again, since no event reports its progress."""
 
 
 def source_unresolved(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -45,8 +45,8 @@ def source_unresolved(observation: Observation, limits: Limits) -> Decision | No
 
 
 def _other_revisions(observation: Observation) -> Decision | None:
-    """The same checkpoints with other commits, where the job names other repositories since they
-    were found. If the other job is gone, nobody can say, and they stay."""
+    """Resolve the same checkpoints with other commits if the job names other repositories since
+    then. If the other job is gone, its commits are unknown and stay as they are."""
     job, source, status = observation.job, observation.source, observation.job.status
     is_new_spec = not status.attempt and job.generation != status.observed_generation
     if not is_new_spec or source is None or status.resume_from is None:
@@ -65,7 +65,8 @@ def _other_revisions(observation: Observation) -> Decision | None:
 
 
 def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str, str]:
-    """The other job's commits of what both specs name alike: branches may have moved since."""
+    """The other job's commits of the repositories that both specs name: branches may have moved
+    since."""
     if spec is None or source is None or source.spec is None:
         return {}
     repositories = _repositories(spec)

@@ -13,7 +13,7 @@ def hangs(observation: Observation, limits: Limits) -> Decision | RequeueAfter |
     trainer's own watchdog.
 
     A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it
-    stands still is measured by what it was seen to say, for its own clock may be off.
+    makes no progress is measured from when its reports arrived, since its own clock may be off.
     """
     pull = observation.pull
     allowed = observation.job.hang_allowance(pull.progress.stage) if pull else None

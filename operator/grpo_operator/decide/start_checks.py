@@ -72,7 +72,7 @@ def current_warning(events: Iterable[StartEvent]) -> str:
 
 
 def _is_over(event: StartEvent) -> bool:
-    """True for what schedulers say: a pod that is asked about has its node."""
+    """True for a scheduler's event: the pod whose events are read has its node by now."""
     return event.reason == SCHEDULING or event.writer[0].endswith("-scheduler")
 
 
@@ -134,7 +134,7 @@ def _engines_with_pods(observation: Observation) -> set[int]:
 
 
 def _until_asked(observation: Observation, first: float) -> float:
-    """Seconds until events may tell more: that time first, then doubling."""
+    """Seconds until events are read again: `first`, then doubling."""
     waited = observation.at - (observation.first_seen.child or observation.at)
     return first - waited if waited < first else waited
 
@@ -208,9 +208,9 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Start an attempt that has no Job yet, and release it after the time that a gang may wait for
     nodes.
 
-    What is promised to it is nobody else's meanwhile, and no longer (loop/cluster_state.py counts
-    so, too): whatever kept it from being started, it doesn't start after that. The next attempt's
-    Job has another name.
+    Until then its place is reserved, and no longer (loop/cluster_state.py counts so, too): whatever
+    kept it from being started, it doesn't start after that. The next attempt's Job has another
+    name.
     """
     if observation.child is not None:
         return None

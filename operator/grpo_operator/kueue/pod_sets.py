@@ -1,9 +1,9 @@
-"""Makes the podSets of a Workload, keeps the plan that they stand for, and merges Kueue's
+"""Makes the podSets of a Workload, stores the plan that they were made for, and merges Kueue's
 assignment into the Job.
 
 There is one podSet for each role of the gang, as the plan has them, and Kueue admits all or none.
-Quota and placement depend on a part of each pod only. The digest of that part tells whether a
-Workload still stands for a plan.
+Quota and placement depend on a part of each pod only. The digest of that part shows whether a
+Workload still fits a plan.
 
 The plan is in an annotation of the Workload, because a job may wait for long. A plan made later, on
 other nodes, could have another shape and would cost the job its place in the queue. So the plan
@@ -117,7 +117,7 @@ def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str
 
 
 class PlanAnnotation(BaseModel):
-    """What stands in the annotation."""
+    """The content of the annotation."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

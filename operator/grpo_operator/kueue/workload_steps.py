@@ -75,7 +75,7 @@ def _of_another_shape(
 
 
 def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
-    """What keeps it, in Kueue's words."""
+    """Why the Workload waits, with Kueue's own message."""
     if workload.deleting:
         return f"Workload {workload.name} is being deleted; once it is gone, a new one is created"
     waits = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
@@ -157,7 +157,7 @@ def next_step(
 
 
 def _creation_step(observation: Observation, decision: Decision) -> Step | None:
-    """No Workload: one is made for a job that waits with a plan."""
+    """The write that makes a Workload for a job that waits with a plan; None for other jobs."""
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
     if not has_plan or observation.job.is_active or not observation.job.queue_name:
         return None
@@ -184,7 +184,7 @@ def _of_the_living(
     pods: PodDefaults,
     default_priority: DefaultPriority,
 ) -> Step | None:
-    """A job that goes on, or is to go on."""
+    """The next write for a job that runs or waits to run."""
     job = observation.job
     is_prebuilt = bool(job.kueue.prebuilt)
     if workload.is_true(FINISHED) and not is_prebuilt:
@@ -231,7 +231,7 @@ def _once_idle(observation: Observation, write: Write) -> Step | None:
 def _is_outdated(
     observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
 ) -> bool:
-    """True if nobody will run what it stands for: the job has another plan by now, or none."""
+    """True if the job will not run the plan of the Workload: it has another by now, or none."""
     job = observation.job
     if job.is_active or job.kueue.prebuilt or decision.action not in (Action.QUEUE, Action.REJECT):
         return False

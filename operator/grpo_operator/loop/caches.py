@@ -3,7 +3,7 @@ delivered yet.
 
 A deleted pod may be gone within milliseconds after its container ended. Its job may not be
 reconciled yet then, or the result of that may not be in the status. So the last state of deleted
-pods is kept, which tells how long each held its GPUs. It is in memory only and makes the account of
+pods is kept, which shows how long each held its GPUs. It is in memory only and makes the account of
 GPU time exact. Without it a pod is timed by the end of its Job.
 
 After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose
@@ -98,7 +98,7 @@ class Caches:
         )
 
     def is_quiet(self, key: ObjectKey) -> bool:
-        """True if nobody waits for a job's next step: its gang starts or runs, or has ended."""
+        """True if the job needs no prompt reconcile: its gang starts or runs, or has ended."""
         job = self.grpojobs.get(key)
         if job is None:
             return False

@@ -121,7 +121,7 @@ class Lister(Generic[F]):
         return f"nothing was received about {self.selection} for {silent:.0f} s"
 
     def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
-        """Tells that facts, or the right to see them, have changed."""
+        """Report that facts, or the right to see them, have changed."""
         # A kubelet's heartbeat changes the Node, but none of these facts: it has no key here.
         if list(keys) or self._was_not_served != self.informer.not_served:
             self._was_not_served = self.informer.not_served
@@ -387,8 +387,8 @@ class ReservedGangs:
         if not job.is_active or job.status.job_uid:
             return 0.0
         now = self._clock.monotonic()
-        # The wall clock may be set meanwhile, and nobody can correct the status of a job that can't
-        # be read.
+        # The wall clock may be set meanwhile, and the status of a job that can't be read can't be
+        # corrected.
         age = stored_age(job.status.attempt_start_time, self._clock.wall())
         admitted_at = Observed(now.at - age)
         admitted_at = self._admitted.setdefault((job.uid, job.status.attempt), admitted_at)

@@ -50,7 +50,7 @@ class PodStartEvents:
         if not uid:
             self.forget(key)
             return ""
-        # A gang that does not start is looked at often, and each question is a LIST of events.
+        # A gang that does not start is reconciled often, and each question is a LIST of events.
         warning = self._newest.get(key)
         if warning is None or warning.uid != uid or now - warning.at > FRESH_SECONDS:
             warning = self._newest[key] = _NewestWarning(

@@ -123,7 +123,7 @@ def _stored_times(job: GRPOJobRecord, digest: str) -> tuple[StoredTime, StoredTi
 
 
 def _stored_ages(job: GRPOJobRecord, digest: str, now: float) -> dict[StoredTime, float]:
-    """The ages of these moments by the wall clock, as far as the status tells of them."""
+    """The ages of these times by the wall clock, as far as the status records them."""
     status = job.status.preflight
     if status is None:
         return {}

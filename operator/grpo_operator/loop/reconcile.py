@@ -321,7 +321,8 @@ class Reconciler:
         return observation, decision
 
     async def _keep_shared_objects(self, observation: Observation, decision: Decision) -> Decision:
-        """Repair what the attempt's pods share; the decision tells of a name that is taken."""
+        """Repair what the attempt's pods share; the decision names an object whose name is
+        taken."""
         try:
             conflict = await self._starter.repair_shared_objects(observation)
         except (Denied, NotFound, Unavailable) as error:
@@ -347,7 +348,7 @@ class Reconciler:
 
 
 def _until_next_check(observation: Observation, decision: Decision) -> float | None:
-    """Seconds until a preflight is looked at again; 0 once it has passed: admission follows."""
+    """Seconds until a preflight is checked again; 0 once it has passed: admission follows."""
     preflight = observation.preflight
     if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
         return None

@@ -193,7 +193,7 @@ class Workloads:
         self._cache.put(answer)
 
     async def _adopt(self, job: GRPOJobRecord) -> None:
-        """Takes the Workload that MultiKueue has made here, which nobody controls yet."""
+        """Adopt the Workload that MultiKueue has made here, which has no controller yet."""
         key = _key(job)
         answer = await self._cluster.get(WORKLOADS, *key)
         workload = self._cache.parse_item(answer)

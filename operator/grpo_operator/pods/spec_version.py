@@ -1,4 +1,4 @@
-"""Tells which spec an attempt runs by.
+"""Records by which spec an attempt runs.
 
 A user who changes how a job runs suspends it for that. An operator that did not look meanwhile sees
 only that the spec is another than the one that the attempt's Job was made from.
@@ -19,7 +19,7 @@ def spec_version(generation: int, spec: GRPOJobSpec) -> str:
 def has_changed(version: str, generation: int, spec: GRPOJobSpec) -> bool:
     """True if one of those fields has changed since that version; False without one, which is a
     former operator's."""
-    # Without a change by a user the hash is not looked at: another operator may know other fields.
+    # Without a change by a user the hash is not compared: another operator may know other fields.
     made_from, _, digest = version.partition(".")
     if not digest or made_from == str(generation):
         return False

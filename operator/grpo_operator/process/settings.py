@@ -187,7 +187,7 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
 
 
 def _add_intervals(parser: argparse.ArgumentParser, default: Settings) -> None:
-    """Add how often the cluster is looked at, and how long a gang may take to be bound."""
+    """Add how often the cluster is listed, and how long a gang may take to be bound."""
     parser.add_argument(
         "--resync-seconds", type=_duration, default=default.resync, help="between two full LISTs"
     )

@@ -1,8 +1,8 @@
 """Sends spans to an OpenTelemetry collector by OTLP/HTTP in JSON, in the background.
 
-A collector that is slow or away costs nobody a wait: spans queue up to a bound, and what comes then
-is dropped and counted. A batch that the collector can't take now is sent again, with growing pauses
-or when the collector says.
+A slow or missing collector delays no reconcile: spans queue up to a bound, and what comes then is
+dropped and counted. A batch that the collector can't take now is sent again, with growing pauses or
+when the collector says.
 """
 
 import asyncio

@@ -105,7 +105,8 @@ def _forbidden(
     namespace: str, platform: PlatformSpec, job_class: AppliedJobClass, classes: JobClasses
 ) -> tuple[Reason, str] | None:
     """Why the namespace does not allow the pods what the class gives them. A namespace without the
-    label has not allowed it: nobody has decided. Nor has one that is too new to have been seen."""
+    label has not allowed it: no decision was made. Nor has one that is too new to have been
+    seen."""
     needed = platform.pod_security_level
     if needed is PodSecurityLevel.RESTRICTED or not classes.enforced_levels:
         return None

@@ -100,7 +100,7 @@ NETWORK_POLICY = "grpo-pods"
 
 
 def inheritable_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Those of a GRPOJob's labels or annotations that its Jobs and pods get too."""
+    """The labels or annotations of a GRPOJob that its Jobs and pods get, too."""
     if metadata is None:
         return {}
     return {key: value for key, value in metadata.items() if _is_inherited(key)}
@@ -126,7 +126,8 @@ def preflight_name(name: str) -> str:
 
 
 def workload_name(name: str, uid: str) -> str:
-    """Name of a GRPOJob's Workload, at most 63 characters; the uid tells namesakes apart."""
+    """Name of a GRPOJob's Workload, at most 63 characters; the uid distinguishes jobs of one
+    name."""
     digest = hashlib.sha256(uid.encode()).hexdigest()
     return f"grpojob-{name[:49]}-{digest[:5]}"
 
@@ -142,7 +143,7 @@ def attempt_selector(uid: str, attempt: int) -> str:
 
 
 def engine_selector(uid: str, attempt: int) -> str:
-    """The same of the attempt's engine pods."""
+    """Label selector of the attempt's engine pods."""
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
 
 

@@ -1,8 +1,8 @@
 """Spec and status of a GRPOJob: typed while the job lives, packed into two kilobytes once it has
 ended.
 
-The typed models take forty kilobytes, and a cluster keeps ten thousand ended jobs, of which hardly
-one is looked at. They are unpacked for a look and dropped again.
+The typed models take forty kilobytes, and a cluster keeps ten thousand ended jobs, which are hardly
+ever read. They are unpacked for a look and dropped again.
 """
 
 import json

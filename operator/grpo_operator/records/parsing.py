@@ -74,8 +74,8 @@ _RESERVES = ("attempt", "attemptStartTime", "conditions", "jobUid", "plan")
 
 
 def reserving_record(item: object) -> GRPOJobRecord:
-    """The record of a GRPOJob by what reserves GPUs for it alone, whatever else its status says:
-    nobody may act on it.
+    """A record of only what reserves GPUs for a GRPOJob that can't be read: no decision may use it
+    for more.
 
     Raises:
         Unreadable, pydantic.ValidationError: not even that can be read.

@@ -1,9 +1,9 @@
 """Defines the typed records that the operator keeps of watched objects, with the few fields that
 decisions need.
 
-Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed. There
-are records of objects that attempts share, too: the Services and the NetworkPolicy of a namespace,
-and the claim of a job.
+Whole objects cost tens of kilobytes each and invite decisions on fields that were never reviewed.
+There are records of objects that attempts share, too: the Services and the NetworkPolicy of a
+namespace, and the claim of a job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -296,7 +296,7 @@ class PodRecord:
     init_container: str
     """The init container that runs; empty when none does."""
     unschedulable: str
-    """The scheduler's message; empty when it is bound or not looked at yet."""
+    """The scheduler's message; empty when it is bound, or not tried yet."""
     node_lost: bool
     """Its container should run, but the node controller has marked it not ready."""
     bound_at: Reported | None

@@ -50,8 +50,8 @@ class PodTermination:
     """Where it ran."""
     held_seconds: float | None = None
     """From the pod's arrival at its kubelet, as soon as it is bound, to the end of its container;
-    None where one of these is not known. By that kubelet's clock alone, so that it is right
-    wherever the clock stands."""
+    None where one of these is not known. By that kubelet's clock alone, so that an error of the
+    clock cancels out."""
     ran_seconds: float | None = None
     """The container's part of it."""
 
@@ -62,7 +62,7 @@ class PodTermination:
 
     @property
     def tier(self) -> CausePriority:
-        """Where the end stands in the search for the cause."""
+        """The end's rank in the search for the cause."""
         return cause_priority(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
 
     @property
@@ -72,7 +72,7 @@ class PodTermination:
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received
         SIGTERM reports Preempted. A process that died without a report was not stopped by a peer's
         end. One that ended with the exit code of these results may have lost its report to a full
-        disk, and so may one that ended with 0 and is done: rank 0 tells.
+        disk, and so may one that ended with 0 and is done: rank 0's report decides.
         """
         if self.tier <= CausePriority.DISRUPTION:
             return True
@@ -91,7 +91,7 @@ UNPACKED = 512
 
 
 def pack_termination(termination: PodTermination) -> bytes:
-    """An end in few bytes: pods stay long after their end, and hardly one is looked at."""
+    """An end in few bytes: pods stay long after their end, and are hardly ever read then."""
     return _PACKED.dump_json(termination, by_alias=True)
 
 
@@ -110,8 +110,8 @@ def trainer_container(status: JsonObject) -> JsonObject:
 
 
 def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> PodTermination | None:
-    """The end that a pod of this attempt, on that node, tells of in its status; None while its
-    container may run.
+    """The end in the status of a pod of this attempt, on that node; None while its container may
+    run.
 
     Raises:
         Unreadable: a field has a type that it can't have.

@@ -92,7 +92,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRecord:
-    """One Workload. `grpojob_uid` is its controller's uid, empty for one that nobody controls."""
+    """One Workload. `grpojob_uid` is its controller's uid; empty without a controller."""
 
     key: ObjectKey
     job_key: ObjectKey

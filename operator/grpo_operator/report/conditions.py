@@ -172,7 +172,7 @@ def _no_longer_degraded(
 
 
 def _no_longer_suspended(observation: Observation) -> Iterator[Statement]:
-    """A spec that can't be read does not tell whether it suspends the job."""
+    """A spec that can't be read does not say whether it suspends the job."""
     job = observation.job
     if job.spec and not job.is_suspended and job.is_true(C.SUSPENDED):
         yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
@@ -283,7 +283,7 @@ def _recovery(observation: Observation) -> Iterator[Statement]:
 
 def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, decision.message
-    # Nobody plans a suspended job: what could not be planned may have been changed since.
+    # A suspended job is not planned: what could not be planned may have been changed since.
     yield from _no_longer_waiting(observation, decision, C.PLANNED)
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
@@ -335,7 +335,7 @@ def _retry(observation: Observation, decision: Decision) -> Iterator[Statement]:
 
 
 def _going_on(observation: Observation, decision: Decision) -> Iterator[Statement]:
-    """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
+    """WAIT and START: nothing is decided, the pods show how far the attempt is."""
     if not observation.job.is_active:
         yield from _current_conditions(observation)
         return

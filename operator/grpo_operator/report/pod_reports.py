@@ -1,5 +1,5 @@
-"""What the pods of a GRPOJob reported, as its status tells it: progress, metrics, memory and what
-became of each pod.
+"""What the pods of a GRPOJob reported, as status fields: progress, metrics, memory and what became
+of each pod.
 
 Apart from what the operator decided: of what others say, nothing may hold a decision up.
 """
@@ -120,7 +120,7 @@ def _checkpoint(observation: Observation) -> dict[str, Any]:
 
 
 def _export(observation: Observation) -> dict[str, Any]:
-    """The exported model, of which one rank tells."""
+    """The exported model, which one rank reports."""
     for end in observation.terminations:
         exported = end.outcome.export
         if end.has_succeeded and exported:

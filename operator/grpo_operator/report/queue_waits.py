@@ -1,8 +1,8 @@
 """How long jobs have waited to run, by reason, and how long their queue lets them expect to wait.
 
-A batch queue makes jobs wait for hours, and nobody needs to know of it. The expected wait follows
-from the jobs that run. Each turn of the queue takes as long as the longest of them, from its start
-to its ETA. As many jobs start in a turn as run now.
+A batch queue makes jobs wait for hours, which needs no alert. The expected wait follows from the
+jobs that run. Each turn of the queue takes as long as the longest of them, from its start to its
+ETA. As many jobs start in a turn as run now.
 """
 
 import math

@@ -32,7 +32,7 @@ _ENDS = (Action.RELEASE, Action.SUSPEND, Action.QUEUE, Action.SUCCEED, Action.FA
 
 
 def without_attempt(progress: ProgressStatus | None) -> dict[str, Any]:
-    """status.progress of a job of which no attempt runs, so that nobody waits for its end."""
+    """status.progress of a job without a running attempt, so that users do not wait for its end."""
     if progress is None:
         return {}
     return {"progress": progress.model_copy(update=_NO_ATTEMPT)}

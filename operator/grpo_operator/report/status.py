@@ -267,7 +267,7 @@ def _published_outcome(outcome: Outcome, observation: Observation) -> Outcome:
     has no place here.
 
     Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity:
-    status.metrics tells them. status.export and status.checkpoint have these.
+    status.metrics has them as text. status.export and status.checkpoint have these.
     """
     job = observation.job
     finite_metrics = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
@@ -351,8 +351,8 @@ def to_json(status: GRPOJobStatus) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 STARTING_INTERVALS = 2
-"""Status intervals between two writes while a gang starts: there is little to tell, and in a burst
-each write delays the pods of other jobs."""
+"""Status intervals between two writes while a gang starts: there is little to report, and in a
+burst each write delays the pods of other jobs."""
 FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond", "expectedBytes", "stageEnd"}
 STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
 FETCH_PAUSE = 60.0

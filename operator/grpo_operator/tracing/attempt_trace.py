@@ -146,7 +146,7 @@ class _Attempt:
     """Since when it waits to be admitted; None once it is."""
     admitted_at: float = 0.0
     admission: int = -1
-    """Tells the admissions of one attempt apart."""
+    """Distinguishes the admissions of one attempt."""
     bound_at: float | None = None
     started_at: float | None = None
     latest: float = 0.0

@@ -78,7 +78,7 @@ class Trace:
         return Trace(self.job_uid, self.attempt - 1, self.resource)
 
     def span_id(self, name: SpanName, number: int = 0) -> str:
-        """16 hex digits; `number` tells spans of one name apart."""
+        """16 hex digits; `number` distinguishes spans of one name."""
         return _digits(SPAN_ID_BYTES, self.id, name.name, number)
 
     def span(

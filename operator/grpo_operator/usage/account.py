@@ -373,7 +373,7 @@ def _with_reports(
 
 
 def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
-    """Return the record with the times that the end of rank 0's pod tells."""
+    """Return the record with the times in the outcome of rank 0's pod."""
     if end.reported and end.outcome.account:
         record = _with_account(record, end.outcome.account)
     if end.held_seconds is None or end.ran_seconds is None:

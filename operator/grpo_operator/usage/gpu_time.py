@@ -109,7 +109,7 @@ def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSecond
     safe = _parts(clock)
     spent_on = {part: max(spent, safe[part]) for part, spent in _parts(record.clock).items()}
     spent = sum(spent_on.values())
-    # nobody can have worked longer than that: an impossible clock is taken as proportions
+    # no rank can have worked longer than that: an impossible clock is taken as proportions
     if spent > wall:
         spent_on = {part: value * wall / spent for part, value in spent_on.items()}
         safe = {part: value * wall / spent for part, value in safe.items()}
@@ -126,7 +126,7 @@ def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSecond
 def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -> dict[str, float]:
     """The states of an attempt that did not succeed.
 
-    What rank 0 did not live to tell, it went on with what it last reported.
+    After rank 0's last report it is taken to have gone on with what it reported last.
     """
     step_seconds = states["generating"] + states["scoring"] + states["training"]
     if step_seconds > 0.0:

@@ -251,7 +251,7 @@ def candidates(demand: Demand, options: Sequence[Option], winner: Option | None)
 
 
 def _rank(option: Option) -> tuple[object, ...]:
-    """Where an option stands among those that were not chosen."""
+    """Sort key of an option among those that were not chosen."""
     if option.shortage:
         return True, 0, option.device_share, option.preference
     return False, option.tier, option.seconds, option.preference

@@ -8,8 +8,8 @@ single change helps, two are combined.
 A change sets one field of a spec by its path, as `--what-if` does. The changed spec is parsed
 again, so it is planned exactly as if the user had written it.
 
-A plan that fits may still be one that nobody wants to wait for: it is slow, leaves GPUs idle or has
-too long sequences. The planner's own numbers show it, and an expert's advice is given.
+A plan that fits may still be one that users don't want to wait for: it is slow, leaves GPUs idle or
+has too long sequences. The planner's own numbers show it, and an expert's advice is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -311,7 +311,7 @@ def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
 
 
 LONG_STEP = 600.0
-"""Seconds of a step that nobody expects; then the plan says what they are spent on."""
+"""Seconds of a step beyond what users expect; then the plan says what they are spent on."""
 SPENT = {
     "compute": "training",
     "generation": "generating",

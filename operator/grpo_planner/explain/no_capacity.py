@@ -4,7 +4,7 @@ hardware would do.
 Where places exist but no plan fits any of them, plan.py explains that with the numbers of the
 nearest plan.
 
-A refusal tells what is missing on the available GPUs, but users who rent GPUs ask which ones to
+A refusal names what is missing on the available GPUs, but users who rent GPUs ask which ones to
 rent. So this module finds the smallest hardware on which the job can be planned. Every answer has
 been planned.
 """
@@ -169,7 +169,7 @@ RENTED = (
     "NVIDIA-A100-SXM4-80GB",
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-B200",
 )  # fmt: skip
-"""Products that are looked at: what most clouds have."""
+"""Products that are tried: what most clouds have."""
 EXTENTS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8))
 """Nodes and GPUs of each, as they are rented."""
 

@@ -130,7 +130,7 @@ class Risk(NamedTuple):
 
 
 def _risks(option: Option) -> list[Risk]:
-    """All of them, in the order that decides among equals."""
+    """The risks of an option, in the order that decides among equals."""
     place, method, engine = option.place, option.footprint.method, option.footprint.setup.engine
     has_reference_there = method.reference == "Offload"
     has_base_there = engine is not None and engine.offloads_base

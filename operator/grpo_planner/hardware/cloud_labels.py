@@ -4,8 +4,8 @@ NVIDIA's GPU feature discovery names the product itself, and goes first. A manag
 does not run it. Its nodes have the cloud's label, though, or at least the type of their machine.
 Each row of ROWS gives such a value the product of products.yaml that it means.
 
-A row stands for a whole GPU. Machines with a part of one (g6f, Standard_NV6ads_A10_v5) are in no
-row, so their GPUs stay unknown.
+A row is about a whole GPU. Machines with a part of one (g6f, Standard_NV6ads_A10_v5) are in no row,
+so their GPUs stay unknown.
 
 Sources: the instance types page of Karpenter (karpenter-provider-aws, website/…/instance-types.md),
 and the accelerator types of GKE's page "About GPUs". Those of Azure are in the pages of its sizes
@@ -26,7 +26,7 @@ GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 """There on nodes with MIG: the profile, such as 1g.5gb."""
 KARPENTER_NAME = "karpenter.k8s.aws/instance-gpu-name"
 KARPENTER_MEMORY = "karpenter.k8s.aws/instance-gpu-memory"
-"""MiB of one GPU as AWS counts them. It tells apart GPUs of one name; what torch can use follows
+"""MiB of one GPU as AWS counts them. It distinguishes GPUs of one name; what torch can use follows
 from the product."""
 KARPENTER_COUNT = "karpenter.k8s.aws/instance-gpu-count"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

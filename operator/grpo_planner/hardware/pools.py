@@ -1,6 +1,6 @@
 """Pools: nodes with the same GPU, and the places that they have for gangs.
 
-A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate.
+A gang runs on one kind of GPU, and a thousand nodes must be examined once, not once per candidate.
 So a pool sorts its nodes by what they give, and keeps every answer.
 """
 

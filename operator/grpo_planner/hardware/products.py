@@ -24,8 +24,8 @@ IMAGE: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0
 """What the image's torch is compiled for; a test holds it to the pinned torch's own list."""
 
 BFLOAT16: Capability = (8, 0)
-"""From where on tensor cores multiply bfloat16. Before it all would run in float32, which nobody
-has shown to work."""
+"""From where on tensor cores multiply bfloat16. Before it all would run in float32, which is
+untested."""
 
 OWN_IMAGE = (
     "set spec.placement.gpuProduct to other GPUs, or spec.image to an image of yours "
@@ -130,7 +130,7 @@ UNKNOWN = Product(
 """A modest data-centre card, for labels that the table doesn't have."""
 
 CPU_LABEL = "CPU"
-"""Stands for a product's label in what is known of runs on CPUs."""
+"""In the place of a product's label in measured runs on CPUs."""
 CPU = Product(memory_mib=0, teraflops=0.1, bandwidth=20, link=1, capability=(0, 0), is_known=False)
 """One process on CPUs, for times in comparison with a measured run (assumed)."""
 

@@ -34,7 +34,7 @@ WORKING = 256 * MIB
 """Logs, which the kubelet rotates at 50 MiB, and compiled kernels (assumed; a rank on CPUs writes
 0.1 MB, measured)."""
 DATASET = 2 * GIB
-"""A dataset of the hub, whose size nobody says: its files, and its rows twice while they are
+"""A dataset of the hub, whose size is unknown: its files, and its rows twice while they are
 converted (assumed)."""
 
 

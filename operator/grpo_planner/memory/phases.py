@@ -150,7 +150,8 @@ class Predictor:
         return Prediction(self._training_phases(setup, state, static), round(static))
 
     def _training_phases(self, setup: Setup, state: StateBytes, static: float) -> dict[str, int]:
-        """The same; `static` is what is live at all times, in bytes."""
+        """Peaks of the phases after sampling, by name; `static` is what is live at all times, in
+        bytes."""
         shape = self._shape
         passes = self._passes_of(setup)
         waiting = state.gradients if setup.is_accumulating else 0

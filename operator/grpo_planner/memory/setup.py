@@ -145,7 +145,7 @@ class Setup:
     @property
     def padded_prompt(self) -> int:
         """Prompt tokens of one sequence in a batch, which TRL and transformers' generate pad to its
-        longest prompt: the 95th percentile stands for that."""
+        longest prompt: the 95th percentile is taken for that."""
         return min(self.prompts.p95, self.prompt) if self.prompts else self.prompt
 
     @property

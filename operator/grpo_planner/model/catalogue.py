@@ -195,7 +195,7 @@ def lookup_shape(model: str) -> Shape | None:
 
 
 def model_type(model: str) -> str:
-    """Its model type, as config.json names it; empty if unknown."""
+    """A model's type, as its config.json names it; empty if unknown."""
     key = _catalogue_key(model)
     return _types().get(key, "")
 

@@ -244,7 +244,8 @@ class Shape:
         return _adapted_by_layer(self, targets)
 
     def adapted_linears(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
-        """The same maps, those of one name in all layers together."""
+        """The linear maps that an adapter with these targets is on, those of one name in all layers
+        together."""
         return _merged_linears(self, targets)
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
@@ -306,7 +307,7 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     """What transformers takes where a config.json leaves a key out."""
     biases: tuple[str, ...] = ()
-    """Which of attention_bias and mlp_bias it heeds: `attention`, `mlp`."""
+    """Which of attention_bias and mlp_bias it follows: `attention`, `mlp`."""
     expert_width: str = ""
     """Key of the width of an expert, where layers are mixtures of experts."""
     window: Literal["none", "all", "every", "switched", "late"] = "none"

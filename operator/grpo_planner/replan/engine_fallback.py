@@ -66,7 +66,7 @@ def fallback_plan(run: Run) -> ExecutionPlan:
 def costly_message(learned: Learned, cost: float | None) -> str:
     """Why Transformers may not take the place of the engine that failed first; empty where it may.
 
-    `cost`: predicted GPU-seconds of a step with Transformers; None where nobody knows them.
+    `cost`: predicted GPU-seconds of a step with Transformers; None if they are unknown.
     """
     with_engine = learned.engine_failures[0].gpu_seconds
     if cost is None or with_engine is None:

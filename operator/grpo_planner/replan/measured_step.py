@@ -42,13 +42,13 @@ class StepSeconds(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """True if all of it can be believed."""
+        """True if all numbers are plausible."""
         are_positive = all(isfinite(number) and number > 0 for number in self)
         return are_positive and 1 <= self.completion <= MAX_LENGTH
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, float]) -> Self:
-        """Those of one step, as rank 0 reports it."""
+        """The seconds of one step, as rank 0 reports them."""
         phases = {phase: metrics.get(f"{PHASE_SECONDS.key}/{phase}", 0.0) for phase in _PHASES}
         training = sum(phases[phase] for phase in TRAINING_PHASES)
         return cls(metrics.get(COMPLETION_LENGTH.key, 0.0), phases["generate"], training)
@@ -65,7 +65,7 @@ class StepSeconds(NamedTuple):
 
     @classmethod
     def of_step(cls, step: MeasuredStep) -> Self:
-        """Those of status.learned.step."""
+        """The seconds in status.learned.step."""
         return cls(step.completion_length, step.generation_seconds, step.training_seconds)
 
 

@@ -31,7 +31,7 @@ WIDER = 0.05
 """Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves
 free beyond the one before: the model has been wrong so often."""
 HOST_RISE = 1.5
-"""By how much host memory rises where nobody knows how much was missing."""
+"""By how much host memory rises if it is unknown how much was missing."""
 
 
 def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:

@@ -142,7 +142,7 @@ class Run:
     def _with_generation_batch(
         self, engine: Engine | None, servers: Pool | None, at_once: int
     ) -> "Run":
-        """The same with `at_once` completions of each process at a time."""
+        """The same split with `at_once` completions of each process at a time."""
         whole = self.plan.micro_batch * self.plan.steps_per_generation
         generates_in_parts = engine is None and at_once < whole
         run = self.with_plan(
@@ -167,8 +167,8 @@ class Run:
         return engine_plan(self.demand, setup, usable, sync=None, servers=own_pool)
 
     def _with_new_numbers(self, before: Setup) -> "Run":
-        """The same with the memory and the time that follow from its plan; `before` is what it was
-        made of."""
+        """The same split with the memory and the time that follow from its plan; `before` is the
+        setup that it was made from."""
         plan = self.plan
         processes = plan.processes_per_node
         if plan.memory is None:
@@ -216,7 +216,7 @@ class Run:
 
     @property
     def step_time(self) -> StepTime:
-        """The same by its parts."""
+        """Estimated time of one step on GPUs, by its parts."""
         plan = self.plan
         whole = batch.generation_share(self.spec, self.setup.world)
         calls = generate_calls(self.setup, whole, batch.updates_per_generation(self.spec))

@@ -55,7 +55,7 @@ def gpus_name(plan: ExecutionPlan) -> str:
 
 
 def distinct_seconds(first: float, second: float) -> tuple[str, str]:
-    """Two durations to be compared, with as many digits as tell them apart where two do."""
+    """Two durations to be compared, with enough digits to differ where two suffice."""
     short = (f"{first:.1f}", f"{second:.1f}")
     return (f"{first:.2f}", f"{second:.2f}") if short[0] == short[1] else short
 
@@ -77,7 +77,8 @@ def engine_plan_name(engine: EnginePlan) -> str:
 def engine_name(
     kind: str, gpus: int, *, sleeps: bool, offloads_base: bool = False, engines: int = 0
 ) -> str:
-    """The same of an engine with these settings; with 0 `engines` their number is left out."""
+    """The name of an engine with these settings, as of engine_plan_name; with 0 `engines` their
+    number is left out."""
     many = f", {plural(engines, 'engine')}" if engines else ""
     over = f" over {plural(gpus, 'GPU')}" if gpus > 1 else ""
     asleep = ", asleep while training" if sleeps else ""

@@ -112,7 +112,8 @@ def sampler_name(plan: ExecutionPlan) -> str:
 
 
 def short_sampler_name(plan: ExecutionPlan) -> str:
-    """The same for a column of a table: `Transformers`, `vLLM over 2, asleep`, `vLLM 2 x 1 GPU`."""
+    """What samples a plan's completions, short enough for a column of a table: `Transformers`,
+    `vLLM over 2, asleep`, `vLLM 2 x 1 GPU`."""
     engine = plan.engine
     if engine is None:
         return "Transformers"

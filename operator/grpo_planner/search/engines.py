@@ -156,7 +156,7 @@ class Engines:
     def candidates(
         self, place: Place, precision: Precision, *, may_offload_base: bool = False
     ) -> tuple[Engine | None, ...]:
-        """All engines that may sample in a place; None among them stands for Transformers.
+        """All engines that may sample in a place; None among them means Transformers.
 
         `may_offload_base`: a sleeping engine may use the room of the policy's frozen base.
         """
@@ -266,7 +266,7 @@ class Engines:
     def with_room(
         self, candidates: tuple[Engine | None, ...], place: Place, precision: Precision
     ) -> list[Engine | None]:
-        """Those of a place's engines that one of its GPUs has room for."""
+        """The engines among the candidates of a place that one of its GPUs has room for."""
         # Places of one pool share their engines.
         key = (id(candidates), precision, place.pool.usable_bytes)
         if key not in self._engines_with_room:

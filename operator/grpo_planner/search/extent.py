@@ -1,4 +1,4 @@
-"""Extents: which methods may run in which places of the pools, before any time is looked at.
+"""Extents: which methods may run in which places of the pools, before any time is computed.
 
 A place is a number of GPUs on a number of nodes. A site is a place with all methods that may have
 room there, and an extent is a method in one place.
@@ -74,7 +74,8 @@ class Extent:
 
     @property
     def candidates_with_memory(self) -> set[Engine | None]:
-        """Those of them beside which a node has enough host memory; None for Transformers."""
+        """The engines among `candidates` beside which a node has enough host memory; None for
+        Transformers."""
         place = self.place
         has_memory: dict[tuple[str, bool] | None, bool] = {}
         fitting: set[Engine | None] = set()
@@ -90,7 +91,7 @@ class Extent:
 
     @cached_property
     def engines_with_room(self) -> list[Engine | None]:
-        """Those of them that a GPU has room for; None for Transformers."""
+        """The engines among `candidates` that a GPU has room for; None for Transformers."""
         return self.engines.with_room(self.candidates, self.place, self.precision)
 
     @cached_property
@@ -121,7 +122,7 @@ class Extent:
 
     @property
     def stand_in(self) -> "Extent":
-        """The same with the simplest method whose sampling takes as long."""
+        """The extent of the simplest method whose sampling takes as long in this place."""
         method = SAMPLING_METHODS[self.method.zero == 3]
         return Extent(self.place, method, self.precision, self.footprints, self.engines)
 

@@ -27,7 +27,7 @@ NOWHERE = Engine(kind="Servers", length=1)
 Settings = tuple[bool, int, bool, int]
 """One value of each of Knobs, in its order."""
 Update = tuple[bool, int]
-"""The last two of them: whether an update recomputes, and its micro-batch."""
+"""The last two settings: whether an update recomputes, and its micro-batch."""
 
 
 class Knobs(NamedTuple):
@@ -40,12 +40,12 @@ class Knobs(NamedTuple):
 
     @property
     def fastest(self) -> Settings:
-        """Nothing that saves memory."""
+        """The settings that save no memory."""
         return self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0]
 
     @property
     def leanest(self) -> Settings:
-        """Everything that saves memory."""
+        """The settings that save the most memory."""
         return (
             self.gather[-1],
             self.generation_batch[-1],
@@ -163,7 +163,7 @@ class Variants:
 
     @property
     def fastest_update(self) -> Update:
-        """The fastest, whether or not it fits."""
+        """The fastest update, whether or not it fits."""
         return self._knobs.fastest[2:]
 
     def update_setup(self, update: Update) -> Setup:
@@ -221,7 +221,7 @@ class Variants:
     def _fitting_pairs(
         self, gather: bool, sizes: Sequence[int], usable: int, may_win: Callable[[Update], bool]
     ) -> Iterator[Setup]:
-        """The same for one choice of gathering; `sizes`: generation batches, largest first."""
+        """Pairs as of `fitting` for one gathering; `sizes`: generation batches, largest first."""
         knobs = self._knobs
         worth = len(sizes)
         for recomputes in knobs.checkpointing:
@@ -316,7 +316,7 @@ class Variants:
         return generate_calls(setup, self._whole, self._demand.updates_per_generation)
 
     def full_calls(self, setup: Setup) -> float:
-        """The same where a last call that is not full counts as a part of one."""
+        """Calls per optimizer step, where a last call that is not full counts as a part of one."""
         return self._whole / setup.generation_batch / self._demand.updates_per_generation
 
     def _setup(self, settings: Settings) -> Setup:
@@ -366,7 +366,7 @@ class Family(dict[Engine | None, Variants]):
 def generate_calls(setup: Setup, whole: int, updates: int) -> float:
     """Calls of generate per optimizer step, below 1 where one batch feeds several steps, or how
     often an engine is filled with all that it samples at a time; `whole`: completions of a process
-    for one generation batch, on which so many `updates` are taken."""
+    for one generation batch, on which `updates` updates are taken."""
     engine = setup.engine
     if engine is None:
         return ceil(whole / setup.generation_batch) / updates

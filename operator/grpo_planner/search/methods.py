@@ -1,4 +1,4 @@
-"""Methods: the ways of training that a job's pins allow, before any size or GPU is looked at.
+"""Methods: the ways of training that a job's pins allow, before any size or GPU is considered.
 
 What is trained, how it is sharded and where the reference stays restrict each other. For example,
 an adapter has its own reference, a Sharded one needs ZeRO-3, and 8-bit AdamW excludes ZeRO. All

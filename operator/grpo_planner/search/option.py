@@ -102,7 +102,7 @@ class Option:
 
     @property
     def beside(self) -> Beside:
-        """The same with their price."""
+        """GPUs of engines in pods of their own, with their price."""
         return beside(self.footprint.setup.engine, self.servers)
 
     @property
@@ -129,7 +129,8 @@ class Option:
 
     @property
     def host_share(self) -> float:
-        """The same of a node's host memory."""
+        """What it takes of a node's host memory as a share of what the node has; above 1 it doesn't
+        fit."""
         return self.host / max(1, self.place.host_memory)
 
     @property

@@ -96,7 +96,7 @@ class Search:
 
     @property
     def choice_as_asked(self) -> Option | None:
-        """The same of what trains all parameters with AdamW."""
+        """The best option in time that trains all parameters with AdamW; None where none is."""
         return self._best_in_time([method for method in self._methods if not method.tier])
 
     def _best_in_time(self, of_methods: Sequence[Method] | None) -> Option | None:
@@ -241,7 +241,7 @@ class Search:
         aim: Objective,
         is_in_time: TimeLimit | None = None,
     ) -> Option | None:
-        """The same of candidates whose methods depart equally from what was asked.
+        """The best option of candidates whose methods depart equally from what was asked.
 
         Entries wait in the order of a lower bound of their score: first a site, bounded by what
         every method has to do there, at first without sampling, which takes longer to work out.

@@ -110,7 +110,8 @@ class Times:
         return site.least_products
 
     def least_step_at(self, site: Site) -> float:
-        """The same of a whole step.
+        """Less than the seconds of a whole step by any method of a site, there or on as many GPUs
+        of more nodes.
 
         Sampling is left out where a wider place could use another engine: GPUs per node that are
         no power of two, or engines on GPUs of their own.
@@ -274,7 +275,7 @@ class Times:
         generation: float,
         server_pool: Pool | None = None,
     ) -> SamplingTime:
-        """The same of a generation that takes so long."""
+        """Seconds of a step that depend on the engine, for a generation of `generation` seconds."""
         place = extent.place
         time = sampling_time(
             self._shape, setup, place.pool.hardware, place.nodes, calls,

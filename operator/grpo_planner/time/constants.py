@@ -1,8 +1,8 @@
 """The constants of the time model, fitted to published runs and stored with their errors.
 
-Each fitted constant has a meaning of its own, so that a run nobody has published can be predicted.
-The file calibration.yaml has the runs, and `python -m grpo_codegen.calibration fit` writes
-constants.yaml. The page docs/internals/step-times.md shows both with their errors.
+Each fitted constant has a meaning of its own, so that runs of which none was published can be
+predicted. The file calibration.yaml has the runs, and `python -m grpo_codegen.calibration fit`
+writes constants.yaml. The page docs/internals/step-times.md shows both with their errors.
 """
 
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ from ..tables import read_data
 
 
 def _meaning(text: str) -> float:
-    """A fitted constant with what it stands for."""
+    """A fitted constant with its meaning."""
     value: float = field(metadata={"meaning": text})
     return value
 
@@ -36,7 +36,7 @@ class Constants:
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """What each constant stands for, by name."""
+        """The meaning of each constant, by name."""
         return {each.name: each.metadata["meaning"] for each in fields(cls)}
 
 

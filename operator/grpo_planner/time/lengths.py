@@ -12,7 +12,7 @@ from math import exp
 from typing import NamedTuple
 
 POINTS = 16
-"""Points at which a batch that thins out is looked at; twice as many change 1 %."""
+"""Points at which a batch that thins out is evaluated; twice as many change 1 %."""
 
 
 class Stretch(NamedTuple):

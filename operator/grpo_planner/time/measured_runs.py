@@ -81,7 +81,7 @@ NEAR = 0.5
 """Distance up to which a run is near; all rows that are so much farther than the nearest count as
 near as that one."""
 NEWEST = 5
-"""Rows that are taken of those equally near: what runs were like before an upgrade tells little."""
+"""Rows that are taken of those equally near: runs before an upgrade predict little."""
 OTHERS_FACTOR = 3.0
 """Largest factor that is believed of another namespace's jobs, whose pods may report anything."""
 SEVERAL_NODES = log(4.0)
@@ -219,7 +219,7 @@ class MeasuredRuns:
         return cls(tuple(stay[:MOST_ROWS]))
 
     def of_namespace(self, namespace: str) -> "MeasuredRuns":
-        """The same rows for a job of a namespace."""
+        """All rows, for a job of a namespace."""
         return MeasuredRuns(self.rows, namespace)
 
     def of_model(self, parameters: int, active: int) -> "MeasuredRuns":
@@ -275,7 +275,7 @@ class MeasuredRuns:
         return other_model + _distance(row, setting)
 
     def _own_rows(self, rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
-        """Those of the namespace's own jobs."""
+        """The rows of the namespace's own jobs."""
         return [row for row in rows if self._is_own(row)]
 
     def _is_own(self, row: MeasuredRow) -> bool:
@@ -336,7 +336,7 @@ def read_rows(document: object) -> tuple[list[MeasuredRow], list[str]]:
 
 
 def _problem(error: Exception) -> str:
-    """The first thing that is wrong with a row."""
+    """The first problem of a row."""
     if not isinstance(error, ValidationError):
         return ": can't be read"
     first = error.errors(include_url=False)[0]

@@ -33,7 +33,7 @@ itself (assumed; verl's LoRA runs of calibration.yaml). The trainer sends merged
 REDUCE_SECONDS = 20e-6
 """Latency of one sum over the GPUs of an engine on one node, of which a layer has two (assumed)."""
 WORDS = 1e5
-"""Words of the vocabulary of which Constants.sampling_seconds tells."""
+"""Words of the vocabulary that Constants.sampling_seconds was fitted for."""
 
 
 class EngineOverheads(NamedTuple):

@@ -22,7 +22,7 @@ class StepRange(NamedTuple):
 
 def step_range(seconds: float, spread: float | None = None) -> StepRange:
     """The range of a predicted step; `spread`: how far off it may be by runs that were measured on
-    these GPUs, None where only published ones tell."""
+    these GPUs, None where only published ones are known."""
     if spread is not None:
         return StepRange(seconds / (1 + spread), seconds * (1 + spread))
     fit = stored_fit()

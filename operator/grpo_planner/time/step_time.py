@@ -84,8 +84,8 @@ def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float
 
 
 def assumed_link(hardware: Product, nodes: int, per_node: int) -> int | None:
-    """The same as a plan publishes it, to be held against a measurement; None for one process,
-    which has no link."""
+    """The bytes per second of a rank's link as a plan publishes them, to compare with a
+    measurement; None for one process, which has no link."""
     if nodes * per_node == 1:
         return None
     speed = link_bytes_per_second(hardware, nodes, per_node)
@@ -245,7 +245,7 @@ def with_measured_links(inventory: Inventory, links: MeasuredLinks | None) -> In
 
 
 def _node(node: Node, links: MeasuredLinks) -> Node:
-    """Ranks on one node tell of the links between its GPUs; on several, of the network, which is
+    """Ranks on one node measure the links between its GPUs; on several, of the network, which is
     never the faster."""
     if node.gpu_product != links.gpu_product:
         return node

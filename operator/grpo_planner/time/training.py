@@ -173,8 +173,8 @@ def compute_seconds(
 def update_seconds(
     shape: Shape, setup: Setup, hardware: Product, constants: Constants = FITTED
 ) -> float:
-    """The same of sequences as long as TRL pads them. How the model is sharded does not change
-    it."""
+    """Compute seconds of one step whose sequences are as long as TRL pads them. How the model is
+    sharded does not change them."""
     return compute_seconds(shape, setup, hardware, trained_length(setup, constants), constants)
 
 

@@ -5,8 +5,8 @@ The largest file of a checkpoint is often most of it (optimizer.pt). Shares by f
 rank to hash it while all others wait. So every file is cut into chunks with a hash each, and a
 share is a run of chunks.
 
-XXH3-128 runs as fast as memory and finds every accident; nobody forges a checkpoint that lies
-beside its own hashes.
+XXH3-128 runs as fast as memory and finds every accident; forgery is no threat to a checkpoint that
+lies beside its own hashes.
 """
 
 import errno

@@ -79,7 +79,7 @@ class Manifest(Model):
 
 
 def identity_text(value: object) -> str:
-    """A value as it stands in a manifest: compact JSON."""
+    """A value as a manifest has it: compact JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

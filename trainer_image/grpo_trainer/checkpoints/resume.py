@@ -133,8 +133,8 @@ def _choose_of_source(
 
 
 def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Path]:
-    """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found
-    damaged later. Raises Diverged if none is left."""
+    """The checkpoints that aren't outdated, by rank 0's reading. One whose manifest can't be read
+    is found damaged later. Raises Diverged if none is left."""
 
     def usable() -> list[Path]:
         return [checkpoint for checkpoint in checkpoints if not _is_outdated(checkpoint, outdated)]

@@ -31,7 +31,7 @@ from .manifest import Manifest
 LATE_SECONDS, LATE_FACTOR = 120.0, 4.0
 """A checkpoint is late after both: seconds, and multiples of what the last one took."""
 FIRST_LATE_SECONDS = 900.0
-"""The same of an attempt's first: nobody knows how fast its volume is."""
+"""The same of an attempt's first: the speed of its volume is unknown then."""
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

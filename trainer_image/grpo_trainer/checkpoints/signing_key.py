@@ -3,7 +3,7 @@
 That one may dump core, and starts programs that users wrote. `python -m
 grpo_trainer.checkpoints.signing_key` neither dumps core nor can be traced by others of its user; it
 reads the mounted key, signs what comes in and ends. Without input it only tries the key, which is
-what an attempt begins with: nobody should hear of a wrong key after days of training.
+what an attempt begins with: a wrong key must not show up after days of training.
 """
 
 import ctypes

@@ -340,11 +340,11 @@ class VolumeTarget(VolumeSource):
         return records(sizes, [digest for part in hashed for digest in part])
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:
-        """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no
-        old one. A collective.
+        """Write the manifest, and only then rotate: until it is complete, the new checkpoint
+        replaces no old one. A collective.
 
         Raises:
-            DiskFailed: the disk fails before the manifest stands.
+            DiskFailed: the disk fails before the manifest is complete.
             Preempted: a newer attempt owns the folder.
         """
         write = disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))

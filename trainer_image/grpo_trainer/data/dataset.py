@@ -78,7 +78,7 @@ def _undecoded_feature(feature: Any) -> Any:
 
 
 Place = Callable[[int], str]
-"""From a row's index to words that say where it stands."""
+"""From a row's index to words that say where it is."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Rows:
     table: datasets.Dataset
     """The rows."""
     place: Place
-    """Where a row stands."""
+    """Where a row is, for messages."""
     is_whole: bool = True
     """False if there may be more rows than were read."""
 

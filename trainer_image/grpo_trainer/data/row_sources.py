@@ -53,7 +53,7 @@ class FileTable:
     """Line on which each row ends, from 1; None for formats without lines."""
 
     def place(self, index: int) -> str:
-        """Where a row stands, for messages."""
+        """Where a row is, for messages."""
         if self.lines is None:
             return f"{self.name} row {index + 1}"
         return f"{self.name} line {self.lines[index]}"
@@ -63,8 +63,8 @@ def read_files(
     files: DatasetFiles, root: Path, most_rows: int | None = None
 ) -> tuple[pa.Table, Callable[[int], str]]:
     """The rows of `spec.dataset.files` below `root`; the first `most_rows` of them, if it is set. A
-    column that a file lacks is null there. Also where a row (from 0) stands, such as
-    `train.jsonl line 7`.
+    column that a file lacks is null there. Also where a row (from 0) is, such as `train.jsonl line
+    7`.
 
     Raises:
         BadInput: a file is missing, empty, not UTF-8 or malformed; with file, row and column.

@@ -47,8 +47,8 @@ def send_file(
     """Print a file's bytes from that offset to its end.
 
     Raises:
-        OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave
-            nothing for too long.
+        OSError: it can't be read, or the reader of what is printed is gone.
+        StoreFailed: its store gave nothing for too long.
     """
     for chunk in served_source(state, clock).read(name, offset):
         record_request(state)

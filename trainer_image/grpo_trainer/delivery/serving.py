@@ -80,7 +80,7 @@ class StoreSource:
 
     @property
     def location(self) -> str:
-        """Its URL."""
+        """The store's URL."""
         return f"{self.store.url}/{self.key}"
 
     def sizes(self) -> dict[str, int]:
@@ -218,12 +218,12 @@ def record_request(state: Path) -> None:
 
 
 def idle_seconds(state: Path) -> float:
-    """How long nobody has asked for anything."""
+    """Seconds since the last request."""
     return unix_time() - (state / _ASKED).stat().st_mtime
 
 
 IDLE_SECONDS = 300.0
-"""The pod ends when nobody has asked for anything for so long."""
+"""Seconds without a request after which the pod ends."""
 POLL_SECONDS = 1.0
 
 
@@ -237,7 +237,7 @@ def serve(
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
     """Prepare the export of the plan's run, converted if that is asked for, or its history, and
-    wait until nobody wants it any more.
+    wait until no requests come any more.
 
     Raises:
         BadInput: there is no export or no history, or it lacks a file.

@@ -63,7 +63,7 @@ def config_fingerprint(folder: Path) -> str:
 
 def new_seed() -> int:
     """A random seed of the operating system's: the generators that training draws from stay as they
-    are, and nobody can foresee it."""
+    are, and it can't be predicted."""
     return secrets.randbelow(SEEDS)
 
 
@@ -162,7 +162,7 @@ def expected_prints(
 def differing_names(
     expected: Mapping[str, list[int]], engine_hashes: Mapping[str, list[int]]
 ) -> list[str]:
-    """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
+    """Names whose hashes are not the wanted ones, or are missing, or that were never sent."""
     return sorted(
         name
         for name in expected.keys() | engine_hashes.keys()

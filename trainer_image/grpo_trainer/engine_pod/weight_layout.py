@@ -54,7 +54,7 @@ def learn_layout(
     writes: dict[str, list[Write]] = {}
     problems = _deriving_modules(model)
     # One name at a time, so that every write is known to come from that name. The values are not
-    # looked at.
+    # checked.
     for name, shape in shapes.items():
         source = torch.empty(shape, dtype=dtype, device=device)
         watch = _Watch(owners, source)

@@ -92,7 +92,7 @@ class WeightsWorker:
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
         """Hashes of what each name has written, as it lies in the live model now, in the order of
-        `weights_learn`; and whatever else has changed since, under a name that nobody has sent, so
+        `weights_learn`; and whatever else has changed since, under a name that was never sent, so
         that the comparison fails with it."""
         model = self.model_runner.model
         fixed = self._describe_fixed()

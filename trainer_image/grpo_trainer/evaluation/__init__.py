@@ -2,5 +2,5 @@
 sampling.
 
 A reward that is reported while training is that of the last prompts, and of weights before the last
-step. Nobody should take it for how good the exported model is.
+step. It does not measure how good the exported model is.
 """

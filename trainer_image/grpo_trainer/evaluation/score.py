@@ -72,7 +72,7 @@ def reported_reward(
 ) -> Estimate | None:
     """The reward of a job's last step; None where its outcome has none.
 
-    A step's completions stand for at least as many independent ones as it has prompts, so that the
+    A step's completions count as at least as many independent ones as it has prompts, so that the
     error is at most the standard deviation of all of them by the root of that. Where the last
     step's happened to be alike, `spread` is what rows differ by.
     """
@@ -83,7 +83,7 @@ def reported_reward(
 
 
 def noise_of_difference(first_estimate: Estimate, second_estimate: Estimate) -> float:
-    """How far two means of the same thing may be apart: half of the 95 % interval of their
+    """How far two means of one model's rewards may differ: half of the 95 % interval of their
     difference."""
     return NORMAL_95 * math.hypot(first_estimate.standard_error, second_estimate.standard_error)
 
@@ -95,7 +95,7 @@ def is_within_noise(first_estimate: Estimate, second_estimate: Estimate) -> bool
 
 
 def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
-    """All of it, for a line of JSON."""
+    """The score beside the job's own reward, as an object for a line of JSON."""
     summary: dict[str, Any] = {
         "reward": score.reward.mean,
         "interval": [
@@ -116,7 +116,7 @@ def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
 
 
 def score_message(score: Score, job: Estimate | None) -> str:
-    """All of it in words."""
+    """The score beside the job's own reward, as a sentence."""
     reward = score.reward
     text = (
         f"held-out reward {reward.mean:.3f} ± {reward.margin:.3f} (95 %, {score.rows} rows, "

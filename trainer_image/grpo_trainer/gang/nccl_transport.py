@@ -151,7 +151,7 @@ def _cause(requested: Sequence[str], evidence: Evidence) -> str:
 
 
 def is_memlock_failure(text: str) -> bool:
-    """Whether an error of NCCL tells that no memory could be locked for a network card."""
+    """Whether an error of NCCL says that no memory could be locked for a network card."""
     return _MEMLOCK.search(text) is not None
 
 

@@ -1,8 +1,8 @@
 """Runs work on one rank while the other ranks wait for it, for minutes or hours.
 
 The ranks exchange a sign every PERIOD_SECONDS until the work is done. A leader whose process is
-gone breaks the exchange, so the others end at once. A leader whose process stands still sends no
-sign, so no rank has an event any more. Then the watchdog ends them all within its patience.
+gone breaks the exchange, so the others end at once. A leader whose process hangs sends no sign, so
+no rank has an event any more. Then the watchdog ends them all within its patience.
 
 Work outside of stage Training shows its own progress, which process/heartbeat.py shares with the
 ranks that wait. In stage Training only events of the own rank count, so such work passes `event`.
@@ -91,8 +91,8 @@ def _lead(
         is_done.wait(PERIOD_SECONDS)
         return own_end
 
-    # The work stays in this thread: the watchdog shows where the main thread stands, and a CUDA
-    # device is a thread's.
+    # The work stays in this thread: the watchdog shows the main thread's stack, and a CUDA device
+    # is a thread's.
     with ThreadPoolExecutor(1, "leader") as pool:
         exchange = pool.submit(_exchange_ends, leaders, next_end, event)
         try:

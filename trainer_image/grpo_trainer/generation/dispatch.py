@@ -95,7 +95,7 @@ def prompts_per_engine(max_sequences: int, completions: int) -> int:
 def completions_per_request(max_sequences: int, max_tokens: int) -> int:
     """Most completions, of at most `max_tokens` tokens, that one engine is asked for at once: as
     many as it samples at a time, and no more than an answer holds."""
-    # One token more for what stands around a completion's tokens.
+    # One token more for what is around a completion's tokens.
     return max(1, min(max_sequences, MAX_BODY // (TOKEN_BYTES * (max_tokens + 1))))
 
 
@@ -296,7 +296,7 @@ class CompletionDispatch:
                 self._drop({index})
 
     def _drop(self, lost: set[int]) -> None:
-        """These engines answer no more: what they hold is wanted again."""
+        """Give up engines that answer no more: their prompts are assigned again."""
         for index in lost:
             self._assignment.take_back(index)
         for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
@@ -308,7 +308,7 @@ class CompletionDispatch:
 def _retrieve_exception(task: "asyncio.Task[GeneratedCompletions]") -> None:
     """What became of an abandoned request is of no interest."""
     if not task.cancelled():
-        # An exception that nobody reads is logged by asyncio as never retrieved.
+        # asyncio logs an exception that is never read.
         task.exception()
 
 

@@ -36,14 +36,14 @@ class EngineFailed(Exception):
     """An engine can't be used as it is; the message says why, after its name."""
 
     is_gone = False
-    """Whether there is nobody who could answer."""
+    """Whether no process is left that could answer."""
 
 
 class EngineUnreachable(EngineFailed):
     """The engine gave no answer, or one that broke off: its process or its network is gone."""
 
     def __init__(self, message: str, *, is_timeout: bool = False) -> None:
-        """`is_timeout`: it may still come; otherwise there is nobody who could answer."""
+        """`is_timeout`: it may still come; otherwise no process is left that could answer."""
         super().__init__(message)
         self.is_gone = not is_timeout
 

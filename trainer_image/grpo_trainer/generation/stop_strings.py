@@ -8,7 +8,7 @@ string for sampled tokens.
 
 TRL counts a completion as truncated unless its last token is an end-of-sequence token, and
 `mask_truncated_completions` leaves those out of the loss. A completion that ended at a stop string
-came to its end; StoppedCompletion tells TRL so.
+came to its end; StoppedCompletion shows this to TRL.
 """
 
 from collections.abc import Iterator, Sequence
@@ -112,8 +112,8 @@ def stopping_generation(model: Any, criterion: StopStrings) -> Iterator[None]:
 class StoppedCompletion(list[int]):
     """The tokens of a completion that a stop string ended.
 
-    Its last element, asked for by TRL as `ids[-1]` and by nobody else, is the end-of-sequence token
-    that TRL looks for there. Iteration, slices and conversions give the real tokens.
+    Its last element, read as `ids[-1]` by TRL alone, is the end-of-sequence token that TRL looks
+    for there. Iteration, slices and conversions give the real tokens.
     """
 
     def __init__(self, tokens: Sequence[int], end_token: int) -> None:

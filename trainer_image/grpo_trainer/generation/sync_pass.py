@@ -69,7 +69,7 @@ class Verdict:
 
 
 class Lane:
-    """The connection to one engine; its thread does one thing at a time."""
+    """The connection to one engine; its thread does one request at a time."""
 
     def __init__(self, engine: Engine, incarnation: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.engine = engine
@@ -152,7 +152,7 @@ class Lane:
             action()
         except TransferFailed as error:
             self.failure = str(error)
-        # Of any kind: nobody reads what this thread raises, and the engine would wait in vain.
+        # Of any kind: what this thread raises is read nowhere, and the engine would wait in vain.
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
         finally:

@@ -33,8 +33,8 @@ CHOICES = {
     "optimizer", "dtype",
     "autocast",
 }  # fmt: skip
-"""Of the plan, what says how it was computed; prices and labels of the cluster are nobody else's
-business."""
+"""Of the plan, what says how it was computed; prices and labels of the cluster are not
+published."""
 SECTIONS = ("model", "dataset", "training", "reference", "adapter")
 """Of the spec, what is shown; rewards by name only, since they may hold addresses."""
 LEFT_OUT = {"token_secret_ref", "volume", "cache", "files", "chat_template"}

@@ -143,7 +143,7 @@ class Files:
 
     @classmethod
     def from_folder(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
-        """Those of a folder; `on_read` is called as they are read."""
+        """The files of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
         hashes = digests(list(paths.values()), lambda _: on_read())
         return cls(paths, dict(zip(paths, hashes, strict=True)))

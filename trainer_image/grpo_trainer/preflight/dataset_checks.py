@@ -24,7 +24,7 @@ class FirstRows:
     prompts: list[Prompt]
     """Empty where the rows make none."""
     are_trained_on: bool = False
-    """False if training may drop some of them: without a tokenizer nobody knows which are long."""
+    """False if training may drop some of them: without a tokenizer it is unknown which are long."""
 
     @property
     def has_chats(self) -> bool:
@@ -33,7 +33,7 @@ class FirstRows:
 
     @property
     def trained_on(self) -> datasets.Dataset:
-        """Those that are certainly trained on; maybe none, with the columns' names."""
+        """The rows that are certainly trained on; maybe none, with the columns' names."""
         return self.table if self.are_trained_on else self.table.select(range(0))
 
 

@@ -1,4 +1,5 @@
-"""The first thing that rank 0 of an attempt does, whatever was checked before it.
+"""Checks the job again on rank 0 of each attempt, before anything else, whatever was checked before
+it.
 
 Mistakes that can be seen at once end the attempt in seconds.
 """

@@ -138,7 +138,7 @@ def _call(
 
 
 def _require_means(problem: str) -> None:
-    """Tell a function that is wrong from a pod that is too small for it."""
+    """Distinguish a function that is wrong from a pod that is too small for it."""
     if NEEDS_MORE.search(problem):
         raise NotChecked(f"it needs more than the preflight has: {problem.splitlines()[0]}")
 

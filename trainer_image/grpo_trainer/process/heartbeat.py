@@ -1,9 +1,9 @@
 """Finds and shares the signs of progress of long work: a download, a load, an export.
 
 Libraries don't call back while they read weights or write a checkpoint, so the bytes that the
-kernel counts for this process are looked at. And most ranks wait while one works. Each adds its
-events to one counter in the gang's store and reads from it how many the others had. So nobody takes
-a peer that works for a hang.
+kernel counts for this process are read. And most ranks wait while one works. Each adds its events
+to one counter in the gang's store and reads from it how many the others had. So a peer that works
+is not taken for a hang.
 """
 
 import logging
@@ -36,7 +36,7 @@ class Heartbeat:
     """One rank's part in it."""
 
     def __init__(self, recorder: Recorder, store: Counters) -> None:
-        """`store` must be used by nobody else: a client waits for its answers one by one."""
+        """`store` must have no other user: a client waits for its answers one by one."""
         self._recorder = recorder
         self._store: Counters | None = store
         self._moved = moved_bytes()

@@ -82,7 +82,7 @@ def termination_log() -> Path:
 
 
 def announce_outcome(outcome: Outcome) -> int:
-    """Write the termination message, which stands although SIGTERM comes then; return the exit
+    """Write the termination message, which a later SIGTERM does not replace; return the exit
     code."""
     ignore_sigterm()
     try:
@@ -143,7 +143,7 @@ def write_in_time(write: Callable[[], None]) -> None:
     writing = threading.Thread(target=write, name="outcome", daemon=True)
     try:
         writing.start()
-    # Of a pod at its limit of processes; what was announced stands.
+    # Of a pod at its limit of processes; the announced outcome counts all the same.
     except RuntimeError as error:
         log.warning(f"the outcome is in the termination message only: {error}")
         return
@@ -183,7 +183,7 @@ class ProcessEnd:
         os._exit(EXIT_CODES[outcome.result])
 
     def _announce(self, outcome: Outcome) -> Outcome:
-        """Return the outcome that stands. The kubelet's file comes first: it is local, while the
+        """Return the outcome that counts. The kubelet's file comes first: it is local, while the
         volume may be what failed."""
         with self._announcing:
             if self._outcome is None:

@@ -216,8 +216,7 @@ class Recorder:
     def enter_phase(self, name: str | None) -> None:
         """Note that this rank has entered another phase of its step.
 
-        It is no progress, but it shows which ranks stand still and which have come as far as the
-        others.
+        It is no progress, but it shows which ranks hang and which have come as far as the others.
         """
         with self._lock:
             self._last_sign = self._now()
@@ -394,15 +393,15 @@ class Recorder:
         self._update(rdma_problem=problem[:MAX_PROBLEM])
 
     def record_findings(self, findings: list[Finding]) -> None:
-        """These findings hold at the last step."""
+        """Record the findings that hold at the last step."""
         self._update(findings=findings)
 
     def record_revisions(self, revisions: dict[str, str]) -> None:
-        """These commits and this data are what is trained."""
+        """Record the commits and the data that are trained."""
         self._update(revisions=revisions)
 
     def record_architecture(self, architecture: Architecture | None) -> None:
-        """The policy is loaded, and has this shape."""
+        """Record the shape of the loaded policy."""
         self._update(architecture=architecture)
 
     def record_resume(

@@ -34,7 +34,7 @@ class StepCounters(Collector):
     """Counters of one process."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
+        """Start all counters at 0."""
         # Their times of creation would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._steps = Histogram(
@@ -78,8 +78,8 @@ class StepCounters(Collector):
         group_size: int,
     ) -> None:
         """Count a generation's rewards and groups. `rewards` are those of each completion of all
-        ranks, by reward function; NaN where it gave none. `group_size` completions stand
-        together."""
+        ranks, by reward function; NaN where it gave none. `group_size` completions in a row are one
+        group."""
         for name, column in zip(names, zip(*rewards, strict=True), strict=True):
             finite = [reward for reward in column if math.isfinite(reward)]
             self._rewards.labels(name).inc(len(finite))
@@ -104,7 +104,7 @@ class StepCounters(Collector):
         if highest - lowest > 1e-8:
             return "mixed"
         span = self._highest - self._lowest
-        # While all rewards of the attempt are the same, only their sign tells.
+        # While all rewards of the attempt are the same, only their sign says anything.
         is_high = lowest >= self._lowest + SOLVED_SHARE * span if span > 0 else lowest > 0
         return "solved" if is_high else "too_hard"
 

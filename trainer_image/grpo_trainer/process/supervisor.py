@@ -32,8 +32,8 @@ from .outcome import announce_outcome, keep_outcome, make_outcome, write_in_time
 from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, add_standstill, read_stacks
 
 PATIENCE_SECONDS = 10.0
-"""Time for the others after an end that tells of no fault of this pod's own, or that all of them
-run into."""
+"""Time for the others after an end that is no fault of this pod's own, or that all of them run
+into."""
 SYMPTOM_SECONDS = 0.7
 """Time for the others after an end that may be a symptom: the process that caused it ends at the
 same moment."""
@@ -225,7 +225,7 @@ def patience_after(outcome: Outcome | None) -> float:
 
     They get none if the process left no outcome, or one that can't be the symptom of another
     process's failure: the cause is known, the gang can't go on, and all its GPUs wait for the next
-    attempt. One that was killed after its success harms nobody, and rank 0 may still export.
+    attempt. One that was killed after its success is no failure, and rank 0 may still export.
     """
     if outcome is not None and outcome.result is Result.SUCCEEDED:
         return math.inf
@@ -326,8 +326,8 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    Success stands where all succeeded, and is the first rank's, which knows most. That of rank 0
-    stands alone, too: it says so once all ranks have trained and the model is exported. Of equals
+    Success counts where all succeeded, and is the first rank's, which knows most. That of rank 0
+    counts alone, too: it says so once all ranks have trained and the model is exported. Of equals
     the first to end is blamed, of hangs the one that the others waited for.
     """
     first = min(outcomes, key=lambda outcome: outcome.rank)

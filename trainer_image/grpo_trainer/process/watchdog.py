@@ -112,7 +112,7 @@ def main_frames(stacks: str) -> list[str]:
     none.
 
     Each as `path:line in function`, the path from the package on. faulthandler names threads by
-    number alone, so the number of the main thread stands in the first line.
+    number alone, so the number of the main thread is in the first line.
     """
     lines = stacks.splitlines()
     main = next(
@@ -146,8 +146,8 @@ def select_frames(frames: list[str], limit: int) -> list[str]:
 
 POLL_SECONDS = 1.0
 PEER_FAILED = signal.SIGUSR2
-"""By which a supervisor tells a process that another of the pod has failed: it says how far it is,
-and ends."""
+"""The signal of a supervisor to a process when another of the pod has failed: it says how far it
+is, and ends."""
 LOCKED_SECONDS = 30.0
 """By how much a process outlives its patience whose watchdog can't run, since something holds the
 GIL for good."""

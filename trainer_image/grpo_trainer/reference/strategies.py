@@ -109,7 +109,7 @@ class NoReference(ReferenceStrategy):
     has_own_model: ClassVar[bool] = False
 
     def check(self, zero_stage: int, adapter: bool, beta: float) -> None:  # noqa: ARG002  # fits all stages and methods
-        """Only beta 0 fits."""
+        """Require beta 0."""
         super().check(zero_stage, False, beta)
 
 

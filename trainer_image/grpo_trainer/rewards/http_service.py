@@ -259,7 +259,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     """Seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), within reason; 0 for
     none or nonsense.
 
-    A date is compared with the answer's own Date: nobody knows how far off the service's clock is.
+    A date is compared with the answer's own Date: the error of the service's clock is unknown.
     """
     value = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", value):

@@ -4,7 +4,7 @@ A function that hangs, crashes or returns nonsense costs its batch, or ends the 
 It never hangs the gang, since a time-out ends the process. An async function runs beside the other
 async rewards.
 
-FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is
+FunctionProcess runs math-verify too, whose run time is unbounded. The program at the other end is
 function_child.py.
 """
 

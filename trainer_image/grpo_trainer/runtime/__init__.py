@@ -1,1 +1,1 @@
-"""What every room of the trainer stands on: errors, the clock, durable files and paths."""
+"""What every room of the trainer uses: errors, the clock, the plan, durable files and paths."""

@@ -40,7 +40,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the child."""
         return self._process.pid
 
     def close(self) -> None:

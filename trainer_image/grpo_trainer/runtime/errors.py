@@ -106,7 +106,7 @@ class EngineMissing(EngineNotStarted):
 
 
 class EngineUnprovable(EngineNotStarted):
-    """An engine computes with weights of this model that nobody can look at."""
+    """An engine computes with weights of this model that can't be read back."""
 
     cause = "Unprovable"
 
@@ -187,7 +187,7 @@ class Preempted(TrainingError):
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether an exception, raised where files are read or written, tells of the disk."""
+    """Whether an exception, raised where files are read or written, is the disk's."""
     if isinstance(error, OSError):
         return True
     # Our own errors name their cause by their class; their text may quote a path or a disk's
@@ -196,7 +196,7 @@ def is_disk_error(error: Exception) -> bool:
 
 
 def is_volume_away(error: Exception) -> bool:
-    """Whether an error tells that a volume did not answer, which says nothing of what is on it."""
+    """Whether an error means that a volume did not answer, which says nothing of what is on it."""
     return _mentions(str(error), _AWAY)
 
 
@@ -221,7 +221,7 @@ def classify_error(error: BaseException) -> tuple[Result, str]:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception tells that another rank is gone, which then says why."""
+    """Whether an exception means that another rank is gone, which then reports why."""
     return _mentions(f"{type(error).__name__}: {error}", _LOST_PEER)
 
 

@@ -2,7 +2,7 @@
 
 The kernel ignores SIGTERM for the first process of a container, as long as it has no handler. Then
 the pod would hold its GPUs until the end of the grace period. Nothing heavy is imported here: the
-handler stands before the trainer's other imports, which take a second.
+handler is set before the trainer's other imports, which take a second.
 """
 
 import json
@@ -34,8 +34,8 @@ def end_on_sigterm(attempt: int = 0, rank: int = 0) -> None:
 
 
 def ignore_sigterm() -> None:
-    """Let the outcome stand that is announced next, whoever listens by now. A watchdog has its own
-    thread, which hears the signal and knows of that outcome."""
+    """Ignore SIGTERM from now on, so that it does not replace the outcome that is announced next. A
+    watchdog has its own thread, which gets the signal and knows of that outcome."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and callable(signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, lambda *_: None)

@@ -24,7 +24,7 @@ LIBRARIES = r"(accelerate|datasets|deepspeed|peft|torch|transformers|trl|vllm)(\
 
 
 def configure_logs(job: JobIdentity | None = None, **fields: int) -> None:
-    """Write this process's log to stdout. `fields`, such as the rank, stand in every line."""
+    """Write this process's log to stdout. `fields`, such as the rank, are in every line."""
     of_job: dict[str, Any] = {}
     if job is not None:
         of_job = {"namespace": job.namespace, "grpojob": job.name, "attempt": job.attempt}
@@ -36,7 +36,8 @@ def configure_logs(job: JobIdentity | None = None, **fields: int) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
     warnings.formatwarning = _warning_message
-    # What libraries announce to one another: no user can heed it, and it would hide what they can.
+    # What libraries announce to one another: no user can act on it, and it would hide what they can
+    # act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module=LIBRARIES)
     logging.captureWarnings(True)
     if not is_terminal:

@@ -108,7 +108,7 @@ def _parsed_head(store: "Store", data: bytes) -> Head:
 
 
 def require_conditions(store: "Store", folder: str) -> None:
-    """Try both conditions that the head stands on, with an object of this moment in a folder.
+    """Try both conditions that writes of the head need, with an object made for this.
 
     Raises:
         BadInput: the store takes If-None-Match twice, or an If-Match that doesn't match.

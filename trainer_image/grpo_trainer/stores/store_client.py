@@ -112,7 +112,7 @@ class Store:
                 content, version = bytes(response.bytes()), _version(response.meta)
             except FileNotFoundError:
                 return None
-            # Of a page in its place nobody may conclude that what counts is damaged.
+            # A page in its place does not mean that what counts is damaged.
             if not version:
                 raise ConnectionError("an answer without ETag, so not the store's: a proxy's?")
             return content, version
@@ -264,7 +264,7 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
-    """What the store tells an object's versions apart by: an ETag, a version, or both."""
+    """What identifies an object's version: an ETag, a version, or both."""
     return {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]}
 
 

@@ -1,1 +1,1 @@
-"""What a run tells of itself: steps, phases, samples, progress and metrics."""
+"""What a run reports of itself: steps, phases, samples, progress and metrics."""

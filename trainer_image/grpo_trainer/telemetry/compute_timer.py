@@ -8,8 +8,8 @@ here is the time of the decoder's layers in the passes that score completions. L
 DeepSpeed does before and after each of their modules: gathers and releases of parameters. Under DDP
 and ZeRO-2 there are none within a layer, and their all-reduce belongs to the backward pass.
 
-Hooks are set for a measured pass alone. A hook of ours must stand between DeepSpeed's and the
-module, and TRL removes DeepSpeed's hooks and sets them again around each generation.
+Hooks are set for a measured pass alone. A hook of ours must run between DeepSpeed's and the module,
+and TRL removes DeepSpeed's hooks and sets them again around each generation.
 
 On a GPU the times are those between CUDA events, which are read once the step is over.
 """

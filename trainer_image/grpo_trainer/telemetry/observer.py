@@ -59,7 +59,7 @@ class StepObserver:
         """Completions of this process that were put to the reward functions since it started."""
         self.take_generation: Callable[[], Generation | None] = lambda: None
         """Returns the completions of all ranks that were generated since the last call; None where
-        there are none, or nobody keeps samples."""
+        there are none, or samples are not kept."""
 
 
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -166,7 +166,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         """A step's row: TRL's own keys, and what this process has measured.
 
         The rules read more of TRL's numbers than is exported, and a number that only the steps
-        before a restart had would stand still.
+        before a restart had would never change.
         """
         metrics = self._recorder.progress.metrics
         # Numbers of others that this step did not log are old.

@@ -46,7 +46,7 @@ class TrackerProcess:
         program = [sys.executable, "-P", "-m", f"{__package__}.tracker_child"]
         self._child = ChildProcess(program, child_environment(os.environ, tracker))
         try:
-            # It reads only once it has imported: a request that nobody reads could block here.
+            # It reads only once it has imported: a request that is not read could block here.
             self._receive(seconds)
             answer = self._ask(request, seconds)
         except TrackerFailed:

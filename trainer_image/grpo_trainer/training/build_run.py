@@ -422,8 +422,8 @@ def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds
 
 
 def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
-    """Publish what became of the dataset: nobody notices from its results that half of it is not
-    trained on."""
+    """Publish what became of the dataset: its results do not show that half of it is not trained
+    on."""
     recorder.record_metrics({key: float(count) for key, count in prompts.counts.items()})
     if recorder.place.is_main:
         log_numbers("prompts that are trained on", **prompts.counts)

@@ -15,7 +15,7 @@ when one of them changes:
 - `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that
   may not be finite (this and the line above: finite_loss.py);
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved
-  (what it calls stands in checkpoints/writing.py);
+  (what it calls is in checkpoints/writing.py);
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
 - `_calculate_rewards` is what is timed as rewards; `_logs` has the last generation of all ranks,
   of which samples are kept;

@@ -121,7 +121,7 @@ def _saving_arguments(execution: ExecutionPlan, folder: Path | None) -> dict[str
 
 
 def _gathering_arguments(execution: ExecutionPlan) -> dict[str, Any]:
-    """When ZeRO-3 gathers and lets go of a parameter.
+    """When ZeRO-3 gathers and releases a parameter.
 
     Where the model may not be whole during generation, a module's parameters are gathered for its
     own pass only: by default DeepSpeed keeps all that is used again within 10^9 elements of a

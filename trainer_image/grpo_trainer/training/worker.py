@@ -58,7 +58,8 @@ def train(
 
 
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
-    """Both at once; the rendezvous stays in the main thread, whose CUDA device it sets."""
+    """Join the other ranks while the libraries load. The rendezvous stays in the main thread, whose
+    CUDA device it sets."""
     with ThreadPoolExecutor(1, "imports") as pool:
         libraries = pool.submit(_import_libraries, plan.execution)
         libraries.add_done_callback(lambda _: recorder.record_startup_point("imports"))

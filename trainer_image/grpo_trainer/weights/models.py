@@ -260,7 +260,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
     """The shape that spec.model.architecture would say; None for what that has no words for.
 
     Widths are those of the loaded configuration; biases are those of the modules, as not every type
-    heeds what its file says of them.
+    follows what its file says of them.
     """
     shape = architecture_of_config(model.config)
     if shape is None:

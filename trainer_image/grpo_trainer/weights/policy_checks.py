@@ -6,8 +6,8 @@ A reference that trains, or a reward model in train mode, changes results withou
 is the baseline, so there is nothing of that kind to check.
 
 A NaN in a checkpoint can't be undone by any attempt that resumes from it. So the policy is checked
-before it generates, is saved or exported. Each rank looks at what it holds, under ZeRO-3 its own
-partition, so that nothing is gathered; one exchange tells all of them.
+before it generates, is saved or exported. Each rank checks what it holds, under ZeRO-3 its own
+partition, so that nothing is gathered; one exchange shares the results.
 """
 
 from __future__ import annotations

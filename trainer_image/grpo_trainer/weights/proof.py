@@ -82,7 +82,7 @@ class _Finding:
     is_unread: bool = False
     """Whether its volume did not answer instead."""
     bytes: int = 0
-    """Bytes looked at."""
+    """Bytes compared."""
 
 
 @dataclass(frozen=True, slots=True)
