@@ -24,6 +24,7 @@ from tests.unit.operator_world import (
     make_pull,
     make_seen,
 )
+from tests.unit.reconcile_world import apply_merge_patch
 
 COMMIT = Decision(Action.COMMIT, plan=PLAN)
 WAIT = Decision(Action.WAIT)
@@ -69,7 +70,8 @@ class Api:
         return self._item({})
 
     def _item(self, status: Object) -> Object:
-        return job_object(status=status, resourceVersion=self.version)
+        whole = apply_merge_patch(active_status(), status)
+        return job_object(status=whole, resourceVersion=self.version)
 
 
 async def test_a_status_is_written_on_the_version_that_was_looked_at() -> None:
@@ -98,6 +100,17 @@ async def test_what_pods_reported_is_left_out_where_it_is_denied_and_the_version
     assert patch["metadata"] == {"resourceVersion": "10"}
     assert "conditions" in patch["status"]
     assert "progress" not in patch["status"]
+
+
+async def test_what_was_denied_is_written_once_its_value_is_another() -> None:
+    api = Api(denies="progress")
+    await api.writer.publish(RUNNING, WAIT)
+    written = make_job(status=apply_merge_patch(active_status(), api.taken[0]["status"]))
+    later = make_seen(written, *TRAINERS, pull=make_pull(step=4))
+    later = replace(later, at=Observed(RUNNING.at.at + 60))
+    api.denies = "nothing"
+    await api.writer.publish(later, WAIT)
+    assert api.taken[-1]["status"]["progress"]["step"] == 4
 
 
 @pytest.mark.parametrize("error", [Unavailable, Conflict])

@@ -104,7 +104,7 @@ class StatusWriter:
         job = observation.job
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
-            answer = await self._patch(job, patch)
+            answer, sent = await self._patch(job, patch)
         except (Conflict, NotFound) as error:
             # After a lost answer the client's own second try ends in a conflict with the first.
             self._record_unconfirmed(job, new)
@@ -115,7 +115,9 @@ class StatusWriter:
             raise
         self._unconfirmed.pop(job.key, None)
         self._grpojobs.put(answer)
-        dropped = merge_patch(answer.get("status") or {}, to_json(new))
+        missing = merge_patch(answer.get("status") or {}, to_json(new))
+        # What was denied is sent again: its next value may be in order.
+        dropped = {field: value for field, value in missing.items() if field in sent}
         self._throttle.record_write(job.key, observation.at, dropped)
         if new.phase != job.status.phase:
             explanation = " ".join(filter(None, (decision.reason, decision.message)))
@@ -139,10 +141,11 @@ class StatusWriter:
             # moment, too: then a LIST shows the job again.
             self._grpojobs.discard(job.key, job.uid, job.version)
 
-    async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
-        """Patch the status; if denied, without the fields that pods report."""
+    async def _patch(self, job: GRPOJobRecord, patch: Object) -> tuple[Object, Object]:
+        """Patch the status; if denied, without the fields that pods report. Return the answer and
+        what was sent."""
         try:
-            return await self._send(job, patch)
+            return await self._send(job, patch), patch
         except Denied as error:
             # A decision must not wait for a number that somebody's program made up.
             decided = {field: value for field, value in patch.items() if field not in REPORTED}
@@ -151,7 +154,7 @@ class StatusWriter:
             log.warning(
                 "%s: the status is written without what its pods reported: %s", job.key, error
             )
-            return await self._send(job, decided)
+            return await self._send(job, decided), decided
 
     async def _send(self, job: GRPOJobRecord, patch: Object) -> Object:
         body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
