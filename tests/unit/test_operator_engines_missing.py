@@ -179,3 +179,10 @@ def test_indices_of_a_wrong_type_cost_the_job_alone() -> None:
     assert job_record(body).spent == ""
     with pytest.raises(Unreadable, match="failedIndexes"):
         job_record({**body, "status": {"failedIndexes": 7}})
+
+
+def test_a_gang_that_hangs_ends_also_while_its_engines_can_not_be_created() -> None:
+    status = active_status(plan=SERVED_PLAN)
+    pull = make_pull(step=3, stage="Training", still=100_000)
+    decision = judged(make_seen(make_job(status=status), *TRAINERS, pull=pull))
+    assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, "Hang", True)

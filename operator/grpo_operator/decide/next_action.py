@@ -33,7 +33,14 @@ from .preflight import problems_message
 from .restarts import fail_on_second_disk_shortage, pausing, restart_or_fail, rollback_of, rule_for
 from .resume_source import source_unresolved
 from .running_checks import hangs, hub_unreachable, keep_running, silent
-from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
+from .start_checks import (
+    engines_gone,
+    engines_not_started,
+    never_bound,
+    never_started,
+    not_started,
+    pods_missing,
+)
 
 UNKNOWN_PAUSE = 15.0
 """Seconds until it is looked again whether Kueue's objects can be seen."""
@@ -379,6 +386,7 @@ CHECKS: tuple[Check, ...] = (
     never_started,
     hub_unreachable,
     hangs,
+    engines_gone,
     silent,
     keep_running,
 )

@@ -189,19 +189,32 @@ def count_bound(observation: Observation) -> str:
 def engines_not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Engines without a Job: they follow as soon as the training pods have their nodes, so that the
     scheduler gives these to whom admission gave them; where Kueue gives both roles their places, at
-    once. While the gang trains, a Job of engines that is gone is made again."""
+    once."""
     job = observation.job
-    needs_engines = observation.replicas > 0 and observation.engines is None
-    if observation.child is None or not needs_engines:
+    if not _lacks_engines(observation) or observation.has_gang_run:
         return None
-    if observation.first_seen.over or job.spec is None:
-        return None
-    if observation.has_gang_run or job.should_create_pods or observation.queue_name:
+    if job.should_create_pods or observation.queue_name:
         return Decision(Action.START)
     may_wait = _seconds_to_bind(observation) < limits.scheduling_timeout_seconds
     if observation.is_training_bound and may_wait:
         return Decision(Action.START)
     return None
+
+
+def engines_gone(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Make the Job of engines again that is gone while the gang trains.
+
+    Whatever ends the gang comes before: the Job may not be creatable for long.
+    """
+    return Decision(Action.START) if _lacks_engines(observation) else None
+
+
+def _lacks_engines(observation: Observation) -> bool:
+    """True if the attempt goes on and has no Job of the engines that its plan has."""
+    if observation.child is None or observation.job.spec is None:
+        return False
+    has_all_jobs = not observation.replicas or observation.engines is not None
+    return not has_all_jobs and not observation.first_seen.over
 
 
 def not_started(observation: Observation, limits: Limits) -> Decision | None:
