@@ -242,15 +242,11 @@ class Reconciler:
             return None
 
         if decision.action is Action.ADMIT:
-            answer = await self._queue.answer(observation, decision)
+            answer = await self._admit(observation, decision)
             if answer is None:
                 # The queue's next cycle gives the answer, and has the job reconciled again.
-                await self._collect_garbage(key)
                 return None
-            decision = answer
-            if decision.action in (Action.QUEUE, Action.REJECT):
-                refusal = await self._preflights.start(observation, decision.plan)
-                observation = with_warning(observation, refusal) if refusal else observation
+            observation, decision = answer
         if decision.action is Action.COMMIT:
             await self._commit(observation, decision)
             observation, decision = self._decide_again(observation)
@@ -284,6 +280,22 @@ class Reconciler:
         await self._garbage.collect(observation)
         decision = await self._workloads.step(observation, Decision(Action.WAIT))
         return decision.requeue_after
+
+    async def _admit(
+        self, observation: Observation, decision: Decision
+    ) -> tuple[Observation, Decision] | None:
+        """Ask the queue for an attempt. Return the observation and its answer; None until a cycle
+        has looked at the job."""
+        if not observation.job.is_active:
+            # A gang that was stopped must not run on beside the next one.
+            await self._garbage.collect(observation)
+        answer = await self._queue.answer(observation, decision)
+        if answer is None:
+            return None
+        if answer.action in (Action.QUEUE, Action.REJECT):
+            refusal = await self._preflights.start(observation, answer.plan)
+            observation = with_warning(observation, refusal) if refusal else observation
+        return observation, answer
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
         """Write the attempt and its plan to the status: the reservation and the counter."""
