@@ -222,7 +222,8 @@ class Server:
                 yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
             left = end - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(news.wait(), left)
+                async with asyncio.timeout(left):
+                    await news.wait()
             except TimeoutError:
                 return
 

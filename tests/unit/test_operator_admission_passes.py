@@ -264,6 +264,28 @@ async def test_a_pass_that_fails_is_tried_again(
     assert await bench.action(bench.jobs[0]) is Action.COMMIT
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_queue_ends_at_whatever_moment_it_is_cancelled(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many events and the end come in one turn of the loop to a process that stood still.
+    bench = Bench(waiting(1), cluster(8))
+
+    def stumble(*_: object) -> None:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(queue_module, "schedule", stumble)
+    task = asyncio.create_task(bench.queue.run())
+    # Since the cycle failed, the next one is due in time, or with a change.
+    await asyncio.sleep(queue_module.NOT_KNOWN_PAUSE / 2)
+    bench.queue.wake()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    ended, _ = await asyncio.wait({task}, timeout=100)
+    assert ended
+
+
 async def test_many_new_specs_are_planned_over_several_passes_and_those_ahead_don_t_wait() -> None:
     count = MOST_NEW_SPECS + 5
     jobs = []

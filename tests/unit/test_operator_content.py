@@ -154,7 +154,8 @@ async def _watched(listed: list[Any], events: list[Any]) -> None:
     backoff, selection = Backoff(0.01, 0.02), Selection(PODS)
     mirror = Informer(script, selection, caches.pods, told.extend, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
-    await asyncio.wait_for(script.shown.wait(), 20)
+    async with asyncio.timeout(20):
+        await script.shown.wait()
     assert not task.done()
     task.cancel()
     assert {"clean-1", "clean-2"} <= {record.name for record in caches.pods}
@@ -174,7 +175,8 @@ async def test_an_event_that_changes_nothing_that_is_read_wakes_nobody() -> None
     script = Stream([clean(1)], [("MODIFIED", item) for item in events])
     mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
-    await asyncio.wait_for(script.shown.wait(), 20)
+    async with asyncio.timeout(20):
+        await script.shown.wait()
     task.cancel()
     assert told == [KEY, KEY]
     assert [(pod.version, pod.phase) for pod in caches.pods] == [(102, "Failed")]
@@ -199,7 +201,8 @@ async def _woken(item: Any, news: bool) -> None:
     script = Stream([POD], [("MODIFIED", item)])
     mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
-    await asyncio.wait_for(script.shown.wait(), 20)
+    async with asyncio.timeout(20):
+        await script.shown.wait()
     task.cancel()
     assert len(told) == 1 + news
 
@@ -279,7 +282,8 @@ async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(
     backoff, selection = Backoff(0.001, 0.002), Selection(PODS)
     mirror = Informer(torn, selection, caches.pods, told.update, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
-    await asyncio.wait_for(mirror.settled.wait(), 20)
+    async with asyncio.timeout(20):
+        await mirror.settled.wait()
     task.cancel()
     assert sorted(record.name for record in caches.pods) == ["clean-0", f"clean-{times + 1}"]
     assert told == {KEY}
@@ -291,10 +295,13 @@ async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None
     changed: set[ObjectKey] = set()
     mirror = Informer(torn, selection, caches.pods, changed.update, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
-    await asyncio.wait_for(mirror.settled.wait(), 20)
+    async with asyncio.timeout(20):
+        await mirror.settled.wait()
     assert "forbidden" in mirror.not_served
     mirror.settled.clear()
-    await asyncio.wait_for(mirror.settled.wait(), 20)
-    await asyncio.wait_for(torn.watched.wait(), 20)
+    async with asyncio.timeout(20):
+        await mirror.settled.wait()
+    async with asyncio.timeout(20):
+        await torn.watched.wait()
     task.cancel()
     assert (mirror.not_served, len(caches.pods)) == ("", 2)

@@ -309,7 +309,8 @@ async def test_a_kind_that_a_cluster_may_not_know_is_asked_for_again_when_it_is_
     assert mirror.not_served
     await asyncio.sleep(0)
     mirror.request_list()
-    await asyncio.wait_for(heard.wait(), 20)
+    async with asyncio.timeout(20):
+        await heard.wait()
     task.cancel()
 
 

@@ -112,7 +112,8 @@ async def test_the_earliest_timer_of_a_key_counts() -> None:
     queue.add_after(A, 60)
     queue.add_after(A, 5)
     queue.add_after(A, 60)
-    assert (await asyncio.wait_for(queue.get(), 10))[0] == A
+    async with asyncio.timeout(10):
+        assert (await queue.get())[0] == A
 
 
 async def test_what_is_slow_stays_behind_when_its_time_has_come() -> None:
@@ -183,7 +184,8 @@ async def test_a_worker_survives_every_error_and_tries_again(
 
     worker = asyncio.create_task(work(queue, reconcile, notes))
     queue.add(A)
-    await asyncio.wait_for(finished.wait(), 10)
+    async with asyncio.timeout(10):
+        await finished.wait()
     await asyncio.sleep(0)
     worker.cancel()
     assert notes.results == ["requeue", "error", "error", "requeue_after", "success"]

@@ -119,7 +119,8 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
     caches.grpojobs.put(newer())
     telling = asyncio.create_task(teller.run())
     for _ in range(1 + failures):
-        await asyncio.wait_for(cluster.told.wait(), 20)
+        async with asyncio.timeout(20):
+            await cluster.told.wait()
         cluster.told.clear()
         await asyncio.sleep(0)
         caches.grpojobs.put(newer())

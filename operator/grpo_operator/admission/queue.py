@@ -186,7 +186,8 @@ class AdmissionQueue:
             requeue_after: float | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_due.wait(), requeue_after)
+                    async with asyncio.timeout(requeue_after):
+                        await self._is_due.wait()
                 await asyncio.sleep(pause)
                 began_at = clock()
                 requeue_after = await self._run_cycle_safely()
