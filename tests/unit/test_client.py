@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo.client import Event, GRPOClient, GRPOError, Job, JobFailed, LocalProcess
@@ -139,10 +140,30 @@ def test_waiting_ends_where_a_job_says_nothing_and_no_time_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(TimeoutError):
-        client(Phase.RUNNING, Phase.SUCCEEDED).wait_for_job_status("tiny", timeout=float("nan"))
+        client(Phase.RUNNING, Phase.SUCCEEDED).wait_for_job_status("tiny", timeout=0)
     monkeypatch.setattr(Job, "message", "")
     with pytest.raises(JobFailed, match="tiny is Failed: it left no outcome; read its log"):
         client(Phase.FAILED).wait_for_job_status("tiny")
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "5", None])
+def test_a_time_that_nobody_can_wait_is_refused(seconds: Any) -> None:
+    waiting = client(Phase.RUNNING)
+    with pytest.raises(GRPOError, match=r"^timeout is .*; it takes seconds, 0 or more"):
+        waiting.wait_for_job_status("tiny", timeout=seconds)
+    with pytest.raises(GRPOError, match=r"^polling_interval is .*; it takes seconds"):
+        waiting.wait_for_job_status("tiny", polling_interval=seconds)
+    with pytest.raises(GRPOError, match=r"^polling_interval is .*; it takes seconds"):
+        list(waiting.watch("tiny", polling_interval=seconds))
+
+
+def test_a_long_pause_outlasts_no_timeout() -> None:
+    clock = SteppedClock()
+    waiting = GRPOClient(Script(Phase.RUNNING), clock=clock)
+    began_at = clock.now()
+    with pytest.raises(TimeoutError):
+        waiting.wait_for_job_status("tiny", timeout=10, polling_interval=60)
+    assert clock.now() == began_at + 10
 
 
 def test_watching_yields_changes_only_up_to_the_end() -> None:
@@ -156,6 +177,24 @@ def test_a_spec_of_the_contract_and_an_object_are_the_same_job() -> None:
     assert starting.train(parse_spec(SPEC), name="tiny") == "tiny"
     assert starting.train(job("other", SPEC), name="tiny") == "tiny"
     assert backend.created == [job("tiny", SPEC)] * 2
+
+
+def test_a_job_may_have_the_types_of_a_notebook() -> None:
+    backend = Script(Phase.PENDING)
+    fields = {
+        "training.numGenerations": np.int64(8),
+        "training.maskTruncatedCompletions": np.bool_(True),
+        "training.learningRate": np.float64(1e-6),
+        "adapter.targetModules": ("q_proj", "v_proj"),
+        "model.name": Path("/models/tiny"),
+    }
+    GRPOClient(backend).train(job("tiny", changed(fields)))
+    made = backend.created[0]["spec"]
+    assert made["adapter"]["targetModules"] == ["q_proj", "v_proj"]
+    assert made["model"]["name"] == "/models/tiny"
+    assert made["training"]["numGenerations"] == 8
+    with pytest.raises(GRPOError, match=r"spec.adapter.targetModules: must be a list"):
+        GRPOClient(backend).train(job("tiny", changed({"adapter.targetModules": {"q_proj"}})))
 
 
 @pytest.mark.parametrize(

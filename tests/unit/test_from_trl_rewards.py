@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo_cli.__main__ import main
-from tests.unit.trl_scripts import MODEL, notes, script, spec_of
+from tests.unit.trl_scripts import MODEL, init, notes, script, spec_of
 
 REWARDS = "\n".join(f"def {name}(completions, **_):\n    return [1.0]" for name in "abc")
 
@@ -102,3 +102,44 @@ def test_a_model_that_the_environment_names_has_the_script_s_default(tmp_path: P
     assert any(
         "MODEL = " in note and "default of this variable" in note for note in notes(tmp_path)
     )
+
+
+MAKERS = """
+class Judge:
+    def __init__(self, bonus=1.0):
+        self.bonus = bonus
+    def __call__(self, completions, **_):
+        return [self.bonus]
+class Named(Judge):
+    __name__ = "other"
+def make(bonus):
+    def scaled(completions, **_):
+        return [bonus]
+    return scaled
+judge = Judge(2.0)
+maker = make(3.0)
+named = Named()
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("Judge(3.0)", "Judge"), ("make(2)", "scaled"), ("maker", "scaled"), ("named", "named"),
+        ("partial(make(1), bonus=2)", "reward_1"), ("partial(a, bonus=2)", "a"),
+        ("lambda completions, **_: [1.0]", "reward_1"),
+    ],
+)  # fmt: skip
+def test_a_reward_has_the_name_by_which_trl_logs_it(tmp_path: Path, entry: str, name: str) -> None:
+    (reward,) = spec_of(tmp_path, with_lines(MAKERS, rewards=f"=[{entry}]"))["rewards"]
+    assert reward["name"] == name
+
+
+def test_a_file_that_a_reward_opens_is_named_and_opened_whole(tmp_path: Path) -> None:
+    opening = "with open('words.txt') as file:\n    WORDS = set(file.read().split())\n"
+    lines = f"{opening}TABLE = pd.read_csv('a.csv')\nwith open('log.txt') as log:\n    pass\n"
+    judge = "def judge(completions, **_):\n    return [TABLE[word] for word in WORDS]"
+    (config_map, _) = init(tmp_path, with_lines(f"{lines}{judge}", rewards="=judge"))
+    assert opening in config_map["data"]["rewards.py"]
+    opened = [note for note in notes(tmp_path) if "opens a file: a pod has none" in note]
+    assert [note.partition(": ")[2].partition(":")[0] for note in opened] == ["open", "pd.read_csv"]

@@ -1,11 +1,14 @@
 """A pod as processes of this machine: what they see of it, and what is refused because only a
 cluster has it."""
 
+import fcntl
 import json
 import sys
 from errno import ENOSPC
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path, PurePath
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 import yaml
 
 from grpo_api.job import parse_spec
+from grpo_api.report.report import Progress
+from grpo_api.status.status import Phase
 from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.delivery_pod import build_attempt
@@ -22,7 +27,7 @@ from grpo_cli.local import attempt_state, local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
 from grpo_cli.show.errors import NotYet, OptionError
 from grpo_operator.pods.cpu_job import CPU_PLAN
-from grpo_operator.pods.manifests import Attempt, training_plan
+from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
 from tests.class_samples import job_class
 from tests.samples import changed, job
 from tests.stepped_clock import SteppedClock
@@ -222,10 +227,11 @@ def test_config_maps_of_standard_input_are_mounted(
     monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
     monkeypatch.setattr(local_runs, "_require_memory", lambda *_: None)
 
-    def read_mounts(runs: local_runs.LocalRuns, *_: object) -> None:
-        raise NotYet((runs.folder / "tiny/mounts/data/a.jsonl").read_text())
+    def read_mounts(*_: object, **__: object) -> None:
+        raise NotYet((tmp_path / "tiny/mounts/data/a.jsonl").read_text())
 
-    monkeypatch.setattr(local_runs.LocalRuns, "_start", read_mounts)
+    monkeypatch.setattr(local_runs, "_free_port", lambda: 1)
+    monkeypatch.setattr("subprocess.Popen", read_mounts)
     assert main(["run", "-f", "-", "--local", "--folder", str(tmp_path)]) == 5
     assert capsys.readouterr().err == "grpo: {}\n"
 
@@ -313,9 +319,46 @@ def test_a_run_is_resumed_with_what_its_first_attempt_has_mounted(
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: process)
     runs, first = runs_with_a_job(tmp_path, FILES)
     runs._start(first, pod(FILES))
+    (mounted,) = (tmp_path / "tiny" / "mounts").rglob("a.jsonl")
     other_process = local_runs.LocalRuns(tmp_path)
     other_process.resume("tiny")
     assert runs.read_job("tiny").job.status.attempt == 2
+    assert mounted.read_text() == "{}"
+    # As in a pod, a ConfigMap that has changed since is what the next attempt sees.
+    changed_rows = {"rows": {"a.jsonl": "[]"}, "other": {"b": ""}}
+    local_runs.LocalRuns(tmp_path, config_maps=changed_rows).resume("tiny")
+    assert mounted.read_text() == "[]"
+
+
+class Report(BaseHTTPRequestHandler):
+    """Answers as a trainer's rank 0."""
+
+    def do_GET(self) -> None:
+        """Send the progress of step 3."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(Progress(attempt=1, step=3).model_dump_json().encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.realtime
+def test_a_run_s_progress_does_not_go_through_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    runs, first = runs_with_a_job(tmp_path)
+    folder = tmp_path / "tiny" / "attempt-1"
+    folder.mkdir()
+    (folder / "plan.json").write_text(plan_json(training_plan(first)))
+    with HTTPServer(("127.0.0.1", 0), Report) as server:
+        (folder / "process.json").write_text(json.dumps({"pid": 1, "port": server.server_port}))
+        Thread(target=server.handle_request, daemon=True).start()
+        with (tmp_path / "tiny" / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert runs.read_job("tiny").job.status.phase == Phase.RUNNING
 
 
 def test_an_attempt_that_a_full_disk_cuts_off_before_its_plan_is_started_again(

@@ -4,7 +4,11 @@ Methods that Kubeflow's TrainerClient has, too, have its names and arguments (ku
 kubeflow/trainer/api/trainer_client.py).
 """
 
+import contextlib
+import json
 from collections.abc import Collection, Iterator, Mapping
+from numbers import Real
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,22 +109,25 @@ class GRPOClient:
             raise OptionError(
                 f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}"
             )
+        _require_seconds("timeout", timeout)
+        _require_seconds("polling_interval", polling_interval)
         deadline = self._clock.now() + timeout
         phase = "unknown"
-        for job in self._poll_job(name, polling_interval):
+        for job in self._poll_job(name, min(polling_interval, timeout)):
             phase = job.phase if job else phase
             if job and phase in wanted:
                 return job
             if job and _has_ended(job):
                 why = job.message or job.status.reason or "it left no outcome; read its log"
                 raise JobFailed(f"{name} is {job.phase}: {why}")
-            if not self._clock.now() < deadline:  # nor is it before NaN
+            if self._clock.now() >= deadline:
                 phases = " or ".join(sorted(wanted))
                 raise TimeoutError(f"{name} is {phase} after {timeout:g} s, not {phases}")
         raise AssertionError("polling has no end")
 
     def watch(self, name: str, polling_interval: float = 2) -> Iterator[Job]:
         """Yield the job now, at each change of its status, and when it has ended."""
+        _require_seconds("polling_interval", polling_interval)
         last: Job | None = None
         for job in self._poll_job(name, polling_interval):
             if job is None:
@@ -170,6 +177,12 @@ def _has_ended(job: Job) -> bool:
     return job.phase in ENDED and not is_retry_pending(job.spec, job.status)
 
 
+def _require_seconds(name: str, seconds: object) -> None:
+    """Refuse what is no time to wait."""
+    if not (isinstance(seconds, Real) and float(seconds) >= 0):
+        raise OptionError(f"{name} is {value_text(seconds)}; it takes seconds, 0 or more")
+
+
 def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[str, Any]:
     """The job as YAML has it."""
     if isinstance(job, GRPOJobSpec):
@@ -183,4 +196,12 @@ def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[st
     metadata = document.get("metadata") or {}
     if name and isinstance(metadata, Mapping):
         document["metadata"] = {**metadata, "name": name}
+    # The spec's own check says what is wrong with an object that YAML can't have.
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+        document = json.loads(json.dumps(document, default=_yaml_value))
     return document
+
+
+def _yaml_value(value: Any) -> Any:
+    """A path as a text, and a scalar of NumPy or torch as Python's."""
+    return fspath(value) if isinstance(value, PathLike) else value.item()

@@ -24,7 +24,7 @@ from .syntax import (
     parse,
     statements,
 )
-from .trl_run import ReadModule, RewardUse, TrlError, TrlRun, is_secret_name
+from .trl_run import ReadModule, RewardUse, TrlRun, refuse_keys
 
 MAX_BYTES = 900_000
 """Of all reward files together: a ConfigMap takes 1 MiB."""
@@ -39,13 +39,14 @@ _IN_IMAGE = (
     "pydantic", "regex", "requests", "safetensors", "torch", "transformers", "trl", "yaml",
 )  # fmt: skip
 """Packages of the training image that rewards may import."""
+_OPENING = (
+    "load_from_disk", "open", "read_bytes", "read_csv", "read_json", "read_parquet", "read_pickle",
+    "read_text",
+)  # fmt: skip
+"""Calls that open a file."""
 _RUNNING = ("GRPOTrainer", "GRPOConfig", "load_dataset", *PARSING)
 """Calls that a reward's process must not repeat."""
 
-_KNOWN_KEY = re.compile(r"(?:Bearer )?(?:hf_|sk-|ghp_|gsk_|xai-|AKIA|AIza)[\w-]{16,}$")
-"""Keys by the beginnings that services give them."""
-_KEY = re.compile(r"(?=.*\d)[\w.+/=-]{16,}")
-"""What may be the key of any service."""
 _LISTS = (ast.BinOp, ast.List, ast.ListComp, ast.Tuple)
 
 
@@ -170,7 +171,7 @@ class RewardReader:
             self._add_loaded_model(node, target, inner)
         elif isinstance(node, ast.Name) and not isinstance(target, ast.Name):
             # TRL names the metrics after the function itself, whatever the script calls it.
-            name = self._metric_name(target) or node.id
+            name = self._metric_name(target, inner) or node.id
             self._copy_names([node.id], scope, node)
             self._add_function(node, name, node.id)
         elif isinstance(node, ast.Call | ast.Lambda):
@@ -227,10 +228,11 @@ class RewardReader:
         except (SyntaxError, ValueError):
             self.run.note(0, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
             return True
-        _refuse_keys(module_tree, f"{module}.py:")
+        refuse_keys(module_tree, f"{module}.py:")
         for node in ast.walk(module_tree):
             self._copy_imported(node, f"{module}.py")
             self._note_variable(node, f"{module}.py")
+            self._note_file(node, f"{module}.py")
         return True
 
     def _copy_imported(self, node: ast.AST, file: str) -> None:
@@ -267,6 +269,13 @@ class RewardReader:
         line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
         self.run.note(line, f"os.environ[{source}]", "", advice)
 
+    def _note_file(self, node: ast.AST, file: str) -> None:
+        """Name a file of this machine that a copied file opens."""
+        if isinstance(node, ast.Call) and called_name(node) in _OPENING:
+            advice = f"{file} opens a file: a pod has none of this machine; add it to the ConfigMap"
+            line = 0 if file in self.run.reward_files else node.lineno
+            self.run.note(line, ast.unparse(node.func), "", advice)
+
     def _add_model(self, node: ast.expr, name: str) -> None:
         self.run.rewards.append(RewardUse(node.lineno, name))
 
@@ -291,7 +300,7 @@ class RewardReader:
         self.run.note(node.lineno, "reward_funcs", self._source(node), advice)
         self._add_function(node, name, name)
 
-    def _metric_name(self, target: ast.AST) -> str:
+    def _metric_name(self, target: ast.AST, scope: Scope) -> str:
         """The name by which TRL logs what a definition or a call makes; empty if unknown."""
         if isinstance(target, ast.FunctionDef | ast.AsyncFunctionDef):
             return target.name
@@ -299,16 +308,27 @@ class RewardReader:
             return ""
         if called_name(target) == "partial" and target.args:
             return dotted_name(target.args[0]).rpartition(".")[2]
+        try:
+            maker = scope.resolve(target.func)[0]
+        except Computed:
+            return ""
+        if isinstance(maker, ast.ClassDef):
+            # TRL takes the class's name, unless an object has a name.
+            return "" if "__name__" in ast.unparse(maker) else maker.name
+        if isinstance(maker, ast.FunctionDef):
+            result = function_result(scope.module, maker.name)
+            functions = {node.name for node in maker.body if isinstance(node, ast.FunctionDef)}
+            return dotted_name(result) if result and dotted_name(result) in functions else ""
         return MADE_BY_TRL.get(called_name(target), "")
 
     def _copy_expression(self, node: ast.expr, scope: Scope) -> None:
         """Give what the list makes on the spot, as by partial, a name in the file."""
-        _refuse_keys(node, f"{self.run.source} line ")
+        refuse_keys(node, f"{self.run.source} line ")
         attribute = f"reward_{len(self.run.rewards) + 1}"
         self._copy_names(global_names(node), scope, node)
         end = len(self.text), len(self.run.rewards)  # after all lines
         self.copied[end] = f"{attribute} = {self._source(node)}"
-        self._add_function(node, self._metric_name(node) or attribute, attribute)
+        self._add_function(node, self._metric_name(node, scope) or attribute, attribute)
 
     def _copy_names(self, names: Sequence[str], scope: Scope, reward: ast.expr) -> None:
         """Copy the statements that bind these names, and what those refer to."""
@@ -340,12 +360,13 @@ class RewardReader:
                 self._copy_unit(unit, scope, reward)
 
     def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
-        _refuse_keys(unit, f"{self.run.source} line ")
+        refuse_keys(unit, f"{self.run.source} line ")
         self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
         self.lines |= set(range(unit.lineno, (unit.end_lineno or 0) + 1))
         self._copy_imported(unit, f"{self.module_name}.py")
         for node in ast.walk(unit):
             self._note_variable(node, f"{self.module_name}.py")
+            self._note_file(node, f"{self.module_name}.py")
         self._copy_names(global_names(unit), scope, reward)
 
     def _finish(self, scope: Scope) -> None:
@@ -416,35 +437,6 @@ def _added_list(statement: ast.stmt, list_name: str) -> ast.expr | None:
     return None
 
 
-def _refuse_keys(copied: ast.AST, place: str) -> None:
-    """Refuse code with the text of a key: whoever may read ConfigMaps would have it. `place` and a
-    line say where it is.
-
-    Raises:
-        TrlError: a text begins as the keys of a known service do, or its name says that it is one.
-    """
-    for node in ast.walk(copied):
-        is_key = False
-        match node:
-            case ast.Constant(value=str(text)):
-                is_key = _KNOWN_KEY.match(text) is not None
-            case ast.Assign(targets=[target, *_], value=ast.Constant(value=str(text))):
-                is_key = _is_key_of(ast.unparse(target), text)
-            case ast.AnnAssign(target=target, value=ast.Constant(value=str(text))):
-                is_key = _is_key_of(ast.unparse(target), text)
-            case ast.keyword(arg=str(name), value=ast.Constant(value=str(text))):
-                is_key = _is_key_of(name, text)
-        if is_key:
-            raise TrlError(
-                f"{place}{getattr(node, 'lineno', 0)}: the reward holds a key, which its ConfigMap "
-                "would show: read it by os.environ, and set spec.env with valueFrom.secretKeyRef"
-            )
-
-
-def _is_key_of(name: str, text: str) -> bool:
-    return is_secret_name(name) and _KEY.fullmatch(text) is not None
-
-
 def _binds(scope: Scope, name: str) -> bool:
     """True for a name that a statement or a parameter of the scope's own binds."""
     is_bound = any(name in _names_of(statement) for statement, _ in statements(scope.body))
@@ -481,9 +473,14 @@ def _change_lines(name: str, scope: Scope | None) -> Iterator[int]:
 
 def _flat_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
-        if isinstance(statement, ast.If | ast.With) and (
-            is_main_guard(statement) or isinstance(statement, ast.With)
-        ):
+        is_opening = isinstance(statement, ast.With) and any(
+            called_name(item.context_expr) in _OPENING
+            for item in statement.items
+            if isinstance(item.context_expr, ast.Call)
+        )
+        if is_opening or not isinstance(statement, ast.If | ast.With):
+            yield statement
+        elif isinstance(statement, ast.With) or is_main_guard(statement):
             yield from _flat_statements(statement.body)
         else:
             yield statement

@@ -5,6 +5,7 @@ Both readers make a `TrlRun`; `job_spec.py` makes the job of it. What nobody can
 spec reject: `SpecBuilder` takes it out again, and the written job always parses.
 """
 
+import ast
 import re
 from bisect import insort
 from collections.abc import Callable
@@ -21,6 +22,10 @@ MAX_QUOTED = 60
 """Characters of a value that a note quotes."""
 _SECRET = re.compile(r"(?<!bos_)(?<!eos_)(?<!pad_)(token|key|password|secret)$", re.IGNORECASE)
 """Names whose values a file that people share must not repeat; a tokenizer's tokens are none."""
+_KNOWN_KEY = re.compile(r"(?:Bearer )?(?:hf_|sk-|ghp_|gsk_|xai-|AKIA|AIza)[\w-]{16,}$")
+"""Keys by the beginnings that services give them."""
+_KEY = re.compile(r"(?=.*\d)[\w.+/=-]{16,}")
+"""What may be the key of any service."""
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -40,6 +45,35 @@ def is_secret_name(name: str) -> bool:
 
 class TrlError(Exception):
     """The file says nothing that a job could be made of; one sentence with the line."""
+
+
+def refuse_keys(copied: ast.AST, place: str) -> None:
+    """Refuse code with the text of a key: whoever may read ConfigMaps would have it. `place` and a
+    line say where it is.
+
+    Raises:
+        TrlError: a text begins as the keys of a known service do, or its name says that it is one.
+    """
+    for node in ast.walk(copied):
+        is_key = False
+        match node:
+            case ast.Constant(value=str(text)):
+                is_key = _KNOWN_KEY.match(text) is not None
+            case ast.Assign(targets=[target, *_], value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(ast.unparse(target), text)
+            case ast.AnnAssign(target=target, value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(ast.unparse(target), text)
+            case ast.keyword(arg=str(name), value=ast.Constant(value=str(text))):
+                is_key = _is_key_of(name, text)
+        if is_key:
+            raise TrlError(
+                f"{place}{getattr(node, 'lineno', 0)}: the reward holds a key, which its ConfigMap "
+                "would show: read it by os.environ, and set spec.env with valueFrom.secretKeyRef"
+            )
+
+
+def _is_key_of(name: str, text: str) -> bool:
+    return is_secret_name(name) and _KEY.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ PLAN_FILE, PROCESS_FILE, LOG_FILE, OUTCOME_FILE = (
 """In an attempt's folder."""
 PROGRESS_SECONDS = 2.0
 """Longest wait for the trainer's report of its progress."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Reaches this machine itself, whatever proxy its variables name."""
 LOCK_SECONDS = 0.5
 """Longest wait for another process's look at the lock."""
 
@@ -119,7 +121,7 @@ def _progress(folder: Path) -> Progress | None:
     try:
         port = read_process(folder)["port"]
         url = f"http://{LOCAL_ADDRESS}:{port}/progress"
-        with urllib.request.urlopen(url, timeout=PROGRESS_SECONDS) as answer:
+        with _DIRECT.open(url, timeout=PROGRESS_SECONDS) as answer:
             return Progress.model_validate_json(answer.read())
     # The file is being written, or the report is another version's.
     except (OSError, ValueError):

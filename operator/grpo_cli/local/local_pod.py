@@ -149,12 +149,16 @@ def local_spec(
 
 
 def local_pod(
-    attempt: Attempt, config_maps: ConfigMaps | None, variables: Mapping[str, str]
+    attempt: Attempt,
+    config_maps: ConfigMaps,
+    variables: Mapping[str, str],
+    *,
+    has_mounts: bool = False,
 ) -> LocalPod:
     """Return the processes of an attempt's only pod, of a spec that local_spec returned.
 
-    Values of Secrets are looked for in `variables`, this process's environment. Without ConfigMaps
-    their files are those that an attempt before has mounted.
+    Values of Secrets are looked for in `variables`, this process's environment. With `has_mounts`
+    the files of an unknown ConfigMap are those that an attempt before has mounted.
 
     Raises:
         OptionError: with everything that this machine does not have.
@@ -162,7 +166,8 @@ def local_pod(
     spec = attempt.spec
     role = Role(component=COMPONENT_TRAINER, spec=spec, plan=attempt.plan)
     manifest = pod_spec(attempt.key.name, role, {}, PodDefaults(image=IMAGE), source=attempt.source)
-    pod = _PodReader(manifest, spec.image or IMAGE, config_maps, variables)
+    pod = _PodReader(manifest, spec.image or IMAGE, variables)
+    pod.config_maps, pod.has_mounts = config_maps, has_mounts
     pod.problems += _missing_services(spec)
     trainer = pod.read_trainer(manifest["containers"][0])
     init_containers = [
@@ -200,12 +205,12 @@ class _PodReader:
         self,
         pod: Manifest,
         image: str,
-        config_maps: ConfigMaps | None,
         variables: Mapping[str, str],
     ) -> None:
         self._volumes = {volume["name"]: volume for volume in pod["volumes"]}
         self._image = image
-        self._config_maps = config_maps
+        self.config_maps: ConfigMaps = {}
+        self.has_mounts = False
         self._variables = variables
         self.problems: list[str] = []
 
@@ -260,10 +265,8 @@ class _PodReader:
             return {path: ClaimFolder(claim["claimName"], mount.get("subPath", ""))}
         if config_map := volume.get("configMap"):
             name = config_map["name"]
-            if self._config_maps is None:
-                return {path: {}}
-            if name in self._config_maps:
-                return {path: self._config_maps[name]}
+            if name in self.config_maps or self.has_mounts:
+                return {path: self.config_maps.get(name, {})}
             self.problems.append(
                 f"{path} is ConfigMap {name}, which is not known here; put it into the job's file, "
                 "or pass its files as config_maps"

@@ -173,7 +173,6 @@ class LocalRuns:
             raise OptionError(
                 f"{home} can't be made: {error.strerror}; choose another folder"
             ) from error
-        self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)
         job_json = json.dumps(document_of(Job(metadata, spec)), indent=2)
@@ -195,8 +194,8 @@ class LocalRuns:
         status, source = job.status, self._resume_source(job.spec)
         assert status.plan is not None  # of the attempt before
         attempt = build_attempt(metadata, job.spec, status.plan, status.attempt + 1, source)
-        # What its first attempt has mounted is there.
-        self._start(attempt, local_pod(attempt, None, os.environ))
+        pod = local_pod(attempt, self._config_maps, os.environ, has_mounts=True)
+        self._start(attempt, pod)
 
     retry = resume
 
@@ -365,18 +364,21 @@ class LocalRuns:
         return folder / source.sub_path
 
     def _link_mounts(self, root: Path, mounts: Mapping[str, MountSource]) -> None:
-        """Make the trainer's mounts below `root`."""
+        """Make the trainer's mounts below `root`, beside those of an attempt before."""
         for path, source in mounts.items():
             place = Path(f"{root}{path}")
-            if isinstance(source, ClaimFolder):
+            if isinstance(source, ClaimFolder) and not place.is_symlink():
                 folder = self._claim_folder(source)
                 folder.mkdir(parents=True, exist_ok=True)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(folder, target_is_directory=True)
-                continue
-            place.mkdir(parents=True)
-            for file, text in source.items():
-                (place / file).write_text(text, encoding="utf-8")
+            if isinstance(source, Mapping):
+                # As in a pod, each attempt has the files that the ConfigMap has by then.
+                if source:
+                    shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(parents=True, exist_ok=True)
+                for file, text in source.items():
+                    (place / file).write_text(text, encoding="utf-8")
 
     def _run_init_container(self, home: Path, container: LocalContainer) -> None:
         """Run an init container to its end, with its mounts' paths replaced in its arguments."""
@@ -424,6 +426,7 @@ class LocalRuns:
     def _start_in(self, folder: Path, attempt: Attempt, pod: LocalPod, lock: IO[str]) -> None:
         """Start the trainer of an attempt in its folder; `lock` is the run's."""
         root = folder.parent / "mounts"
+        self._link_mounts(root, pod.trainer.mounts)
         plan = local_plan(training_plan(attempt), pod.trainer.mounts, root, _free_port())
         if plan.checkpoint_directory:
             # On the volume, which stays when the run's own folder is deleted.
