@@ -110,6 +110,15 @@ def test_weights_of_bfloat16_stay_so_without_autocast(tmp_path: Path) -> None:
     assert any("bf16 = False: a job's bfloat16 weights compute" in note for note in notes(tmp_path))
 
 
+@pytest.mark.parametrize("setting", ["dtype=None", "torch_dtype=None", "dtype='auto'"])
+def test_the_dtype_of_the_files_is_named(tmp_path: Path, setting: str) -> None:
+    name, _, value = setting.partition("=")
+    loading = f"AutoModelForCausalLM.from_pretrained('{MODEL}', {setting})"
+    for text in (script(model=loading), script(f"model_init_kwargs={{'{name}': {value}}}")):
+        assert "dtype" not in spec_of(tmp_path, text)["training"]
+        assert any("the weights are loaded as training.dtype" in note for note in notes(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("rows", "shuffle", "says"),
     [
@@ -201,3 +210,12 @@ def test_an_object_that_a_reward_calls_is_changed_as_the_script_does(tmp_path: P
     for line in (*lines.splitlines(), "box.table['a'] = 1"):
         assert line in copied
     assert "logger.info" not in copied
+
+
+def test_no_variable_of_the_environment_gets_into_a_config_map(tmp_path: Path) -> None:
+    lines = (
+        "import os\nos.environ['A'] = 'SECRET'\nos.environ.update(TOKEN='hf_SECRET1234567890')\n"
+    )
+    text = lines + script().replace("float(len(completion))", "len(os.getcwd())")
+    (config_map, _) = init(tmp_path, text)
+    assert "SECRET" not in config_map["data"]["rewards.py"]

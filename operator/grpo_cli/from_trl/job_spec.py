@@ -116,7 +116,7 @@ def _put_loading(
         # float32 weights under autocast, which are TRL's default, are dtype Auto.
         if value == "bfloat16":
             builder.set_field("training.dtype", value, name, setting)
-        elif value not in ("float32", None):
+        elif value != "float32":
             advice = "the weights are loaded as training.dtype says: Auto, bfloat16 or float32"
             run.note(setting.line, name, value, advice)
     elif key == "revision":

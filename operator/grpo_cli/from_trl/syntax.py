@@ -249,8 +249,10 @@ def _assigned_attributes(
             yield attribute, value
         case ast.AugAssign(target=ast.Attribute() as attribute):
             yield attribute, None
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method) as attribute)):
-            if _CHANGING_METHOD.fullmatch(method):
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method, value=owner) as attribute)):
+            # Variables of the environment may be secrets, and have notes of their own.
+            is_environment = dotted_name(owner).endswith("environ")
+            if _CHANGING_METHOD.fullmatch(method) and not is_environment:
                 yield attribute, None
 
 
