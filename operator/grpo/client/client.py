@@ -203,5 +203,5 @@ def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[st
 
 
 def _yaml_value(value: Any) -> Any:
-    """A path as a text, and a scalar of NumPy or torch as Python's."""
+    """A path as a text, and a scalar of numpy or torch as Python's."""
     return fspath(value) if isinstance(value, PathLike) else value.item()
