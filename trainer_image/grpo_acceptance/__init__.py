@@ -6,7 +6,8 @@ runs every check of `findings` in a process of its own under one time budget. `r
 checks and writes their findings. Nothing heavy is imported before the versions are reported, so
 that a machine with another stack still reports its versions.
 
-    checks     machine  steps  memory  training_checks  engine_checks  ends
+    checks     machine_checks  step_checks  memory_checks
+               training_checks  engine_checks  exit_checks
     use        trial_runs (a run in this process)  trial_plans  tiny_model
     all give   findings
 

@@ -90,13 +90,10 @@ def _until_360(minute: int) -> float:
 
 def _ever_worse(name: str) -> World:
     def worse(minute: int) -> float:
-        return (RANK0[name](minute) or 0.0) * (max(0.05, 1 - minute / 330) if minute < 360 else 1)
+        healthy = RANK0[name](minute) or 0.0
+        return healthy * max(0.05, 1 - minute / 330) if minute < 360 else healthy
 
     return {name: worse}
-
-
-def _restarted(minute: int) -> float | None:
-    return None if minute < 92 else 5.0 if minute < 183 else 0.02
 
 
 _WORST = {"accuracy": 0.02, "format": 0.05, "judge": 0.01}
@@ -179,7 +176,7 @@ STORIES = (
             **_useless(absent_during(RANK0, 90), 1, 3, 90),
             **_useless(_SECOND, 2, 92, 183),
             KL: only_during(changed_between(3, 183, 100.0, 0.02), 0, 90),
-            rank0("kl", 2): _restarted,
+            rank0("kl", 2): only_during(lambda minute: 5.0 if minute < 183 else 0.02, 92, NEVER),
             **absent_during({rank0(trainer.MAX_KL, number): constant(1.0) for number in (1, 2)}),
             **_between_attempts((90, 92)),
             RESTARTS: counter(91),
@@ -366,9 +363,7 @@ STORIES = (
             rank0(trainer.ETA): lambda minute: 60.0 * max(0, 60 - minute),
             STEP: lambda minute: float(min(minute, 60)),
             SAVED: lambda minute: 60.0 if minute >= 60 else checkpoint_step(minute),
-            SAVED_AT: lambda minute: (
-                3600.0 if minute >= 60 else clock(50) if minute >= 50 else None
-            ),
+            SAVED_AT: only_during(lambda minute: 3600.0 if minute >= 60 else clock(50), 50, NEVER),
             PATIENCE: only_during(constant(1800.0), 0, 60),
             of_job(operator.JOB_PATIENCE, stage="Exporting"): only_during(
                 constant(1800.0), 60, NEVER
@@ -418,8 +413,8 @@ STORIES = (
             **absent_during(RANK0, 60),
             **absent_during({GOT_ON: clock, PATIENCE: constant(1800.0)}, 60, 320),
             **attempt_series(2, 320, resumed=50),
-            rank0("checkpoint_timestamp_seconds", 2): lambda minute: (
-                None if minute < 320 else clock(50 if minute < 370 else 370)
+            rank0("checkpoint_timestamp_seconds", 2): only_during(
+                lambda minute: clock(50 if minute < 370 else 370), 320, NEVER
             ),
             RUNNING: lambda minute: None if 60 <= minute < 320 else 1.0,
             of_job(operator.JOB_PHASE, phase="Suspended"): only_during(constant(1.0), 60, 320),

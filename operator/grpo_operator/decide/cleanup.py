@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpo_api.status.status import ConditionType
 
 from ..records.names import is_engines_job
-from ..records.records import GRPOJobRecord, JobRecord, PodRecord
+from ..records.records import JobRecord, PodRecord
 from .decisions import Limits
 from .observation import Observation
 
@@ -39,7 +39,8 @@ def clean_up(observation: Observation, limits: Limits) -> CleanUp:
 def _jobs_to_delete(observation: Observation) -> Iterator[str]:
     """Yield the names of Jobs that run no current attempt and keep no logs worth having."""
     job, current = observation.job, observation.child
-    holds_nothing = _holds_nothing_for_kueue(job)
+    # If Kueue has revoked or not given admission, no Job may stay, even for logs.
+    holds_nothing = bool(job.queue_name) and not job.is_active and not job.is_finished
     for earlier in observation.earlier_jobs:
         if holds_nothing or not _keeps_last_logs(earlier, observation):
             yield earlier.name
@@ -51,11 +52,6 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
         has_logs = bool(observation.terminations or current.ended)
         if holds_nothing or not has_logs:
             yield current.name
-
-
-def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
-    """True if Kueue has revoked or not given admission: then no Job may stay, even for logs."""
-    return bool(job.queue_name) and not job.is_active and not job.is_finished
 
 
 def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:

@@ -154,7 +154,7 @@ class FirstSeenTracker:
             ended=ended_at,
             deleted=deleted_at,
             initializing=initializing,
-            stored=_dated(before, ages, at),
+            stored=_times_by_own_clock(before, ages, at),
             over=over_since,
         )
         self._jobs[key] = first_seen
@@ -176,7 +176,7 @@ class FirstSeenTracker:
             ages = {name: age for name, age in ages.items() if name[0] in lasting}
         if not ages:
             return FirstSeenTimes()
-        first_seen = FirstSeenTimes(stored=_dated(before, ages, at))
+        first_seen = FirstSeenTimes(stored=_times_by_own_clock(before, ages, at))
         self._jobs[key] = first_seen
         return first_seen
 
@@ -218,7 +218,7 @@ def stored_age(stored: str | None, now: float) -> float:
     return max(0.0, now - (seconds(stored) or now))
 
 
-def _dated(
+def _times_by_own_clock(
     before: FirstSeenTimes, ages: Mapping[StoredTime, float], at: Observed
 ) -> dict[StoredTime, Observed]:
     """When each of these came about, by the clock of this process."""

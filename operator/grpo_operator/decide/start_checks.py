@@ -307,12 +307,12 @@ def lost_engines(observation: Observation) -> str:
     causes = (engine_ends(observation), _engine_waits(observation))
     why = "; ".join(filter(None, causes))
     reason = f": {why}" if why else ""
-    what_follows = _what_follows(observation)
-    return f"{up} of {observation.replicas} engines run{reason}; {what_follows}"
+    outlook = _lost_engines_outlook(observation)
+    return f"{up} of {observation.replicas} engines run{reason}; {outlook}"
 
 
-def _what_follows(observation: Observation) -> str:
-    """What becomes of those that don't run."""
+def _lost_engines_outlook(observation: Observation) -> str:
+    """What becomes of engines that don't run, as a part of a sentence."""
     goes_on = "training goes on with those that are proven to have its weights"
     spent: list[int] = []
     job_has_ended = False

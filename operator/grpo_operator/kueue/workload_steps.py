@@ -39,7 +39,7 @@ def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefa
     if workload is None:
         return replace(queued, message=f"waits for Kueue's LocalQueue {observation.job.queue_name}")
     if not is_for_plan(observation, workload, decision.plan, pods):
-        return _of_another_shape(observation, queued, workload)
+        return _queued_for_new_workload(observation, queued, workload)
     if workload.may_start:
         return decision
     return replace(queued, message=_waiting_message(observation, workload))
@@ -57,7 +57,7 @@ def is_for_plan(
     return is_made_for(workload, sets, planned.shape if planned else "")
 
 
-def _of_another_shape(
+def _queued_for_new_workload(
     observation: Observation, queued: Decision, workload: WorkloadRecord
 ) -> Decision:
     if observation.job.kueue.prebuilt:
@@ -153,7 +153,7 @@ def next_step(
         # Kueue has no say any more in a gang that runs on without its queue.
         is_active = observation.job.is_active
         return Step(Write.DELETE) if is_active else _once_idle(observation, Write.DELETE)
-    return _of_the_living(observation, decision, workload, pods, default_priority)
+    return _step_of_unfinished_job(observation, decision, workload, pods, default_priority)
 
 
 def _creation_step(observation: Observation, decision: Decision) -> Step | None:
@@ -177,7 +177,7 @@ def _is_given_up(job: GRPOJobRecord) -> bool:
     return not job.is_active and not job.kueue.prebuilt
 
 
-def _of_the_living(
+def _step_of_unfinished_job(
     observation: Observation,
     decision: Decision,
     workload: WorkloadRecord,

@@ -80,9 +80,9 @@ class StatusWriter:
         if (before.uid, before.version) == (job.uid, job.version):
             return
         del self._unconfirmed[job.key]
-        taken = [sent for sent in statuses if sent.conditions == job.status.conditions]
-        if taken and before.uid == job.uid and before.status.conditions != job.status.conditions:
-            self._on_write(before, taken[-1], observation.now)
+        accepted = [sent for sent in statuses if sent.conditions == job.status.conditions]
+        if accepted and before.uid == job.uid and before.status.conditions != job.status.conditions:
+            self._on_write(before, accepted[-1], observation.now)
 
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone."""

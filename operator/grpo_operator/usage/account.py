@@ -195,10 +195,10 @@ def _limit_records(usage: Usage) -> Usage:
 
 def _essential_parts(usage: Usage) -> object:
     """The parts of a usage that are worth a write of their own."""
-    return usage.waiting_since, [_news_of_record(record) for record in usage.attempts]
+    return usage.waiting_since, [_essential_fields(record) for record in usage.attempts]
 
 
-def _news_of_record(record: AttemptUsage) -> object:
+def _essential_fields(record: AttemptUsage) -> object:
     parts = [part for part, spent in record.clock if spent]
     holding_pods = [pod.name for pod in record.all_pods if pod.seconds is None]
     return record.attempt, record.ended, record.sealed, record.began_at, parts, holding_pods

@@ -8,8 +8,8 @@ single change helps, two are combined.
 A change sets one field of a spec by its path, as `--what-if` does. The changed spec is parsed
 again, so it is planned exactly as if the user had written it.
 
-A plan that fits may still be one that users don't want to wait for: it is slow, leaves GPUs idle or
-has too long sequences. The planner's own numbers show it, and an expert's advice is given.
+A plan that fits may still be one that users won't wait for: it is slow, leaves GPUs idle or has too
+long sequences. The planner's own numbers show it, and an expert's advice is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence

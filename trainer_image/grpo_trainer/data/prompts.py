@@ -34,9 +34,13 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
         raise BadInput(
             f"{place}: {value!r:.80} is neither text nor a list of {{role, content}} messages"
         )
-    return (
-        messages if system_prompt is None else _with_system_message(messages, system_prompt, place)
-    )
+    if system_prompt is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise BadInput(
+            f"{place} has a system message already; remove dataset.systemPrompt or that message"
+        )
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def _message(message: Any, place: str) -> Message:
@@ -57,14 +61,6 @@ def _message(message: Any, place: str) -> Message:
             "supported"
         )
     return {"role": fields["role"], "content": fields["content"]}
-
-
-def _with_system_message(messages: list[Message], system_prompt: str, place: str) -> list[Message]:
-    if messages[0]["role"] == "system":
-        raise BadInput(
-            f"{place} has a system message already; remove dataset.systemPrompt or that message"
-        )
-    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 class PromptEncoder:

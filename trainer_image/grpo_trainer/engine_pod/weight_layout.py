@@ -154,7 +154,8 @@ class _Watch(TorchDispatchMode):
         if owner is None:
             return
         # vLLM pads the vocabulary with rows of zeros, which no sent tensor has.
-        fills_zero = operation == "aten::fill_" and _is_zero(args[1])
+        is_fill = operation == "aten::fill_" and not isinstance(args[1], torch.Tensor)
+        fills_zero = is_fill and args[1] == 0
         # A copy of another size is broadcast: the engine would derive the parameter from the sent
         # tensor.
         is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
@@ -164,10 +165,6 @@ class _Watch(TorchDispatchMode):
             self.writes.append(Write(owner, _strided_region(target), _strided_region(args[1])))
         else:
             self.problems.append(f"{operation} derives {owner} from it")
-
-
-def _is_zero(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and value == 0
 
 
 def _strided_region(tensor: torch.Tensor) -> Strided:

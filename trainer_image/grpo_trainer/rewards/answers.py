@@ -112,11 +112,6 @@ def _commas_set_off_thousands(digits: str) -> bool:
     return 1 <= len(first) <= 3 and all(len(group) == 3 for group in groups)
 
 
-def is_same_text(answer: str, expected: str) -> bool:
-    """Whether both are the same text without surrounding space."""
-    return answer.strip() == expected.strip()
-
-
 def is_same_number(answer: str, expected: str) -> bool:
     """Whether both are numbers, and the same one."""
     value = parse_number(answer)

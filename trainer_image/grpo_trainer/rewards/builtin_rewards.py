@@ -19,7 +19,7 @@ from grpo_api.text.clock import Clock
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from .answers import EXTRACTORS, expected_answer, is_same_number, is_same_text
+from .answers import EXTRACTORS, expected_answer, is_same_number
 from .python_function import START_SECONDS, FunctionFailed, FunctionProcess
 from .reward_base import (
     Completion,
@@ -101,7 +101,7 @@ class AccuracyFunction:
     ) -> bool | None:
         if self._spec.compare == "Numeric":
             return is_same_number(extracted_answer, expected)
-        if is_same_text(extracted_answer, expected):
+        if extracted_answer.strip() == expected.strip():
             return True
         if self._math is None:
             return False

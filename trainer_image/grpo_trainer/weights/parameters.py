@@ -11,7 +11,7 @@ and PEFT prefixes and wraps. Some architectures are saved in another form than t
 
 Ranks compare what they hold by exchanging 16 bytes a tensor, which messages can show. XXH3-128
 (xxhash) is as fast as memory. Forged weights are no threat here, so it is as good as a
-cryptographic hash; SHA-256 over the model would cost as much as loading it.
+cryptographic hash. SHA-256 over the model would cost as much as loading it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
