@@ -11,7 +11,7 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,6 +83,8 @@ class HubServer(ThreadingHTTPServer):
         """Requests with this in their path get no answer, until `release`."""
         self.requests: list[str] = []
         """`GET /path` of every request."""
+        self.change: Callable[[str, Answer], Answer] = lambda _, answer: answer
+        """What becomes of the answer to a request such as `GET /path`."""
         self.lock = threading.Lock()
         self._released = threading.Event()
 
@@ -164,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         written = self.server.written(self.command, path, token, sent)
-        status, headers, content = written or _respond(self.server.repositories, path, sent)
+        answer = written or _respond(self.server.repositories, path, sent)
+        status, headers, content = self.server.change(f"{self.command} {path}", answer)
         if fault == LOST:
             self.close_connection = True
             return

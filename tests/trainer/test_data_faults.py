@@ -135,6 +135,10 @@ def test_parquet_faults(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["x", None]}), tmp_path / "c.parquet")
     with pytest.raises(BadInput, match=r"c.parquet row 2, column 'prompt': None is neither text"):
         load(tmp_path, "c.parquet")
+    scores = pa.array([[("right", 1)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"prompt": ["x"], "scores": scores}), tmp_path / "d.parquet")
+    with pytest.raises(BadInput, match=r"d.parquet, column 'scores': .*map.* Leave it out, or"):
+        load(tmp_path, "d.parquet")
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_the_hub_says_how_long_to_wait(hub: HubServer) -> None:
     assert clock.now() == 2.0, "Retry-After: 2"
     assert told[-1] > 0
     hub.faults = ["", "429 in an hour"]
-    with pytest.raises(HubUnavailable, match="HTTP 429"):
+    with pytest.raises(HubUnavailable, match=r"HTTP 429 .*, and asks for a pause of 3600 s"):
         prompts()
 
 
@@ -233,6 +233,20 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(hub: HubServer) -> None:
     whole = shard.read_bytes()
     shard.resolve().write_bytes(whole[:100])
     assert (located().folder / shard.name).read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "half"])
+def test_rows_in_the_cache_that_a_crash_has_damaged_are_made_again(
+    hub: HubServer, tmp_path: Path, damage: str
+) -> None:
+    before = prompts().fingerprint
+    (state,) = (tmp_path / "cache" / "datasets" / "commits").rglob("state.json")
+    for path in (state, *state.parent.glob("*.arrow")):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"")
+        if damage == "gone":
+            path.unlink()
+        assert prompts().fingerprint == before
 
 
 @pytest.mark.parametrize(

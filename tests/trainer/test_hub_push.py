@@ -196,7 +196,7 @@ def test_a_file_that_went_out_is_not_sent_again(hub: WritableHub, export: Path) 
     ("token", "says"),
     [
         ("hf_unknown", r"repository: team/out can't be written: the hub doesn't know the token"),
-        (READER, r"team/out can't be written: the token has no right to write there \(HTTP 403\)"),
+        (READER, r"team/out can't be written: the token has no right to write there \(HTTP 403"),
         (" ", r"Secret of spec\.export\.hub\.tokenSecretRef \(hub, key token\) has no token"),
     ],
 )

@@ -55,6 +55,8 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
         ({"num_attention_heads": "two"}, "num_attention_heads"),
         ({"hidden_size": None}, "hidden_size"),
         ({"vocab_size": 7}, r"weights of other shapes .*, the first is .*, not \(7, "),
+        ({"vocab_size": -1}, r"can't be made by .*negative dimension -1"),
+        ({"num_key_value_heads": 0}, r"can't be made by .*ZeroDivisionError: .*config\.json"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_rejected(
@@ -65,7 +67,7 @@ def test_a_configuration_that_does_not_fit_is_rejected(
     source = Source("own", model, "", "float32")
     with pytest.raises(BadInput, match=problem):
         load_causal(source, remote_code=False)
-    if "vocab_size" not in change:
+    if not change.keys() & {"vocab_size", "num_key_value_heads"}:
         with pytest.raises(BadInput, match=rf"config\.json .* can't be used: .*{problem}"):
             _load_config(source, remote_code=False)
 

@@ -48,11 +48,13 @@ def test_a_line_says_when_whose_and_what() -> None:
 
 
 def test_an_error_has_its_traceback_and_no_number_breaks_the_line() -> None:
-    error = (ValueError, ValueError("a bug"), None)
+    error = (ValueError, ValueError("a bug at https://cdn/x?Signature=s3cret"), None)
+    secret = "failed with Bearer s3cret89"
     found = line(
-        "failed", exc_info=error, loss=math.nan, kl=[-math.inf], folder=Exception("x"),
+        secret, exc_info=error, loss=math.nan, kl=[-math.inf], folder=Exception("x"),
     )  # fmt: skip
-    assert "ValueError: a bug" in found["traceback"]
+    assert "ValueError: a bug at https://cdn/x?…" in found["traceback"]
+    assert found["message"] == "failed with Bearer …"
     assert (found["loss"], found["kl"], found["folder"]) == ("nan", ["-inf"], "x")
 
 

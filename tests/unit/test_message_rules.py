@@ -69,6 +69,10 @@ def test_what_is_no_secret_stays() -> None:
     assert plain_text(text) == text
     secrets = "https://me:word@hub/x with Bearer abcdefgh12345678== and hf_abcdefghijkl"
     assert plain_text(secrets) == "https://…@hub/x with Bearer … and hf_…"
+    link = "GET https://me:word@cdn/x?X-Amz-Date=1&X-Amz-Signature=ab%3D of hf_hub_download"
+    assert plain_text(link) == "GET https://…@cdn/x?… of hf_hub_download"
+    page = "GET https://s3/bucket?list-type=2&prefix=runs%2F"
+    assert plain_text(page) == page
 
 
 def test_a_value_is_shown_as_json_without_secrets() -> None:

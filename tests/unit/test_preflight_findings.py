@@ -46,8 +46,8 @@ def test_a_sentence_keeps_what_is_wrong_and_what_to_write() -> None:
 
 
 def test_a_sentence_has_no_object_s_address_and_no_password() -> None:
-    told = sentence("<function f at 0x7f3a> of http://user:s3cret@judge/score failed")
-    assert told == "<function f> of http://judge/score failed"
+    told = sentence("<function f at 0x7f3a0c11d2b0> of http://user:s3cret@judge/score failed")
+    assert told == "<function f> of http://…@judge/score failed"
 
 
 @given(

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from ..text.contract import TERMINATION_BYTES
+from ..text.messages import hide_secrets
 from .report import MESSAGE_CHARACTERS, Outcome, Standstill
 from .revisions import DATASET_FINGERPRINT
 
@@ -26,9 +27,8 @@ def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
     The bytes are counted of the JSON itself: a quote takes two there, a control character six, a
     character of another script up to four.
     """
-    text = message.encode(
-        errors="replace"
-    ).decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
+    # A lone surrogate has no UTF-8, so it becomes a question mark.
+    text = hide_secrets(message).encode(errors="replace").decode()
     whole = outcome.model_copy(update={"message": text})
     if _fits_termination_message(whole):
         return whole

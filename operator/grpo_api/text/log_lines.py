@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from .messages import printable_text
+from .messages import hide_secrets, printable_text
 
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
@@ -57,13 +57,13 @@ class JsonFormatter(logging.Formatter):
             **self.fields,
             **(self._fields_of(record) if self._fields_of else {}),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": hide_secrets(record.getMessage()),
         }
         for key, value in vars(record).items():
             if key not in _OF_EVERY_RECORD:
                 line[key] = finite_values(value)
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = hide_secrets(self.formatException(record.exc_info))
         return json.dumps(line, default=str, ensure_ascii=False)
 
 

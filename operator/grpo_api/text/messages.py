@@ -22,7 +22,11 @@ _FAILURES = (
 )
 """What is wrong with a connection, by what libraries call it: Python's, aiohttp, httpx, Rust's."""
 _PREFIX = re.compile(r"^(?:[A-Z]+ \S+://\S+: |[\w.]+(?:Error|Exception): |\[Errno -?\d+\] )+")
-_SECRETS = re.compile(r"\b(hf_|sk-|ghp_|AKIA|Bearer )[A-Za-z0-9._~+/-]{8,}=*|(://)[^\s/@]+(?=@)")
+_SECRETS = re.compile(
+    r"\b(hf_)[A-Za-z0-9]{8,}|\b(sk-|ghp_|AKIA|Bearer )[A-Za-z0-9._~+/-]{8,}=*|(://)[^\s/@]+(?=@)"
+    r"|(\?)[^\s\"']*(?i:sig|token|key|credential|policy)[^\s\"'=]*=[^\s\"']*"
+)
+"""Tokens, the user of a URL, and its query if it is signed: such a link needs no token."""
 _SECRET_FIELDS = re.compile(
     r'("(?:\w*(?:key|token|secret|password)|value)": )"[^"]*"', re.IGNORECASE
 )
@@ -50,13 +54,18 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
 def plain_text(text: str) -> str:
     """The text on one line, without secrets, addresses of objects and Go's word for nothing."""
     line = " ".join(text.split()).replace("<nil>", "null")
-    return _ADDRESS.sub("", _SECRETS.sub(r"\1\2…", line))
+    return _ADDRESS.sub("", hide_secrets(line))
+
+
+def hide_secrets(text: str) -> str:
+    """The text with an ellipsis for what may be a secret."""
+    return _SECRETS.sub(r"\1\2\3\4…", text)
 
 
 def value_text(value: object, most: int = 80) -> str:
     """A value as JSON has it, without secrets, in at most `most` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
-    text = _SECRETS.sub(r"\1\2…", _SECRET_FIELDS.sub(r'\1"…"', text))
+    text = hide_secrets(_SECRET_FIELDS.sub(r'\1"…"', text))
     return f"{text[:most]}…" if len(text) > most else text
 
 

@@ -33,7 +33,7 @@ from grpo_api.text.contract import DATASET_TOKEN_ENV
 from ..gang import rank0_task
 from ..hub.repositories import Hub, Repository, run_under_lease
 from ..hub.retry import passing_error
-from ..runtime.durable_files import sync_folder
+from ..runtime.durable_files import sync_folder, sync_tree
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 
 Row = dict[str, Any]
@@ -130,10 +130,20 @@ def _read_file(path: Path, root: Path, declared: str, most_rows: int | None) -> 
 def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
     try:
         file = FileTable(name, _parquet_table(path, most_rows))
-    except (pa.ArrowInvalid, OSError) as error:
+    except MemoryError:
+        raise
+    # ValueError: the name of a column is no UTF-8.
+    except (pa.ArrowException, OSError, ValueError) as error:
         if is_volume_away(error):
             raise DiskFailed(f"{name}: {error}") from error
         raise BadInput(f"{name} can't be read as Parquet: {error}; copy the file again") from error
+    for field in file.table.schema:
+        try:
+            datasets.Features.from_arrow_schema(pa.schema([field]))
+        except ValueError as error:
+            raise BadInput(
+                f"{name}, column {field.name!r}: {error} Leave it out, or write it as text"
+            ) from error
     for column in file.table.column_names:
         try:
             file.table[column].validate(full=True)
@@ -332,22 +342,22 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
         return _load_dataset(dataset, dataset.revision)
     commit = hub.commit(repository)
     folder = _folder(dataset, repository, commit)
-    is_cached = folder.is_dir()
-    if is_offline_mode() and not is_cached:
-        return _load_dataset(dataset, dataset.revision)
-    if most_rows is not None and not is_cached:
-        return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
 
     def convert() -> None:
-        if not folder.is_dir():
+        if not _has_rows(folder):
             _convert(dataset, commit, folder)
 
     def convert_once() -> None:
-        if not folder.is_dir():
+        if not _has_rows(folder):
             run_under_lease(repository, convert, hub, folder.parent)
 
-    if not is_offline_mode():
+    if is_offline_mode():
+        if not _has_rows(folder):
+            return _load_dataset(dataset, dataset.revision)
+    elif most_rows is None:
         rank0_task.run_on_node_leader(convert_once)
+    elif not _has_rows(folder):
+        return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
     return datasets.load_from_disk(str(folder))
 
 
@@ -359,6 +369,22 @@ def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
     return commits / (commit or "none") / name
 
 
+def _has_rows(folder: Path) -> bool:
+    """Whether rows are there, and no crash of the volume's server has damaged them.
+
+    Raises:
+        DiskFailed: the volume does not answer.
+    """
+    try:
+        datasets.load_from_disk(str(folder))
+    # A file that is missing or empty, and one that is cut: Arrow's error is a ValueError, too.
+    except (OSError, ValueError) as error:
+        if is_volume_away(error):
+            raise DiskFailed(f"{folder}: {error}") from error
+        return False
+    return True
+
+
 def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
     """Fetch and convert under another name, so that the folder appears whole."""
     work = folder.with_name(f".{folder.name}")
@@ -367,6 +393,8 @@ def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
     work.mkdir(parents=True)
     try:
         _load_dataset(dataset, commit, work / "cache").save_to_disk(work / "rows")
+        sync_tree(work / "rows")
+        shutil.rmtree(folder, ignore_errors=True)
         (work / "rows").rename(folder)
         sync_folder(folder.parent)
     finally:

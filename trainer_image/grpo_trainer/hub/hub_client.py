@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
-from huggingface_hub import set_client_factory
+from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
 
 from grpo_api.report.artifacts import ReportBytes
 
+from ..runtime.errors import BadInput
 from .retry import TryLater
 
 ANSWER_SECONDS = 30.0
@@ -69,7 +70,7 @@ class Client(httpx2.Client):
         timeouts = request.extensions.get("timeout", {})
         unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
         request.extensions["timeout"] = {**timeouts, **unset}
-        where = f"{request.method} {request.url.copy_with(query=None)}"
+        where = f"{request.method} {_address(request.url)}"
         # A file that is taken is not sent again, but a commit's own body is at every try: counted,
         # it would pass for progress for ever.
         sent = self._sent if request.method == "PUT" else None
@@ -77,7 +78,7 @@ class Client(httpx2.Client):
             request.stream = _CountingStream(request.stream, sent)
         try:
             response = super().send(request, **options)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise TryLater(f"{where}: {type(error).__name__}: {error}") from error
         problem = _problem(request, response)
         if problem:
@@ -86,10 +87,18 @@ class Client(httpx2.Client):
         return response
 
 
+def _address(url: httpx2.URL) -> str:
+    """The URL without user and query, either of which may hold a secret."""
+    return f"{url.scheme}://{url.netloc.decode()}{url.path}"
+
+
 def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
     """The reason why a response is not the hub's answer; empty if it is."""
     if response.status_code >= 500 or response.status_code in PASSING_STATUSES:
         return f"HTTP {response.status_code} {response.reason_phrase}"
+    if response.status_code == 403 and _is_of_a_link(response):
+        # The next try asks the hub for another one.
+        return f"{response.url.host} refuses it (HTTP 403): the link has expired, or a proxy does"
     kind, path = response.headers.get("content-type", ""), request.url.path
     if response.status_code == 409 and path.endswith("/repos/create"):
         response.read()
@@ -99,6 +108,12 @@ def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
     if response.is_success and _is_foreign(request, response):
         return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
     return ""
+
+
+def _is_of_a_link(response: httpx2.Response) -> bool:
+    """Whether an answer is that of another host, where the hub's link leads, and not a mirror's."""
+    is_hub = response.url.host == httpx2.URL(constants.ENDPOINT).host
+    return not is_hub and not any(name.startswith("x-error-") for name in response.headers)
 
 
 def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
@@ -120,6 +135,23 @@ def _retry_after(response: httpx2.Response) -> float:
     header_value = response.headers.get("retry-after", "")
     is_number = header_value.isascii() and header_value.isdecimal() and len(header_value) < 10
     return float(header_value) if is_number else 0.0
+
+
+def require_sendable(token: str | None, field: str) -> None:
+    """Make sure that a request can be made of HF_ENDPOINT and the token in the Secret of a field.
+
+    Raises:
+        BadInput: none can.
+    """
+    if not constants.ENDPOINT.startswith(("http://", "https://")):
+        raise BadInput(
+            "HF_ENDPOINT begins with neither https:// nor http://; write the hub's whole URL"
+        )
+    if token and not (token.isascii() and token.isprintable()):
+        raise BadInput(
+            f"{field}: the token holds a line break or another character that no request takes; "
+            "store the token alone in the Secret"
+        )
 
 
 @contextmanager

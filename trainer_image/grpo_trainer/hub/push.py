@@ -38,6 +38,8 @@ from .retry import (
     Arrivals,
     ReportByteCount,
     TryLater,
+    answer_message,
+    answers_of_the_hub,
     bytes_in,
     retry_passing_errors,
     watch_arrivals,
@@ -65,6 +67,7 @@ earlier model left them: they would be loaded with ours or in its place, or desc
 """
 FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
 """What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
+TOKEN = "spec.export.hub.tokenSecretRef"
 CONFLICTS = frozenset({409, 412})
 """The hub's answers when the branch has moved since it was looked at."""
 
@@ -87,7 +90,7 @@ class Target:
         if not token:
             secret = spec.token_secret_ref
             raise BadInput(
-                f"the Secret of spec.export.hub.tokenSecretRef ({secret.name}, key {secret.key}) "
+                f"the Secret of {TOKEN} ({secret.name}, key {secret.key}) "
                 "has no token; put one with the right to write into it"
             )
         if is_offline_mode():
@@ -190,9 +193,10 @@ def require_target(
         HubUnavailable: the hub can't be asked.
     """
     # As in `push_folder`: only a run that pushes needs the hub's client.
-    from .hub_client import use_client
+    from .hub_client import require_sendable, use_client
 
     target, sending = Target.from_spec(spec), Sending(report, clock, longest_wait, on_wait)
+    require_sendable(target.token, TOKEN)
     with use_client(), watch_arrivals(sending), _translated_refusals(target):
         retry_passing_errors(lambda: _prepare_repository(target), target.description, sending)
 
@@ -216,13 +220,14 @@ def push_folder(
         BadInput: the hub refuses it for good.
         HubUnavailable: the hub took nothing for too long.
     """
-    from .hub_client import use_client
+    from .hub_client import require_sendable, use_client
 
     target = Target.from_spec(spec)
     longest_wait = ONLY_COPY_SECONDS if is_only_copy else LONGEST_WAIT
     most_bytes = MOST_TIMES * bytes_in(folder)
     sending = Sending(report, clock, longest_wait, on_wait, most_bytes=most_bytes)
     files = Files.from_folder(folder, sending.report_again)
+    require_sendable(target.token, TOKEN)
     client = use_client(sending.count_sent, ANSWER_SECONDS)
     with client, watch_arrivals(sending), _translated_refusals(target):
         push_once = partial(_push_once, target, files, message)
@@ -250,13 +255,14 @@ def _reason(error: HfHubHTTPError) -> str:
         )
     if status in (403, 404) or isinstance(error, RepositoryNotFoundError):
         return (
-            f"the token has no right to write there (HTTP {status}); give it the role write, or as "
-            "a fine-grained token the right to write to this repository and to create it, or name "
-            "a namespace of its user"
+            f"the token has no right to write there ({answer_message(error)}); give it the role "
+            "write, or as a fine-grained token the right to write to this repository and to create "
+            "it, or name a namespace of its user"
         )
-    return f"{error}".strip()
+    return answer_message(error)
 
 
+@answers_of_the_hub()
 def _prepare_repository(target: Target) -> ModelInfo:
     """The repository, created if it is missing, writable, and private if it should be."""
     api, spec = target.api(), target.spec
@@ -274,6 +280,7 @@ def _prepare_repository(target: Target) -> ModelInfo:
     return info
 
 
+@answers_of_the_hub()
 def _push_once(target: Target, files: Files, message: str) -> str:
     """One try: the commit that has the files, which may be there already."""
     api, head = target.api(), _prepare_repository(target).sha
@@ -320,7 +327,7 @@ def _next_time_better() -> Iterator[None]:
     # huggingface_hub's, around what the upload of one file failed with.
     except RuntimeError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise TryLater(f"{error} {error.__cause__}") from error
+            raise TryLater(f"{error} {answer_message(error.__cause__)}") from error
         raise
     except ValueError as error:
         if str(error).startswith(FOR_GOOD):

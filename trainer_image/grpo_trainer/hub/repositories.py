@@ -29,6 +29,7 @@ from huggingface_hub import (
     HfApi,
     constants,
     get_cached_repo_tree,
+    get_token,
     is_offline_mode,
     snapshot_download,
 )
@@ -44,6 +45,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
 
 from grpo_api.text.clock import Clock
+from grpo_api.text.messages import error_chain
 
 from ..gang import rank0_task
 from ..runtime.clock import LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK, OnWait, ignore_wait
@@ -53,6 +55,8 @@ from .retry import (
     Arrivals,
     ReportByteCount,
     TryLater,
+    answer_message,
+    answers_of_the_hub,
     bytes_in,
     is_unwritable,
     retry_passing_errors,
@@ -249,6 +253,7 @@ def _resolve_commit(repository: Repository, hub: Hub) -> str:
     if is_offline_mode():
         return commit_file.read_text(encoding="utf-8") if commit_file.is_file() else ""
 
+    @answers_of_the_hub()
     def ask() -> str:
         api = HfApi(token=repository.token)
         try:
@@ -272,6 +277,7 @@ def fetch_snapshot(repository: Repository, commit: str, names: list[str], hub: H
     if here:
         return here
 
+    @answers_of_the_hub()
     def download() -> Path:
         already_there = complete_snapshot(repository, commit, names)
         if already_there:
@@ -327,7 +333,8 @@ def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, 
     except CachedRepoTreeNotFoundError:
         return None
     folder = repository.storage / "snapshots" / commit
-    sizes = {file.path: file.size for file in tree}
+    # No other folder's file is one of these, to be looked at or removed.
+    sizes = {file.path: file.size for file in tree if not {"/", ".."} & {*Path(file.path).parts}}
     return {folder / name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=names)}
 
 
@@ -356,8 +363,9 @@ def run_under_lease(
         with _translated_refusals(repository):
             return action()
     # Needed here only: a run with a local model has no use for the hub's client.
-    from .hub_client import ANSWER_SECONDS, use_client
+    from .hub_client import ANSWER_SECONDS, require_sendable, use_client
 
+    require_sendable(repository.token or get_token(), f"spec.{repository.kind}.tokenSecretRef")
     hub.report_total(total)
     storage, what = repository.storage, repository.description
     arrivals = Arrivals([storage, *more], hub.report, hub.clock, hub.on_wait, hub.longest_wait)
@@ -406,6 +414,8 @@ def _translated_refusals(repository: Repository) -> Iterator[None]:
 
 def _reason(repository: Repository, error: Exception) -> str:
     """The hub's refusal in a sentence, with what to write."""
+    answers = (cause for cause in error_chain(error) if isinstance(cause, HfHubHTTPError))
+    error = next(answers, error)
     secret = f"spec.{repository.kind}.tokenSecretRef"
     if isinstance(error, GatedRepoError):
         return (
@@ -425,8 +435,8 @@ def _reason(repository: Repository, error: Exception) -> str:
             f"may read it into the Secret of {secret}"
         )
     return (
-        f"{error}. Check the name, the revision, {secret} for a gated one, and what the "
-        "environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
+        f"{answer_message(error)}. Check the name, the revision, {secret} for a gated one, "
+        "HF_HUB_OFFLINE and HF_ENDPOINT"
     )
 
 

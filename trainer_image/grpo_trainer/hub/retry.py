@@ -15,7 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import connection_problem, error_chain
@@ -146,7 +146,7 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
 
 def _repeat(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
     pause = FIRST_PAUSE
-    host = urlsplit(constants.ENDPOINT).netloc
+    host = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]
     while True:
         try:
             return action()
@@ -159,9 +159,11 @@ def _repeat(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
             arrivals.report_wait(connection_problem(error, host))
             wait = max(pause, problem.retry_after)
             if arrivals.silent_seconds + wait > arrivals.longest_wait:
+                asked = problem.retry_after
+                pause_wish = f", and asks for a pause of {asked:.0f} s" if asked else ""
                 raise HubUnavailable(
                     f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try "
-                    f"failed with: {problem}"
+                    f"failed with: {problem}{pause_wish}"
                 ) from error
         log.warning(f"{what}: {problem}; again in {wait:.0f} s")
         arrivals.wait(wait)
@@ -178,7 +180,7 @@ def passing_error(error: BaseException) -> TryLater | None:
             return cause
         if isinstance(cause, OfflineModeIsEnabled | HfHubHTTPError):
             return None
-        if isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError):
+        if isinstance(cause, httpx2.RequestError | ConnectionError | TimeoutError):
             return TryLater(_error_message(cause))
     # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the
     # rest RuntimeError
@@ -193,6 +195,32 @@ def passing_error(error: BaseException) -> TryLater | None:
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return None if is_unwritable(error) else TryLater(_error_message(error))
     return None
+
+
+@contextmanager
+def answers_of_the_hub() -> Iterator[None]:
+    """Raises TryLater where huggingface_hub stumbles, in the body, over an answer of another form
+    than the hub's."""
+    try:
+        yield
+    # Of a name in the spec, and of a request: ValueErrors, too.
+    except (HFValidationError, HfHubHTTPError):
+        raise
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TryLater("an answer that is not the hub's: a proxy's?") from error
+
+
+MAX_ANSWER = 120
+"""Characters of what the hub, or its client, says of a refusal."""
+
+
+def answer_message(error: BaseException) -> str:
+    """What the hub answered, in one line without the URL: it may be a link that needs no token."""
+    if not isinstance(error, HfHubHTTPError):
+        return " ".join(str(error).split())[:MAX_ANSWER]
+    answer = f"HTTP {error.response.status_code} {error.response.reason_phrase}"
+    reason = " ".join((error.server_message or "").split())
+    return f"{answer}: {reason}"[:MAX_ANSWER] if reason else answer
 
 
 def is_unwritable(error: BaseException) -> bool:

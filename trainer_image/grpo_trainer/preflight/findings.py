@@ -23,6 +23,7 @@ from grpo_api.report.preflight import (
 from grpo_api.report.revisions import Revisions
 from grpo_api.spec.model import Architecture
 from grpo_api.text.contract import TERMINATION_BYTES
+from grpo_api.text.messages import plain_text
 from grpo_api.text.names import SecretKeySelector
 
 from ..hub.repositories import Hub
@@ -34,8 +35,6 @@ _PATH = re.compile(
     r"(?:\.[A-Za-z]\w*|\[[^\]\s]{1,64}\])*): "
 )
 """The path of a field with which most messages of the trainer begin."""
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 _CUT = " […] "
 
 
@@ -139,12 +138,11 @@ def _without_least(report: PreflightReport) -> PreflightReport:
 
 def sentence(text: str) -> str:
     """The text in one line of at most MAX_SENTENCE characters, without what only a debugger has a
-    use for and without credentials of a URL."""
+    use for and without secrets."""
     # A lone surrogate has no UTF-8.
     encodable = text.encode(errors="replace").decode()
     printable = "".join(letter if letter.isprintable() else " " for letter in encodable)
-    line = " ".join(printable.split())
-    line = _CREDENTIALS.sub("", _ADDRESS.sub("", line)) or "no reason was given"
+    line = plain_text(printable) or "no reason was given"
     if len(line) <= MAX_SENTENCE:
         return line
     # The beginning says what is wrong and the end what to write.

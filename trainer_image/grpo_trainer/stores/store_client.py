@@ -66,7 +66,7 @@ where a bucket is in another region."""
 _STATUS = re.compile(r"status code: ([1-5][0-9]{2} [A-Za-z ]+)")
 _REASONS = (re.compile(r"<Code>([^<]*)</Code>"), re.compile(r"<Message>([^<]*)</Message>"))
 """Of a store's own words: beside them an answer may repeat the request, with the keys in it."""
-MAX_ANSWER = 120
+MAX_ANSWER = 160
 """Characters of what a store or its client says of an error."""
 _REGIONS = frozenset({"region", "aws_region"})
 _ACCOUNTS = frozenset({"account_name", "azure_storage_account_name"})

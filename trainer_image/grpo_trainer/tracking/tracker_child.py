@@ -13,13 +13,13 @@ failed for good, `{"refused"}` a row that the tracker raised on.
 import ctypes
 import json
 import os
-import re
 import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from grpo_api.text.contract import tracking_token_env
+from grpo_api.text.messages import plain_text
 
 from ..runtime.hidden_library import hide_library
 from .packages import search_path
@@ -27,7 +27,6 @@ from .packages import search_path
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _MAX_PROBLEM = 300
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def main() -> None:
@@ -96,11 +95,11 @@ def _serve(parent: Connection) -> None:
 
 
 def _error_message(error: Exception, token: str) -> str:
-    """The error in one line, without the token and without credentials of a URL."""
+    """The error in one line without secrets, the token among them."""
     text = f"{type(error).__name__}: {error}"
     if token:
         text = text.replace(token, "***")
-    line = " ".join(_CREDENTIALS.sub("", text).split())
+    line = plain_text(text)
     return line.encode(errors="replace").decode()[:_MAX_PROBLEM]
 
 

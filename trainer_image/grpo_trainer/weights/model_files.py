@@ -244,7 +244,7 @@ def architecture_of_config(config: Any) -> Architecture | None:
             experts_per_token=experts_per_token,
             **_window(config),
         )
-    except (AttributeError, TypeError, ValidationError):
+    except (ArithmeticError, AttributeError, TypeError, ValidationError):
         return None
 
 

@@ -232,7 +232,12 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
         raise BadInput(
             f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
         ) from error
+    # What transformers does not check of a configuration fails where it is first used.
+    except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
+        raise _no_such_model(architecture, source, error) from error
     except RuntimeError as error:
+        if "negative dimension" in str(error):
+            raise _no_such_model(architecture, source, error) from error
         # Under ZeRO-3 rank 0 alone raises this, and the report names no shapes.
         if not (sizes := re.findall(r"size mismatch for .*", str(error))):
             raise
@@ -254,6 +259,14 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             f"would be random. Is it a model for {architecture.__name__}?"
         )
     return cast(PreTrainedModel, model)
+
+
+def _no_such_model(architecture: Any, source: Source, error: Exception) -> BadInput:
+    """What is said of a configuration, or of a model's own code, that makes no model."""
+    return BadInput(
+        f"model {source.name} can't be made by {architecture.__name__} ({type(error).__name__}: "
+        f"{error}); correct its config.json, or its own code"
+    )
 
 
 def architecture_of(model: PreTrainedModel) -> Architecture | None:
