@@ -127,6 +127,19 @@ def test_a_service_that_training_waits_for_longer_holds_no_job_back(job: Job) ->
         assert only_problem(run_checks(plan, scope)).transient
 
 
+def test_a_reward_without_time_left_says_that_others_took_it(job: Job) -> None:
+    slow = "import time\n\ndef sleeps(completions, **_):\n    time.sleep(60)\n\nsnores = sleeps\n"
+    for position in ("0", "1"):
+        (job.folder / "rewards" / position).mkdir(exist_ok=True)
+        (job.folder / "rewards" / position / "mine.py").write_text(slow)
+    plan = job.plan(rewards=[python("mine:sleeps"), python("mine:snores")])
+    report = run_checks(plan, replace(POD, reward_seconds=1.0))
+    assert report.problems == []
+    first, second = [skipped.message for skipped in report.skipped]
+    assert "took more than" in first or "did not return" in first
+    assert second == "importing and calling rewards took all the time of the preflight"
+
+
 def test_a_model_s_own_code_may_import_torch(job: Job) -> None:
     own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     config = json.loads((job.model / "config.json").read_text())
@@ -153,7 +166,10 @@ def test_a_model_s_own_code_may_import_torch(job: Job) -> None:
     [
         ({"num_attention_heads": "8"}, "'num_attention_heads' expected int, got str (value: '8')"),
         ({"id2label": ["right"]}, "id2label is ['right']: AttributeError"),
-        ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads is 0: ZeroDivi"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads 0, and a model"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0, and a model has at least 1"),
+        ({"vocab_size": -1}, "vocab_size -1, and a model has at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0, and a model has at least 1"),
     ],
 )
 def test_a_configuration_that_can_t_be_used_is_one_mistake(
@@ -162,7 +178,7 @@ def test_a_configuration_that_can_t_be_used_is_one_mistake(
     config = json.loads((job.model / "config.json").read_text())
     (job.model / "config.json").write_text(json.dumps(config | wrong))
     problem = only_problem(run_checks(job.plan(), POD))
-    assert "config.json of model" in problem.message
+    assert "config.json" in problem.message
     assert setting in problem.message
 
 

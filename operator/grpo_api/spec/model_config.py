@@ -16,11 +16,17 @@ ENCODERS = frozenset({
 """Types of encoders, whose config.json reads like a decoder's, for files that don't name their
 `architectures`."""
 
+SIZES = (
+    "vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads",
+    "n_head",
+)  # fmt: skip
+
 
 def untrainable_message(config: Mapping[str, Any]) -> str:
     """Why what has the widths of a decoder can't be trained as one: it is an encoder, or an encoder
-    and a decoder, or its weights are quantised. Empty if nothing speaks against it."""
-    return _encoder_message(config) or _quantised_message(config)
+    and a decoder, its weights are quantised, or it has no size. Empty if nothing speaks against
+    it."""
+    return _encoder_message(config) or _quantised_message(config) or _size_message(config)
 
 
 def quantised_message(evidence: str, path: str, copy: str = "") -> str:
@@ -71,6 +77,16 @@ def _encoder_message(config: Mapping[str, Any]) -> str:
         f"config.json is that of {model}, model_type {kind}, which doesn't generate text from "
         "left to right: set spec.model.name to a causal language model (…ForCausalLM)"
     )
+
+
+def _size_message(config: Mapping[str, Any]) -> str:
+    """Of a number of which a model has at least one. transformers makes a model without layers, and
+    says nothing of the weights that are left over."""
+    for name in SIZES:
+        size = config.get(name)
+        if isinstance(size, int) and size < 1:
+            return f"config.json has {name} {size}, and a model has at least 1: copy it again"
+    return ""
 
 
 def _quantised_message(config: Mapping[str, Any]) -> str:

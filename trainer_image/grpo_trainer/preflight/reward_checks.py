@@ -110,19 +110,26 @@ def _check_function(
 
 def _start(spec: PythonReward, folder: Path | None, deadline: Deadline) -> FunctionProcess:
     """The function in its process, as training starts it."""
-    seconds = max(0.0, deadline.seconds_left())
     try:
-        return FunctionProcess(spec.function, folder, seconds)
+        return FunctionProcess(spec.function, folder, _seconds_left(deadline))
     except BadInput as error:
         _require_means(str(error))
         problem = f"{_last_place(str(error))}; {where_message(spec, folder)}"
         raise BadInput(problem) from error
 
 
+def _seconds_left(deadline: Deadline) -> float:
+    """Seconds for the rewards that are left. Raises NotChecked where there are none."""
+    seconds = deadline.seconds_left()
+    if seconds <= 0:
+        raise NotChecked("importing and calling rewards took all the time of the preflight")
+    return seconds
+
+
 def _call(
     process: FunctionProcess, spec: PythonReward, samples: dict[str, Any], deadline: Deadline
 ) -> None:
-    seconds = max(0.0, min(deadline.seconds_left(), spec.timeout_seconds))
+    seconds = min(_seconds_left(deadline), spec.timeout_seconds)
     try:
         answer = process.call(picklable_arguments(samples), seconds)
     except TimeoutError as error:
