@@ -296,6 +296,8 @@ def test_an_engine_on_cpus_is_had_only_by_asking(engine: str) -> None:
 def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     experts = result(job(MIXTRAL, generation__engine="Colocated"), EIGHT)
     assert "has 8 experts per layer: set it to Transformers" in experts.message
+    asleep = result(job(MIXTRAL, generation={"engine": "Colocated", "sleep": True}), EIGHT)
+    assert asleep.message == f"{experts.message} and remove spec.generation.sleep"
     short = result(job(generation={"engine": "Colocated", "maxModelLength": 512}), EIGHT)
     assert (
         "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512"

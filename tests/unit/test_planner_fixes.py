@@ -5,6 +5,7 @@ A fix that doesn't work is worse than none.
 
 from bisect import bisect_left
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,43 @@ def test_each_fix_when_applied_is_planned(path: str) -> None:
     for fix in answer.fixes:
         assert plan_job(applied(job, fix), THERE).feasible, fix
         assert fix.message in answer.message
+
+
+def test_completions_are_shortened_no_further_than_their_expected_length() -> None:
+    limits: dict[str, Any] = {
+        "training__maxCompletionLength": 130000,
+        "training__expectedCompletionLength": 1000,
+    }
+    answer = plan_job(spec(LLAMA_70B, adapter__use="Always", **limits), THERE)
+    lengths = [
+        int(change.value)
+        for fix in answer.fixes
+        for change in fix.changes
+        if change.path == "spec.training.maxCompletionLength"
+    ]
+    assert lengths, answer.message
+    assert min(lengths) >= 1000
+
+
+def test_engines_in_pods_that_have_no_room_may_be_others() -> None:
+    there = inventory(nodes(1, 8, A100))
+    for servers, missing in (
+        ({"replicas": 1, "gpusPerReplica": 8}, "so many are not there; set"),
+        ({"replicas": 9}, "so many are not there; lower servers.replicas or set"),
+        ({"replicas": 1, "gpuProduct": L4}, f"of product {L4}: so many are not there; set"),
+    ):
+        job = spec(LLAMA_1B, generation={"engine": "Servers", "servers": servers})
+        answer = plan_job(job, there)
+        assert missing in answer.message
+        path = "spec.generation.engine"
+        assert (path, "Auto") in [
+            (change.path, change.value) for fix in answer.fixes for change in fix.changes
+        ]
+        assert plan_job(what_if(job, f"{path}=Auto"), there).feasible
+    large = spec(LLAMA_70B, generation={"engine": "Servers", "servers": {"replicas": 1}})
+    text = plan_job(large, there).message
+    assert "each beside the trainer's: one takes 1" in text
+    assert "; raise servers.gpusPerReplica or set spec.generation.engine to Auto" in text
 
 
 SMALLER = {

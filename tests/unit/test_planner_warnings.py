@@ -1,11 +1,12 @@
 """What the planner warns of although the plan stands: what it has assumed, and what may not go as
 it estimates."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
@@ -16,10 +17,11 @@ from grpo_planner.memory.phases import Prediction, Predictor
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.model.catalogue import lookup_positions
-from grpo_planner.plan import plan_job
+from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search.notes import spec_notes
 from grpo_planner.time.constants import stored_fit
+from tests.generated import cases
 from tests.unit.planning import (
     A10G,
     A100,
@@ -121,6 +123,52 @@ def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
     )
 
 
+PROMPTS = re.compile(
+    r"(\d+) of (\d+) GPUs stay idle: .*; spec\.training\.promptsPerStep: (\d+)"
+    r"(?: with generationBatchSize: (\d+))? would use all (\d+)"
+)
+BATCHES = st.fixed_dictionaries(
+    {
+        "training__promptsPerStep": st.integers(1, 12),
+        "training__numGenerations": st.sampled_from([2, 4, 8]),
+        "placement__objective": st.sampled_from(["Balanced", "Fastest", "FewestGPUs"]),
+    },
+    optional={"training__perDeviceTrainBatchSize": st.sampled_from([2, 4, 16])},
+)
+
+
+@settings(max_examples=cases(200, gate=40))
+@given(
+    batch=BATCHES,
+    ahead=st.integers(0, 2),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+)
+def test_whoever_takes_the_prompts_that_are_named_has_no_idle_gpus(
+    batch: dict[str, Any], ahead: int, sizes: list[int]
+) -> None:
+    completions = batch["training__promptsPerStep"] * batch["training__numGenerations"]
+    assume(completions % batch.get("training__perDeviceTrainBatchSize", 1) == 0)
+    if ahead:
+        batch["training__generationBatchSize"] = ahead * completions
+    there = Inventory(tuple(nodes(1, size, A10G) for size in sizes))
+
+    def chosen() -> ExecutionPlan | None:
+        return Planner(spec(LLAMA_1B, **batch), brief=True).plan(there).chosen
+
+    before = chosen()
+    texts = before.warnings if before else []
+    for idle, whole, prompts, size, used in PROMPTS.findall("\n".join(texts)):
+        assert before
+        assert int(whole) == int(used) == before.gpus + int(idle)
+        assert int(whole) <= sum(sorted(sizes)[-before.nodes :])
+        batch["training__promptsPerStep"] = int(prompts)
+        if size:
+            batch["training__generationBatchSize"] = int(size)
+        after = chosen()
+        assert after
+        assert after.gpus == int(used)
+
+
 def test_a_plan_far_slower_than_a_sensible_one_names_it() -> None:
     """32B with offload, and without room to gather it for generation; an adapter leaves that."""
     there = nodes(1, 1, H100)
@@ -158,6 +206,7 @@ def test_where_only_the_spec_keeps_an_engine_away_a_long_generation_says_so() ->
         assert (advice in text) == has_advice, text
         if has_advice:
             obeyed = plan(spec(model, training__maxCompletionLength=30000), there)
+            assert f"with an engine a step would take {seconds(obeyed):.0f} s" in text
             assert 2 * seconds(obeyed) <= seconds(slow)
 
 

@@ -1,7 +1,7 @@
 """The sentence that says which engine samples the completions of the chosen plan, and why."""
 
 from ..memory.setup import Engine
-from ..result.formatting import engine_name, gib
+from ..result.formatting import engine_name, gib, plural
 from ..search.option import Option
 from ..search.search import Search
 
@@ -58,8 +58,10 @@ def _comparison_message(chosen: Option, other: Option) -> str:
             f"{name} needs {gib(other.footprint.device)} of "
             f"{gib(other.place.pool.usable_bytes)} per GPU at {phase}"
         )
-    more = f" on {other.engine_gpus} GPUs more" if other.engine_gpus > chosen.engine_gpus else ""
-    return f"{name}{more} would take {other.seconds:.1f} s"
+    more = ""
+    if other.engine_gpus > chosen.engine_gpus:
+        more = f" on {plural(other.engine_gpus, 'GPU')} more"
+    return f"{name}{more} would take {other.published_seconds:.1f} s"
 
 
 def _kind(engine: Engine | None) -> str:

@@ -67,7 +67,7 @@ def _plan_fields(demand: Demand, option: Option) -> dict[str, Any]:
     generated = generation_share(spec, setup.world)
     at_once = generated if setup.engine else setup.generation_batch
     sub_batch = at_once if at_once < generated else 0
-    seconds = None if option.shortage else round(option.seconds, 2)
+    seconds = None if option.shortage else option.published_seconds
     host_memory = demand.pod_memory or whole_mib(option.host)
     millicores = pool.default_millicores(place.per_node)
     if demand.pod_cpu is not None:

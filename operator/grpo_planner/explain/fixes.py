@@ -24,7 +24,6 @@ from ..result.formatting import gib, plural
 from ..result.result import Change, Fix
 from ..search.batch import divisors, generation_batch_for, micro_batches, step_completions
 from ..search.demand import Demand
-from ..search.engines import why_none
 from ..search.option import Option
 from ..search.search import Search
 
@@ -165,7 +164,9 @@ def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[A
         )
     else:
         yield from _smaller_adapters(spec, shape)
-    completion_lengths = _halves(training.max_completion_length, SHORTEST)
+    # The mean that is expected can't be above the limit.
+    shortest = max(SHORTEST, training.expected_completion_length or 0)
+    completion_lengths = _halves(training.max_completion_length, shortest)
     yield Adjustment(
         "spec.training.maxCompletionLength", completion_lengths, "cuts off longer completions"
     )
@@ -208,7 +209,7 @@ def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     if wanted.servers and wanted.servers.replicas > 1:
         fewer = _halves(wanted.servers.replicas, 1)
         yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
-    if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
+    if wanted.engine in ("Colocated", "Servers"):
         yield Adjustment(
             ENGINE,
             ["Auto"],
@@ -328,12 +329,11 @@ SPENT = {
 def advice(search: Search, winner: Option) -> list[str]:
     """Sentences about a chosen plan."""
     demand = search.demand
-    return [*_too_slow(search, winner), *_idle_gpus_message(demand, winner), *_too_long(demand)]
+    return [*_too_slow(search, winner), *_idle_gpus_message(search, winner), *_too_long(demand)]
 
 
 def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     """Where the time goes in a very long step, and what would be far faster on the same GPUs."""
-    demand = search.demand
     parts = winner.time._asdict()
     longest = max(parts, key=lambda part: parts[part])
     seconds = parts[longest]
@@ -346,9 +346,9 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         option = f"{faster.footprint.method.name} on {faster.place.name}"
         way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
-    elif is_long and longest in ("generation", "gathering") and _may_have_engine(demand):
+    elif is_long and longest in ("generation", "gathering") and (engined := _engined(search)):
         yield (
-            f"{estimate}: an engine generates several times as fast, where it fits; set {ENGINE} "
+            f"{estimate}: with an engine a step would take {engined.seconds:.0f} s; set {ENGINE} "
             "to Auto"
         )
     elif is_long:
@@ -358,15 +358,16 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         )
 
 
-def _may_have_engine(demand: Demand) -> bool:
-    """True if only the spec keeps the job from an engine."""
-    if demand.spec.generation.engine != "Transformers":
-        return False
+def _engined(search: Search) -> Option | None:
+    """The plan with an engine, where only the spec keeps the job from it."""
+    if search.demand.spec.generation.engine != "Transformers":
+        return None
     try:
-        changed = with_value(demand.spec, ENGINE, "Auto")
+        changed = with_value(search.demand.spec, ENGINE, "Auto")
     except SpecInvalid:
-        return False
-    return not why_none(demand.with_spec(changed))
+        return None
+    choice = search.with_spec(changed).choice
+    return choice if choice and choice.footprint.setup.engine else None
 
 
 def _change_message(winner: Option, faster: Option) -> str:
@@ -383,28 +384,37 @@ def _change_message(winner: Option, faster: Option) -> str:
     return " and ".join(steps) or f"pin {method.name}"
 
 
-def _idle_gpus_message(demand: Demand, winner: Option) -> Iterator[str]:
+def _idle_gpus_message(search: Search, winner: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over
-    them."""
+    them: with another batch the plan takes them all."""
     place = winner.place
-    spec = demand.spec
-    most = demand.most_gpus or place.pool.gpus
-    on_nodes = place.nodes * place.pool.most_gpus_per_node
-    whole = min(on_nodes, most)
-    if whole <= place.world:
-        return
+    spec = search.demand.spec
+    training = spec.training
+    on_nodes = place.pool.gpus_on(place.nodes)
+    whole = min(on_nodes, search.demand.most_gpus or on_nodes)
     # A larger gang whose batch can be split was left out for another reason, such as the objective.
     larger = range(place.world + 1, whole + 1)
-    if any(micro_batches(spec, world) for world in larger):
+    if not larger or any(micro_batches(spec, world) for world in larger):
         return
-    idle = whole - place.world
-    completions = step_completions(spec)
     prompts = _prompts_for(spec, whole)
     generation_batch = generation_batch_for(spec, prompts)
+    changes = {"promptsPerStep": prompts}
+    if generation_batch:
+        changes["generationBatchSize"] = generation_batch
+    section = training.model_dump(by_alias=True, exclude_unset=True) | changes
+    try:
+        choice = search.with_spec(with_value(spec, "spec.training", section)).choice
+    except SpecInvalid:
+        return
+    if choice is None or choice.place.world != whole:
+        return
+    micro_batch = training.per_device_train_batch_size or 1
+    pinned = f" with perDeviceTrainBatchSize {micro_batch}" if micro_batch > 1 else ""
     with_batch = f" with generationBatchSize: {generation_batch}" if generation_batch else ""
     yield (
-        f"{idle} of {whole} GPUs stay idle: {completions} completions per step can't be split over "
-        f"{whole}; spec.training.promptsPerStep: {prompts}{with_batch} would use all {whole}"
+        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions "
+        f"per step can't be split over {whole}{pinned}; spec.training.promptsPerStep: "
+        f"{prompts}{with_batch} would use all {whole}"
     )
 
 

@@ -27,6 +27,7 @@ from ..result.formatting import gib, plural
 from ..result.result import Change, Fix, Hardware, PlanReason, PlanResult, SpecRejected
 from ..search.batch import indivisible, micro_batches
 from ..search.demand import Demand
+from ..search.engines import settings_of_engines
 from ..search.methods import methods
 from ..search.option import NEARLY_FULL, Option
 from ..search.search import Search
@@ -88,8 +89,7 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     else:
         least = f"no hardware of up to {MOST_RENTED} GPUs has {bearable}"
     path, engine = "spec.generation.engine", "Transformers"
-    others = demand.spec.generation.model_copy(update={"engine": engine})
-    removed = others.settings_of_other_engines()
+    removed = settings_of_engines(demand.spec)
     way = " and ".join([f"set {path} to {engine}", *(f"remove {other}" for other in removed)])
     message = (
         f"no engine can serve {demand.spec.model.name}: in vLLM the weights of its "

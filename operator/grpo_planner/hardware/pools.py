@@ -112,6 +112,15 @@ class Pool:
         """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
 
+    def gpus_on(self, nodes: int) -> int:
+        """GPUs of `nodes` nodes, as many of each as all of them have; 0 if there are fewer."""
+        found = 0
+        for room, count in reversed(self.rooms):
+            found += count
+            if found >= nodes:
+                return nodes * room.gpus
+        return 0
+
     def default_millicores(self, gpus: int, *, engine: bool = False) -> int:
         """Return the CPU request of a pod with `gpus` GPUs, in thousandths of a core.
 

@@ -252,6 +252,8 @@ def refuse_long_sequences(demand: Demand) -> None:
         return
     room = positions.tokens - training.max_prompt_length
     way = f"set spec.training.maxCompletionLength to {room}" if room > 0 else "lower both"
+    if 0 < room < (training.expected_completion_length or 0):
+        way += f", and expectedCompletionLength to {room} or less"
     message = (
         f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "
         f"{training.max_completion_length} = {demand.length} tokens, and {demand.spec.model.name} "

@@ -89,12 +89,13 @@ def check(demand: Demand) -> None:
             f"{demand.length}: remove it, or lower one of them",
         )
     if engine in ("Colocated", "Servers") and shape.experts:
+        removed = "".join(f" and remove {path}" for path in settings_of_engines(spec))
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.engine {engine}: vLLM keeps layers of experts in a layout of its "
             "own, which can't be "
             f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to "
-            "Transformers",
+            f"Transformers{removed}",
         )
     if spec.placement.accelerator == "CPU":
         return
@@ -110,6 +111,12 @@ def check(demand: Demand) -> None:
             f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
             f"can't be split over {gpus} GPUs; {counts} can",
         )
+
+
+def settings_of_engines(spec: GRPOJobSpec) -> list[str]:
+    """Paths of the settings that have to be removed for Transformers to sample."""
+    without = spec.generation.model_copy(update={"engine": "Transformers"})
+    return without.settings_of_other_engines()
 
 
 def is_splittable(demand: Demand, gpus: int) -> bool:
@@ -306,7 +313,7 @@ class Engines:
     def misfit(self, pools: Sequence[Pool]) -> str:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty
         where it has."""
-        wanted, servers = self._demand.spec.generation, self._server_spec
+        wanted = self._demand.spec.generation
         gpus = wanted.tensor_parallel or 1
         most = max((pool.most_gpus_per_node for pool in pools), default=0)
         if wanted.engine == "Colocated" and gpus > most:
@@ -323,13 +330,30 @@ class Engines:
                 "raise or remove it"
             )
         if wanted.engine == "Servers":
-            return (
-                f"spec.generation.servers asks for {plural(servers.replicas, 'engine')} with "
-                f"{plural(servers.gpus_per_replica, 'GPU')} each beside the trainer's, of which "
-                f"one takes {gib(self._least_bytes(servers.gpus_per_replica))} of each GPU at "
-                "least: lower servers.replicas, raise gpusPerReplica, or set engine to Colocated"
-            )
+            return self._servers_misfit(pools)
         return ""
+
+    def _servers_misfit(self, pools: Sequence[Pool]) -> str:
+        """The same of engines in pods of their own: their GPUs are too small or too few."""
+        servers, gpus = self._server_spec, self._server_spec.gpus_per_replica
+        own_pools = self._others if servers.gpu_product else pools
+        usable = max((pool.usable_bytes for pool in own_pools), default=0)
+        needed, room = self._least_bytes(gpus), int(OWN_SHARE * usable)
+        of_product = f" of product {servers.gpu_product}" if servers.gpu_product else ""
+        missing, ways = "so many are not there", []
+        if own_pools and needed > room:
+            missing = (
+                f"one takes {gib(needed)} of each GPU at least, of which it may have {gib(room)}"
+            )
+            ways.append("raise servers.gpusPerReplica")
+        elif servers.replicas > 1:
+            ways.append("lower servers.replicas")
+        ways.append("set spec.generation.engine to Auto")
+        return (
+            f"spec.generation.servers asks for {plural(servers.replicas, 'engine')} with "
+            f"{plural(gpus, 'GPU')} each beside the trainer's{of_product}: {missing}; "
+            f"{' or '.join(ways)}"
+        )
 
     def _least_bytes(self, gpus: int) -> int:
         """Bytes of one GPU that an engine takes for one completion."""

@@ -91,6 +91,11 @@ class Option:
         object.__setattr__(self, "seconds", self.time.total)
 
     @property
+    def published_seconds(self) -> float:
+        """The time of one step as a plan has it, of which tables and sentences tell."""
+        return round(self.seconds, 2)
+
+    @property
     def least_seconds(self) -> float:
         """The low end of the range of its time."""
         return least_seconds(self.seconds, self.correction)
@@ -104,11 +109,6 @@ class Option:
     def beside(self) -> Beside:
         """GPUs of engines in pods of their own, with their price."""
         return beside(self.footprint.setup.engine, self.servers)
-
-    @property
-    def gpu_seconds(self) -> float:
-        """What one step takes of all GPUs, the engines' among them."""
-        return (self.place.world + self.engine_gpus) * self.seconds
 
     @property
     def tier(self) -> Literal[0, 1, 2]:

@@ -80,16 +80,18 @@ def _size(option: Option, demand: Demand, choice: Option | None, rule: str) -> S
     place, servers = option.place, option.servers
     is_priced = place.pool.price and (servers is None or servers.price)
     hourly = place.pool.price * place.world + option.beside.price
+    seconds = option.published_seconds
+    gpu_seconds = seconds * (place.world + option.engine_gpus)
     return Size(
         gpus=place.world,
         engine_gpus=option.engine_gpus,
         nodes=place.nodes,
         gpu_product=place.pool.label,
         method=option.footprint.method.name,
-        step_seconds=option.seconds,
-        step_gpu_seconds=option.gpu_seconds,
-        gpu_hours=steps * option.gpu_seconds / HOUR if steps else None,
-        price=steps * option.seconds / HOUR * hourly if steps and is_priced else None,
+        step_seconds=seconds,
+        step_gpu_seconds=gpu_seconds,
+        gpu_hours=steps * gpu_seconds / HOUR if steps else None,
+        price=steps * seconds / HOUR * hourly if steps and is_priced else None,
         headroom=1 - option.device_share,
         chosen=chosen,
         rule=rule if chosen else "",

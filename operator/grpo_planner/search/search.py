@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from itertools import chain, count, groupby, product
 from math import inf
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.run_policy import Objective
 from grpo_api.text.timing import DAY, HOUR
 
@@ -57,13 +58,18 @@ class Search:
 
         `server_pools`: where engines may be that have a product of their own.
         """
-        self.demand = footprints.demand
+        self.demand, self._footprints = footprints.demand, footprints
+        self._server_pools = server_pools
         self.engines = Engines(self.demand, server_pools)
         self._times = Times(self.demand, self.engines)
         self._objective: Objective = self.demand.spec.placement.objective
         self.pools = list(pools)
         self._extents = Extents(footprints, self.engines, pools)
         self._places, self._methods = self._extents.places, self._extents.methods
+
+    def with_spec(self, spec: GRPOJobSpec) -> "Search":
+        """The search of the same job with another spec on the same pools."""
+        return Search(self._footprints.with_spec(spec), self.pools, self._server_pools)
 
     @property
     def has_place(self) -> bool:
