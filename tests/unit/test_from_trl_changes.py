@@ -57,6 +57,8 @@ def with_line(line: str, given_arguments: str = GIVEN) -> str:
         ("lora.target_modules.append('k_proj')", "lora.target_modules: it changes here"),
         ("args.model_init_kwargs['attn_implementation'] = 'sdpa'", "args.model_init_kwargs: it"),
         ("args.reward_weights[0] *= 2", "args.reward_weights: it changes here"),
+        ("def make():\n    return GRPOConfig(beta=0)\nargs = make()\nvars(args).pop('beta', 0)",
+         "args.beta: it changes here"),
         ("rows.set_transform(str)", "train_dataset = rows"),
         ("exec(open('configurator.py').read())", "exec(open('configurator.py').read()): it may"),
         ("globals()['args'] = other", "globals()['args']: it may set anything"),

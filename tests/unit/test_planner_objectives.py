@@ -217,7 +217,7 @@ TWO_GPUS = {"engine": "Colocated", "tensorParallel": 2}
 SERVERS = {"engine": "Servers", "servers": {"replicas": 3, "gpusPerReplica": 2}}
 
 
-@settings(max_examples=cases(300, gate=8))
+@settings(max_examples=cases(80, gate=8))
 # Two nodes of three GPUs have no two of them for each engine, three nodes of two have.
 @example((3, 3, 1024), TWO_GPUS, (4, 3), "Never", 6)
 # Servers take host memory of no trainer's node.

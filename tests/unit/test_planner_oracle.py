@@ -90,7 +90,7 @@ def test_no_candidate_is_better_than_the_chosen_plan() -> None:
     """By the objective, and in both time and GPU-seconds; half of the jobs but SHORT are large."""
     numbers: list[int] = []
 
-    @settings(max_examples=cases(400, gate=5))
+    @settings(max_examples=cases(60, gate=5))
     @example(LLAMA_1B, CACHES)
     @example(LLAMA_1B, SHORT)
     @given(

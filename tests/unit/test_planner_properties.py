@@ -147,7 +147,7 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
     assert plan.world_size * plan.micro_batch * plan.gradient_accumulation == step
 
 
-@settings(max_examples=cases(200, gate=12))
+@settings(max_examples=cases(60, gate=12))
 @given(
     jobs(),
     st.lists(OFFERS, min_size=1, max_size=3),

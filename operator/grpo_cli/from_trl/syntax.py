@@ -273,7 +273,7 @@ def _filled_attributes(node: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
-    """Fields that `setattr`, or an entry or an update of `vars(…)` or `__dict__`, sets."""
+    """Fields that `setattr`, or a change of `vars(…)` or `__dict__`, sets or removes."""
     match node:
         case ast.Call(args=[owner, field, given]) if called_name(node).strip("_") == "setattr":
             yield _attribute(owner, field), given
@@ -290,7 +290,12 @@ def _fields_by_name(node: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | N
             for keyword in node.keywords:
                 if keyword.arg:
                     yield ast.Attribute(owner_of_fields, keyword.arg), keyword.value
-        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=fields, slice=field):
+        case (
+            ast.Subscript(ctx=ast.Store() | ast.Del(), value=fields, slice=field)
+            | ast.Call(
+                func=ast.Attribute(attr="pop" | "setdefault", value=fields), args=[field, *_]
+            )
+        ):
             owner_of_fields = fields_owner(fields)
             if owner_of_fields is not None:
                 yield _attribute(owner_of_fields, field), None
