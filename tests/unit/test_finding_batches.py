@@ -90,9 +90,11 @@ def test_a_policy_is_not_still_before_the_end_of_its_warm_up(seed: int) -> None:
     assert first_found(late) == {}
 
 
+@pytest.mark.parametrize("prompts", [3, 4])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_reward_of_few_prompts_that_rose_and_fell_has_risen(seed: int) -> None:
-    steps = batches(seed, lambda step: min(0.2 + step / 100, 0.8 - step / 1000), STILL, prompts=4)
+def test_a_reward_of_few_prompts_that_rose_and_fell_has_risen(seed: int, prompts: int) -> None:
+    right = lambda step: min(0.2 + step / 100, 0.8 - step / 1000)  # noqa: E731
+    steps = batches(seed, right, STILL, prompts=prompts)
     assert "NotLearning" not in first_found(steps)
 
 
@@ -186,11 +188,64 @@ def test_a_penalty_on_length_may_grow_by_what_the_other_rewards_gain(seed: int) 
     longer = ramp(400, 800, 150, 20)
     right, style = ramp(0.5, 0.75, 150, 20), always(0.5)
     assert first_found(penalised(seed, right, ramp(-0.03, -0.18, 150, 20), longer, style)) == {}
+    costly = penalised(seed, right, ramp(-0.03, -0.45, 150, 20), longer, style)
+    for row in costly:  # The penalty's weight is 0.3.
+        row["reward"] -= 0.7 * row["rewards/overlong/mean"]
+    assert first_found(costly) == {}
     lost = ramp(-0.25, -0.9, 150, 40)
     for length in (always(400), longer):
         learned_first = lambda step: min(ramp(-0.7, -0.25, 30, 0)(step), lost(step))  # noqa: E731
         steps = penalised(seed, learned_first, always(0.0), length, ramp(0.1, 0.9, 150, 40))
         assert first_found(steps)["RewardHacking"] < 150
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_accuracy_that_is_half_lost_is_named_without_a_kl_and_at_the_same_length(
+    seed: int,
+) -> None:
+    right = lambda step: min(towards(0.7, 0.85, 30)(step), ramp(0.85, 0.4, 165, 90)(step))  # noqa: E731
+    beside = {**STILL, "rewards/style/mean": ramp(0.2, 0.9, 165, 90)}
+    steps = batches(seed, right, beside, prompts=24, steps=220)
+    for row in steps:
+        row["reward"] += row["rewards/style/mean"]
+    assert 90 < first_found(steps)["RewardHacking"] < 150
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("accuracy_reward", {"NoSignal": 40 + 4}),
+        ("correctness_reward_func", {"NoSignal": 40 + 4}),
+        ("incorrect_format", {}),
+        ("repetition_penalty", {}),
+    ],
+)
+def test_a_reward_for_right_answers_that_never_pays_is_named_and_a_penalty_that_is_never_due_not(
+    name: str, found: dict[str, int]
+) -> None:
+    steps = [
+        {**row, "rewards/format/mean": row["reward"], f"rewards/{name}/mean": 0.0}
+        for row in batches(0, towards(0.2, 0.9, 40), STILL, steps=100)
+    ]
+    for row in steps:
+        del row["rewards/accuracy/mean"]
+    assert first_found(steps) == found
+    for row in steps[::30]:
+        row[f"rewards/{name}/mean"] = 1 / 64
+    assert first_found(steps) == {}
+
+
+@pytest.mark.parametrize(
+    ("right", "is_solved"),
+    [(always(0.01), 0.0), (always(0.99), 1.0), (ramp(0.5, 0.99, 60, 0), 1.0)],
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dead_groups_are_solved_where_the_answers_are_right(
+    seed: int, right: Line, is_solved: float
+) -> None:
+    (finding,) = diagnose(rows(batches(seed, right, STILL, prompts=16, steps=100)))
+    assert finding.finding == "NoSignal"
+    assert finding.evidence.get("isSolved", 0.0) == is_solved
 
 
 @pytest.mark.parametrize("infinite", [math.inf, -math.inf])

@@ -218,6 +218,27 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
     assert diagnose(rows(well)) == []
 
 
+@pytest.mark.parametrize(
+    ("reward", "found"),
+    [
+        (Noisy(always(0.9), 0.06), "RewardHacking"),
+        (None, "RewardHacking"),
+        (Noisy(ramp(0.9, 0.1, 120), 0.06), "RewardFalling"),
+    ],
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_evaluation_that_collapses_is_named_whatever_the_reward_does(
+    seed: int, reward: Noisy | None, found: str
+) -> None:
+    chance, lost = random.Random(seed), ramp(0.94, 0.09, 120)
+    steps = logged_steps({"reward": reward}, seed, steps=150)
+    for row in steps[4::5]:
+        row["eval_reward"] = chance.gauss(lost(row["step"]), 0.03)
+    at = first_found(steps)
+    assert set(at) - {"NoReward"} == {found}
+    assert CHANGE < at[found] < 105, "half of it is lost"
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_evaluation_that_falls_slowly_is_named_before_half_of_it_is_lost(seed: int) -> None:
     """Evaluated so often that not every one is kept."""

@@ -60,8 +60,9 @@ RULES: dict[FindingName, RuleSet] = {
     ),
     "NoSignal": RuleSet(
         learning_rules.no_signal,
-        "Groups have equal rewards, so that nothing is learned: where the task is solved, stop or "
-        "take harder prompts; where it is too hard, take easier ones or a finer reward.",
+        "Rewards don't tell answers apart: where the task is solved, stop or take harder prompts. "
+        "Where no answer is right, read samples: does the reward read them? Otherwise take easier "
+        "prompts or a finer reward.",
     ),
     "Truncating": RuleSet(
         learning_rules.truncating,
@@ -81,8 +82,9 @@ RULES: dict[FindingName, RuleSet] = {
     ),
     "RewardHacking": RuleSet(
         learning_rules.reward_hacking,
-        "One reward rises at the cost of another: read samples of both, change the reward that is "
-        "gamed or its weight, and raise training.beta.",
+        "What is rewarded costs another reward or the evaluation: read samples of both. Change the "
+        "reward that is gamed or its weight, raise training.beta, or go back to the best "
+        "evaluation's checkpoint.",
     ),
     "NotLearning": RuleSet(
         learning_rules.not_learning,

@@ -5,6 +5,8 @@ Where too little is known, it returns None.
 """
 
 import math
+import re
+from collections.abc import Iterable
 from statistics import median
 
 from . import thresholds as limits
@@ -30,6 +32,10 @@ GROUPS_WINDOW = 20
 DEAD_WINDOW = 8
 """Generations without any live group that need no longer look."""
 NEARLY_ALL = 0.99
+UNPAID_STEPS = 40
+"""Generations in which a reward for right answers pays once, even for one answer in hundreds."""
+_FOR_RIGHT_ANSWERS = re.compile(r"^(?!.*penal).*(?<!in)(accura|correct|exact)", re.IGNORECASE)
+"""Names of such rewards: any other that is always 0 may be a penalty that is never due."""
 TRUNCATED_STEPS = 3 * SMOOTH
 """Steps within which a reward must gain for completions that were always cut: a level, and one that
 is clearly later."""
@@ -82,7 +88,11 @@ def entropy_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
 
 
 def no_signal(run: RunNumbers, _: RunLimits) -> Verdict | None:
-    """All completions of nearly every group have the same reward, so that no advantage is left."""
+    """Nearly all groups have equal rewards, which leaves no advantage, or no answer is right."""
+    return _worst([_dead_groups(run), _never_right(run)])
+
+
+def _dead_groups(run: RunNumbers) -> Verdict | None:
     if not run.has_values(DEAD_GROUPS, DEAD_WINDOW):
         return None
     series = run.series[DEAD_GROUPS]
@@ -96,16 +106,39 @@ def no_signal(run: RunNumbers, _: RunLimits) -> Verdict | None:
     return Verdict(share / limits.DEAD_GROUPS.value, evidence | _reward_evidence(run))
 
 
+def _never_right(run: RunNumbers) -> Verdict | None:
+    """A reward for right answers pays nothing, and others hide it: their groups differ."""
+    unpaid = _unpaid_rewards(run)
+    score = max(map(len, unpaid.values()), default=0) / UNPAID_STEPS
+    levels = {name: values[-1] for name, values in unpaid.items()}
+    return Verdict(score, levels | _reward_evidence(run))
+
+
+def _unpaid_rewards(run: RunNumbers) -> dict[str, list[float]]:
+    """The newest values of each reward for right answers that pays nothing."""
+    newest = {
+        name: series.newest(KEPT)
+        for name, series in run.rewards.items()
+        if _FOR_RIGHT_ANSWERS.search(name)
+    }
+    return {
+        name: values
+        for name, values in newest.items()
+        if values and max(values) == min(values) <= 0
+    }
+
+
 def _is_solved(run: RunNumbers) -> bool:
     """Whether the rewards that are all equal are high ones, of those that the run has seen."""
-    if not run.has_values(REWARD, 1):
+    if not run.has_values(REWARD, 1) or _unpaid_rewards(run):
         return False
     reward = run.series[REWARD]
     now, peak = reward.level(), run.reward_peak
-    if peak.count and peak.height > reward.error:
+    # Where a few groups have a right answer or two, the mean is below the spread within groups.
+    spread = max(reward.error, run.level("reward_std"))
+    if peak.count and peak.height > spread:
         return now >= peak.lowest + 0.75 * peak.height
-    # Nothing has ever changed: all groups were alike from the first step on.
-    return now > 0
+    return now > spread
 
 
 def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -180,6 +213,10 @@ def _may_have_gained_since(run: RunNumbers, then: Record) -> bool:
 
 def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """The reward has been higher."""
+    return _worst([_fallen_reward(run), _fallen_evaluation(run, with_reward=True)])
+
+
+def _fallen_reward(run: RunNumbers) -> Verdict | None:
     if not run.has_values(REWARD, 2 * SMOOTH) or not run.reward_peak.count:
         return None
     reward, spread = run.series[REWARD], run.level("reward_std")
@@ -194,13 +231,12 @@ def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
 
 
 def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
-    """One reward rises at the cost of another, or of the evaluation."""
-    verdicts = [_hacked_evaluation(run)]
+    """One reward rises at the cost of another, or the evaluation falls without the reward."""
+    verdicts = [_fallen_evaluation(run, with_reward=False)]
     if len(run.rewards) > 1:
         for name, peaks in run.peaks.items():
             verdicts += [_hacked_reward(run, name, peak) for peak in peaks]
-    positive_verdicts = [verdict for verdict in verdicts if verdict is not None]
-    return max(positive_verdicts, key=lambda verdict: verdict.score) if positive_verdicts else None
+    return _worst(verdicts)
 
 
 def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
@@ -214,7 +250,7 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
         return Verdict(0.0, {})
     other, before = rival
     if peak.value <= 0:
-        size = max(size, _price(run, peak))
+        size = max(size, _price(run, name, peak))
     evidence = {
         name: fallen.level(),
         f"{name} at its best": peak.value,
@@ -226,20 +262,26 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
     return Verdict(score, evidence)
 
 
-def _price(run: RunNumbers, penalty: Peak) -> float:
-    """How much a penalty may grow for what the other rewards gain: by a part of it, and by all of
-    it where the penalty was never learned and has grown with the answers' length."""
+def _price(run: RunNumbers, name: str, penalty: Peak) -> float:
+    """How much a penalty may grow for what the other rewards gain: by a part of it. Where it was
+    hardly learned and has grown with the answers' length, it may grow by all of it, and by more
+    where its weight leaves their sum as high as it was."""
     gains = [
-        series.level() - penalty.beside.get(f"rewards/{name}", math.inf)
-        for name, series in run.rewards.items()
+        series.level() - penalty.beside.get(f"rewards/{other}", math.inf)
+        for other, series in run.rewards.items()
     ]
     gain = sum(max(0.0, each) for each in gains)
     part = limits.HACKED_LOSS.value * gain
     least_length = penalty.beside.get(LENGTH, math.inf)
     if run.has_values(LENGTH):
         least_length += limits.NOTICEABLE.value * run.series[LENGTH].error
-    is_of_length = penalty.height < part and run.level(LENGTH) > least_length
-    return gain if is_of_length else part
+    series = run.rewards[name]
+    was_learned = penalty.height >= max(part, LEAST_GAIN * (penalty.value - series.level()))
+    if was_learned or not run.level(LENGTH) > least_length:
+        return part
+    least_sum = penalty.beside.get(REWARD, math.nan)
+    least_sum -= limits.NOTICEABLE.value * run.series[REWARD].error
+    return gain if run.level(REWARD) < least_sum else math.inf
 
 
 def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] | None:
@@ -260,25 +302,26 @@ def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] 
 
 
 def _has_side_effect(run: RunNumbers, peak: Peak) -> bool:
-    """Whether answers have become of another length, or the policy another one, since then."""
-    length, kl = (peak.beside.get(key) for key in (LENGTH, "kl"))
+    """Whether answers have become of another length, or the policy another one, since then. It may
+    have where no KL says otherwise."""
+    length, kl = (peak.beside.get(key) for key in (LENGTH, KL))
     is_longer = length is not None and abs(run.level(LENGTH) - length) >= 0.2 * length
-    is_further = kl is not None and run.level("kl") >= 1.5 * kl + 0.01
+    is_further = kl is None or run.level(KL) >= 1.5 * kl + 0.01
     return is_longer or is_further
 
 
-def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
+def _fallen_evaluation(run: RunNumbers, *, with_reward: bool) -> Verdict | None:
+    """The evaluation has been higher, and the training reward as well or not."""
     evaluations = run.evaluations.means
-    if len(evaluations) < EVALUATIONS or not run.has_values(REWARD):
+    if len(evaluations) < EVALUATIONS:
         return None
     scores = [evaluation.score for evaluation in evaluations]
     neighbours = list(zip(scores, scores[1:], scores[2:], strict=False))
     levels = [median(three) for three in neighbours]
     best = max(range(len(levels)), key=lambda at: levels[at])
-    reward = run.series[REWARD]
     reward_then = evaluations[best + 1].reward
-    has_gained = reward.level() > reward_then + limits.NOTICEABLE.value * reward.error
-    if not has_gained:
+    least_reward = reward_then - limits.BEST_OF_NOISE.value * run.series[REWARD].error
+    if (run.level(REWARD) < least_reward) != with_reward:
         return Verdict(0.0, {})
     # A trend of few evaluations would count as noise by their jumps, not by how they bend.
     bends = [abs(before - 2 * between + after) for before, between, after in neighbours]
@@ -289,7 +332,7 @@ def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
     evidence = {
         "evaluation": scores[-1],
         "bestEvaluation": levels[best],
-        "reward": reward.level(),
+        "reward": run.level(REWARD),
         "rewardThen": reward_then,
     }
     return Verdict(_ratio(loss, limit), evidence)
@@ -306,8 +349,9 @@ def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
     is_moving = is_away or run.has_moved("entropy") or run.has_moved(LENGTH)
     # Without a signal nothing can be learned, and NoSignal says so.
     has_signal = not run.level(DEAD_GROUPS) >= limits.DEAD_GROUPS.value
+    # The best of many levels and the lowest are each within SURE errors of their mean.
     has_peak = any(
-        peak.height > limits.SIGNIFICANT.value * peak.error(reward)
+        peak.height > 2 * SURE * peak.error(reward)
         for peak in (run.reward_peak, run.long_reward_peak)
     )
     is_harmless = is_moving or has_peak or not has_signal
@@ -387,6 +431,11 @@ def _clipped_share(run: RunNumbers) -> float | None:
 
 def _reward_evidence(run: RunNumbers) -> dict[str, float]:
     return {"reward": run.level(REWARD)} if run.has_values(REWARD, 1) else {}
+
+
+def _worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    return max(judged, key=lambda verdict: verdict.score, default=None)
 
 
 def _ratio(value: float, limit: float) -> float:
