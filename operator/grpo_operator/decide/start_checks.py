@@ -206,7 +206,9 @@ def engines_gone(observation: Observation, limits: Limits) -> Decision | None:  
 
     Whatever ends the gang comes before: the Job may not be creatable for long.
     """
-    return Decision(Action.START) if _lacks_engines(observation) else None
+    # Before the gang has run, engines_not_started says when they may follow it.
+    are_gone = _lacks_engines(observation) and observation.has_gang_run
+    return Decision(Action.START) if are_gone else None
 
 
 def _lacks_engines(observation: Observation) -> bool:
