@@ -75,6 +75,15 @@ def test_what_is_no_secret_stays() -> None:
     assert plain_text(page) == page
 
 
+@pytest.mark.parametrize("part", ["?key", "?a=1&", "://a", "Bearer ", '"key', "GET ://a: ", "sk-"])
+def test_no_text_takes_more_than_a_moment(part: str) -> None:
+    # An expression of quadratic or cubic time would take from minutes to days.
+    text = "GET " + 50_000 * part
+    assert plain_text(text)
+    assert value_text({"a": text})
+    assert connection_problem(OSError(text), "hub:8080")
+
+
 def test_a_value_is_shown_as_json_without_secrets() -> None:
     env = {"WANDB_API_KEY": "0123456789abcdef", "A": None, "hub_token": "abc", "B": "hf_abcdefghij"}
     assert value_text(env) == ('{"WANDB_API_KEY": "…", "A": null, "hub_token": "…", "B": "hf_…"}')

@@ -22,11 +22,15 @@ _FAILURES = (
 )
 """What is wrong with a connection, by what libraries call it: Python's, aiohttp, httpx, Rust's."""
 _PREFIX = re.compile(r"^(?:[A-Z]+ \S+://\S+: |[\w.]+(?:Error|Exception): |\[Errno -?\d+\] )+")
+LONGEST_ERROR = 2000
+"""Characters of an error in which a prefix is looked for, which takes the cube of their number."""
 _SECRETS = re.compile(
     r"\b(hf_)[A-Za-z0-9]{8,}|\b(sk-|ghp_|AKIA|Bearer )[A-Za-z0-9._~+/-]{8,}=*|(://)[^\s/@]+(?=@)"
-    r"|(\?)[^\s\"']*(?i:sig|token|key|credential|policy)[^\s\"'=]*=[^\s\"']*"
 )
-"""Tokens, the user of a URL, and its query if it is signed: such a link needs no token."""
+"""Tokens, and the user of a URL."""
+_QUERY = re.compile(r"\?[^\s\"']+")
+_SIGNATURE = re.compile("sig|token|key|credential|policy", re.IGNORECASE)
+"""Parts of the names in the query of a signed URL, which needs no token."""
 _SECRET_FIELDS = re.compile(
     r'("(?:\w*(?:key|token|secret|password)|value)": )"[^"]*"', re.IGNORECASE
 )
@@ -38,7 +42,10 @@ def connection_problem(error: BaseException, peer: str) -> str:
     """Why a request to `peer` failed, such as `connection refused by 10.0.0.7:8080`."""
     text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in error_chain(error))
     phrases = (phrase for phrase, pattern in _FAILURES if re.search(pattern, text))
-    problem = next(phrases, "") or _PREFIX.sub("", str(error)) or type(error).__name__
+    problem = next(phrases, "")
+    if not problem:
+        own_words = _PREFIX.sub("", str(error)[:LONGEST_ERROR])
+        problem = own_words or type(error).__name__
     if problem == "connection refused":
         return f"connection refused by {peer}"
     return shorten(f"{peer}: {plain_text(problem)}", MAX_MESSAGE // 2)
@@ -59,7 +66,13 @@ def plain_text(text: str) -> str:
 
 def hide_secrets(text: str) -> str:
     """The text with an ellipsis for what may be a secret."""
-    return _SECRETS.sub(r"\1\2\3\4…", text)
+    return _QUERY.sub(_unsigned_query, _SECRETS.sub(r"\1\2\3…", text))
+
+
+def _unsigned_query(query: re.Match[str]) -> str:
+    # One expression for all of it would take cubic time, and a text may be anything.
+    names = [field.partition("=")[0] for field in query[0].split("&") if "=" in field]
+    return "?…" if any(map(_SIGNATURE.search, names)) else query[0]
 
 
 def value_text(value: object, most: int = 80) -> str:
