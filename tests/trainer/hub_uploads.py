@@ -13,11 +13,15 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from huggingface_hub import constants
 
-from tests.trainer.hub import LARGE, Answer, Files, HubServer, Repository, serving
+from grpo_api.text.contract import EXPORT_TOKEN_ENV
+from tests.trainer.hub import LARGE, Answer, Files, HubServer, Repository, serving, use
 
 PART_BYTES = 20_000
 """Large files of more bytes are sent in parts of so many."""
@@ -269,4 +273,14 @@ class WritableHub(HubServer):
 def writable_hub() -> Iterator[WritableHub]:
     """The hub, for as long as the body runs."""
     with serving(WritableHub()) as server:
+        yield server
+
+
+@contextmanager
+def writable_hub_in_use(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[WritableHub]:
+    """An empty hub that this process uses, with an empty cache and a token that may write."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
+    with writable_hub() as server:
+        use(monkeypatch, server.url, cache)
         yield server

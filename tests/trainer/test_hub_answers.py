@@ -19,7 +19,7 @@ from grpo_trainer.runtime.clock import LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, HubUnavailable
 from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import Answer, HubServer, hub_server, use
-from tests.trainer.hub_uploads import WRITER, WritableHub, writable_hub
+from tests.trainer.hub_uploads import WritableHub, writable_hub_in_use
 
 pytestmark = pytest.mark.realtime
 
@@ -41,10 +41,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 @pytest.fixture
 def export_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
     """An empty hub, and a token that may write to it."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
-    with writable_hub() as server:
-        use(monkeypatch, server.url, tmp_path / "cache")
+    with writable_hub_in_use(monkeypatch, tmp_path / "cache") as server:
         yield server
 
 

@@ -27,8 +27,8 @@ from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, HubUnavailable, classify_error
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
-from tests.trainer.hub import LOST, PASSING, Repository, files_of, use
-from tests.trainer.hub_uploads import FIRST_COMMIT, READER, WRITER, WritableHub, writable_hub
+from tests.trainer.hub import LOST, PASSING, Repository, files_of
+from tests.trainer.hub_uploads import FIRST_COMMIT, READER, WritableHub, writable_hub_in_use
 
 pytestmark = pytest.mark.realtime
 
@@ -58,10 +58,7 @@ def export(tmp_path: Path) -> Path:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
     """An empty hub, and a token that may write to it."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
-    with writable_hub() as server:
-        use(monkeypatch, server.url, tmp_path / "cache")
+    with writable_hub_in_use(monkeypatch, tmp_path / "cache") as server:
         yield server
 
 
