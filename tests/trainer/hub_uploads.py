@@ -270,17 +270,10 @@ class WritableHub(HubServer):
 
 
 @contextmanager
-def writable_hub() -> Iterator[WritableHub]:
-    """The hub, for as long as the body runs."""
-    with serving(WritableHub()) as server:
-        yield server
-
-
-@contextmanager
 def writable_hub_in_use(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[WritableHub]:
     """An empty hub that this process uses, with an empty cache and a token that may write."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
-    with writable_hub() as server:
+    with serving(WritableHub()) as server:
         use(monkeypatch, server.url, cache)
         yield server

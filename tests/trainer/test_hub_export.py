@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import TrainingPlan
@@ -29,8 +29,8 @@ from grpo_trainer.training.training_run import run
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder
-from tests.trainer.hub import files_of, use
-from tests.trainer.hub_uploads import READER, WRITER, WritableHub, writable_hub
+from tests.trainer.hub import files_of
+from tests.trainer.hub_uploads import READER, WritableHub, writable_hub_in_use
 
 pytestmark = pytest.mark.realtime
 
@@ -45,12 +45,9 @@ EXPORT = {
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
     """A hub with a policy and prompts."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
-    with writable_hub() as server:
-        use(monkeypatch, server.url, tmp_path / "cache")
+    with writable_hub_in_use(monkeypatch, tmp_path / "cache") as server:
         server.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "model")))
         server.add(
             "model", "team/judge", files_of(demo_model.save_reward_model(tmp_path / "judge"))
