@@ -180,7 +180,7 @@ class GRPOJobSpec(Model):
     """Another run whose newest checkpoint this one begins with, exactly as that would have gone on.
     Unset: step 0."""
     guard: GuardSpec = Field(default_factory=GuardSpec)
-    """When a run is stopped. Unset: only when it hangs."""
+    """When a run is stopped. Unset: the defaults below."""
     restarts: RestartsSpec = Field(default_factory=RestartsSpec)
     """Restarts after failures. Unset: 3."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=31536000)] | None = None

@@ -245,6 +245,22 @@ def test_a_later_job_without_a_cache_is_refused_before_the_first_one_s_is_filled
     assert "second: spec.model.cache is unset" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["prefetch"], ["preflight", "--in-cluster"]])
+def test_no_pod_is_made_of_an_image_that_nobody_has_named(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    def kubectl_answer(line: list[str], _: str | None = None) -> str:
+        assert "create" not in line
+        return json.dumps({"items": []})
+
+    monkeypatch.setattr(kubectl, "_run", kubectl_answer)
+    assert main([*words, "-f", str(world.folder / "job.yaml")]) == 2
+    assert "run: spec.image is unset: name the trainer's image" in capsys.readouterr().err
+
+
 @pytest.mark.realtime
 def test_a_job_is_made_and_followed_to_its_end(
     world: World, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@ explained."""
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from grpo_api.job import parse_spec
 from grpo_api.report import metrics, training_metrics
 from grpo_api.report.report import Result
 from grpo_api.spec import immutability
-from grpo_api.status.status import ConditionType, Phase
+from grpo_api.status.status import Condition, ConditionType, Phase
 from grpo_operator.records.reasons import Reason
+from grpo_operator.report import kstatus
+from grpo_operator.report.status import phase
 from grpo_planner.result.result import PlanReason
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +39,48 @@ def test_the_page_of_conditions_explains_each_word_once(section: str, words: Ite
     assert sorted(explained("reference/conditions.md", section, column=1)) == sorted(
         {str(word) for word in words}
     )
+
+
+def conditions_named(text: str) -> set[str]:
+    """The conditions among the words in backquotes."""
+    return set(re.findall(r"`(\w+)`", text)) & set(ConditionType)
+
+
+def test_each_reason_is_explained_at_a_condition_that_has_it() -> None:
+    page = (DOCS / "reference/conditions.md").read_text().partition("\n## Reasons\n")[2]
+    conditions_of = defaultdict(set)
+    for recorded in (ROOT / "tests/golden/recorded/status").glob("*.json"):
+        shown = re.findall(r'"(\w+)=(?:True|False|Unknown) (\w+) since', recorded.read_text())
+        for condition, reason in shown:
+            conditions_of[reason].add(condition)
+    assert len(conditions_of) > 40
+    heading: set[str] = set()
+    for line in page.splitlines():
+        named = conditions_named(line)
+        row = re.match(r"\| `(\w+)` \|", line)
+        if row and row[1] in conditions_of:
+            assert conditions_of[row[1]] & (heading | named), row[1]
+        elif line and not line.startswith("|"):
+            heading = named
+
+
+def test_the_column_reason_follows_the_conditions_that_the_page_names_in_this_order() -> None:
+    page = (DOCS / "reference/conditions.md").read_text()
+    (named,) = re.findall(r"condition\nthat is not well, of ([^.]*)\.", page)
+    assert re.findall(r"`(\w+)`", named) == [kind for kind, _ in kstatus._STEPS]
+
+
+def test_the_page_of_symptoms_has_the_phase_of_each_reason() -> None:
+    page = (DOCS / "how-to/operate/troubleshoot.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`, `(\w+)`", page, re.MULTILINE)
+    phases = [(word, reason) for word, reason in rows if word in set(Phase)]
+    assert len(phases) >= 3
+    for word, reason in phases:
+        refusal = Condition.model_validate(
+            {"type": ConditionType.ADMITTED, "status": "False", "reason": reason}
+            | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+        )
+        assert phase([refusal]) == word, reason
 
 
 def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:

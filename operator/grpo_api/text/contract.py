@@ -4,10 +4,6 @@ must agree.
 The operator and the trainer share no code but this package, so each of these values is written here
 once. Rules of the API use them to keep a user's spec from taking what the operator and the trainer
 need.
-
-A token authorizes a client to read a pod's HTTP pages. Only an operator can make one. The pod
-checks a token by its hash. The hash is in the pod's template, where everybody who may read pods can
-see it; the token is not there.
 """
 
 import re

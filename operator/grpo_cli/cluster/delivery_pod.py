@@ -12,7 +12,7 @@ from grpo_api.status.status import ResumeSource
 from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
-from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
+from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, defaults_from_flags, pod_user
 from grpo_operator.records.names import child_job, inheritable_metadata
 
 from ..show.errors import NotYet, OptionError
@@ -92,7 +92,21 @@ def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
 
 
 TRAINER_IMAGE = "grpo-trainer"
-"""Placeholder for the operator's image where no flag gives one."""
+"""Placeholder for the operator's image where no flag gives one, in objects that are only shown."""
+
+
+def pods_with_image(options: Namespace, name: str, spec: GRPOJobSpec) -> PodDefaults:
+    """What the flags say of a job's pods, which are to be created.
+
+    Raises:
+        OptionError: neither they nor the spec name the trainer's image.
+    """
+    pods = defaults_from_flags(options)
+    if not (pods.image or spec.image):
+        raise OptionError(
+            f"{name}: spec.image is unset: name the trainer's image by --trainer-image"
+        )
+    return pods
 
 
 def build_attempt(

@@ -30,7 +30,7 @@ from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 from ..cluster import job_pods, kubectl
 from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.clock import SYSTEM_CLOCK
-from ..cluster.delivery_pod import TRAINER_IMAGE
+from ..cluster.delivery_pod import pods_with_image
 from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, load_specs
@@ -46,7 +46,7 @@ def register(parser: ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, such as a suspended one")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
-    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
+    pod_defaults.add_arguments(parser, "")
     kubectl.add_arguments(parser)
 
 
@@ -95,9 +95,8 @@ def _fill_cache(options: Namespace, job: Job) -> int:
         return 0
     if options.filename is not None:
         spec = _with_class(options, job.metadata, spec)
-    body = prefetch_job(
-        ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options)
-    )
+    pods = pods_with_image(options, name, spec)
+    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pods)
     holder = _start(options, body)
     return _follow_job(options, prefetch_name(name), holder)
 

@@ -21,7 +21,7 @@ from grpo_operator.records.parsing import grpojob_record
 
 from ..cluster import job_pods, kubectl
 from ..cluster.clock import SYSTEM_CLOCK
-from ..cluster.delivery_pod import TRAINER_IMAGE
+from ..cluster.delivery_pod import pods_with_image
 from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import load_specs
 from ..show.errors import KubectlError, KubectlExitError, NotYet
@@ -43,7 +43,7 @@ def register(parser: ArgumentParser) -> None:
         action="store_true",
         help="check in a pod with the job's volumes and secrets",
     )
-    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
+    pod_defaults.add_arguments(parser, "")
     kubectl.add_arguments(parser)
 
 
@@ -94,7 +94,7 @@ def check_name(job: str) -> str:
 
 def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> PreflightReport:
     """The report of a pod; its Job is deleted afterwards."""
-    pods = pod_defaults.defaults_from_flags(options)
+    pods = pods_with_image(options, name, spec)
     _create_job(options, check_job(name, options.namespace or "default", spec, pods))
     try:
         return _awaited_report(options, check_name(name))

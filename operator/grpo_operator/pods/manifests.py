@@ -2,9 +2,8 @@
 checkpoint claim.
 
 What reaches the API server is a pure function of the GRPOJob, its plan and the attempt. `grpo
-render` prints the same, except the hash of a token, whose key is the operator's. Each function
-returns one object as a dict; the pod itself is in pod_spec.py, what attempts share in
-namespace_objects.py.
+render` prints the same. Each function returns one object as a dict; the pod itself is in
+pod_spec.py, what attempts share in namespace_objects.py.
 """
 
 from collections.abc import Mapping, Sequence
