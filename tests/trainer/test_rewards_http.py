@@ -8,10 +8,12 @@ import math
 import random
 import socket
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import encode_basic_auth
 
 from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
@@ -79,6 +81,37 @@ async def test_a_cell_that_is_no_number_is_null() -> None:
         cells = [1.5, math.nan, [-math.inf, {"deep": math.inf}]]
         await function(prompts=["p"] * 3, completions=["a"] * 3, answer=cells)
     assert service.bodies[0]["columns"] == {"answer": [1.5, None, [None, {"deep": None}]]}
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+async def test_a_service_is_reached_through_the_proxy_of_the_environment(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(lambda _, body: lengths(body)) as proxy:
+        monkeypatch.setenv(variable, proxy.url.replace("://", "://team:s3cret@"))
+        function, _ = http_function(replace(proxy, url="http://judge.example.com/score"))
+        assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert {headers["Host"] for headers in proxy.headers} == {"judge.example.com"}
+    password = encode_basic_auth("team", "s3cret")
+    assert {headers["Proxy-Authorization"] for headers in proxy.headers} == {password}
+
+
+async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda _, body: lengths(body)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removeprefix("http://").rstrip("/"))
+        function, _ = http_function(replace(proxy, url="http://judge.example.com/score"))
+        assert await score(function, ["a"]) == [1.0]
+
+
+@pytest.mark.parametrize("without", ["127.0.0.1", "*"])
+async def test_a_service_of_no_proxy_is_reached_directly(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", without)
+    with serving(lambda _, body: lengths(body)) as service:
+        function, _ = http_function(service)
+        assert await score(function, ["a"]) == [1.0]
 
 
 async def test_no_more_requests_at_once_than_declared() -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -91,6 +92,7 @@ class HTTPFunction:
             # No resolver takes a name that this refuses: each request would raise it.
             (address.host or "").encode("idna")
             self._shown = str(address.with_user(None).with_query(None))
+            self._proxy = _environment_proxy(address)
         except ValueError as error:
             raise BadInput(
                 f"reward {name!r}: http.url is not the address of a service: {error}; correct it"
@@ -213,7 +215,12 @@ class HTTPFunction:
         try:
             # no redirects: they would carry the token elsewhere
             async with session.post(
-                self._spec.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                self._spec.url,
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                proxy=self._proxy,
             ) as response:
                 answer = await _read_body(response)
         except TimeoutError as error:
@@ -234,6 +241,19 @@ class HTTPFunction:
             return checked_scores(rewards, name=self.__name__, step=step, expected=expected)
         except RewardError as error:
             raise _Passing("the answer's rewards can't be used", str(error)) from error
+
+
+def _environment_proxy(address: URL) -> URL | None:
+    """The proxy that the environment names for an address; None if it is to be reached directly.
+
+    HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY mean what they mean to the hub's client.
+    aiohttp's own `trust_env` also reads ~/.netrc, and refuses its password beside our token.
+    """
+    proxies = getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(f"{address.host}:{address.port}"):
+        return None
+    return URL(proxy if "://" in proxy else f"http://{proxy}")
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
