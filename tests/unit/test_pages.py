@@ -4,8 +4,9 @@ explained."""
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from grpo_operator.records.reasons import Reason
 from grpo_operator.report import kstatus
 from grpo_operator.report.status import phase
 from grpo_planner.result.result import PlanReason
+from grpo_planner.search.notes import spec_notes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -146,6 +148,24 @@ def test_each_place_that_the_architecture_names_defines_what_it_names() -> None:
             path,
             name,
         )
+
+
+def documents() -> Iterator[dict[str, Any]]:
+    """The objects in the YAML blocks of README and pages, and those that a workflow creates."""
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for block in re.findall(r"```yaml[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
+            for document in yaml.safe_load_all(block):
+                if isinstance(document, dict):
+                    yield document
+                    for template in (document.get("spec") or {}).get("templates", ()):
+                        yield yaml.safe_load(template.get("resource", {}).get("manifest", "{}"))
+
+
+def test_the_jobs_of_the_pages_have_no_setting_that_a_plan_warns_of() -> None:
+    jobs = [document for document in documents() if document.get("kind") == "GRPOJob"]
+    assert len(jobs) >= 6
+    for job in jobs:
+        assert list(spec_notes(parse_spec(job["spec"]))) == [], job["metadata"]
 
 
 def test_the_argo_workflow_makes_a_valid_job_and_waits_for_phases_that_end_one() -> None:
