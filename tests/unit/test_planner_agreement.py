@@ -14,6 +14,7 @@ from grpo_planner.explain.explain import decision_message
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import Planner, plan_job
+from grpo_planner.result.formatting import brief_plan_name
 from grpo_planner.result.result import Candidate
 from grpo_planner.time.step_range import headline_message
 from tests.generated import cases
@@ -39,6 +40,9 @@ def test_table_sentence_sizes_and_warnings_say_the_same(job: GRPOJobSpec, group:
     sizes = Planner(job).curve(there) if answer.feasible else []
     if chosen is None or chosen.memory is None:
         assert not any(size.chosen for size in sizes)
+        if answer.candidates and "the nearest" in answer.message:
+            name = brief_plan_name(answer.candidates[0])
+            assert f"the nearest, {name} on" in answer.message.replace("full 8-bit", "full")
         return
     step = chosen.estimated_step_seconds
     assert step is not None

@@ -14,6 +14,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_cli.show.size_table import show_sizes
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import Planner, plan_job
+from grpo_planner.result.formatting import brief_plan_name
 from grpo_planner.result.result import PlanResult
 from tests.unit.planning import (
     A100,
@@ -162,8 +163,8 @@ def test_an_adapter_that_was_not_asked_for_is_explained() -> None:
     assert answer.chosen is not None
     assert answer.chosen.method == "LoRA"
     assert re.match(
-        r"an adapter, because training all parameters needs [0-9.]+ GiB of host memory per node, "
-        r"has 100.0 GiB",
+        r"an adapter, because training all parameters needs [0-9.]+ GiB at forward, has 78.9 GiB; "
+        r"host memory [0-9.]+ GiB, has 100.0 GiB",
         decision_message(answer),
     )
 
@@ -182,6 +183,17 @@ def test_what_lacks_memory_of_both_kinds_says_so() -> None:
         re.search(r" at backward, has [0-9.]+ GiB; host memory [0-9.]+ GiB, has 500", verdict)
         for verdict in verdicts
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "host_gib"),
+    [(QWEN_32B, 100), (QWEN_32B, 500), (LLAMA_70B, 100), (LLAMA_70B, 500), (LLAMA_70B, 900)],
+)
+def test_the_nearest_is_the_first_row(model: str, host_gib: int) -> None:
+    """Of some the GPU's memory is too small, of others the host's, or both."""
+    job = spec(model, adapter__use="Never", training__optimizer="AdamW")
+    answer = plan_job(job, inventory(nodes(1, 8, A100_40GB, host_gib=host_gib)))
+    assert f"the nearest, {brief_plan_name(answer.candidates[0])} on" in answer.message
 
 
 def test_what_was_compared_with_nothing_has_no_reason() -> None:

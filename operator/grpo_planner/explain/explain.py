@@ -32,7 +32,7 @@ from ..search.batch import generation_share
 from ..search.demand import Demand, step_fields, training_fields
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.notes import low_rate_message
-from ..search.option import Option
+from ..search.option import Option, missing_shares
 from ..time.step_range import step_message
 from ..time.step_time import assumed_link
 from .rejections import rejection
@@ -253,7 +253,7 @@ def candidates(demand: Demand, options: Sequence[Option], winner: Option | None)
 def _rank(option: Option) -> tuple[object, ...]:
     """Sort key of an option among those that were not chosen."""
     if option.shortage:
-        return True, 0, option.device_share, option.preference
+        return True, 0, *missing_shares(option)
     return False, option.tier, option.seconds, option.preference
 
 

@@ -157,13 +157,13 @@ class EnginedExtent(NamedTuple):
     variants: Variants
 
     @property
-    def shares(self) -> tuple[float, float]:
-        """What the leanest variant takes of a GPU and of a node's host memory, as shares of what
+    def missing_shares(self) -> float:
+        """What the leanest variant lacks of a GPU and of a node's host memory, as shares of what
         they have."""
         place = self.extent.place
         device = self.variants.leanest.device / max(1, place.pool.usable_bytes)
         host = self.variants.host(place.per_node) / max(1, place.host_memory)
-        return device, host
+        return max(0.0, device - 1) + max(0.0, host - 1)
 
 
 Candidate = Site | SiteMethod | Extent | EnginedExtent

@@ -265,11 +265,8 @@ def has_same_method(option: Option, other: Option) -> bool:
     )
 
 
-def _closeness(option: Option) -> tuple[bool, float, tuple[object, ...]]:
+def _closeness(option: Option) -> tuple[object, ...]:
     """Smaller is better: what fits by time, then what does not by how much it lacks."""
-    lacks = option.device_share + option.host_share
-    return (
-        option.shortage is not None,
-        lacks if option.shortage else option.seconds,
-        option.preference,
-    )
+    if option.shortage:
+        return True, *missing_shares(option)
+    return False, option.seconds, option.preference

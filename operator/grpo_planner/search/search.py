@@ -9,7 +9,7 @@ sites, of which most are never looked into.
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, count, groupby, product
 from math import inf
 
@@ -125,7 +125,7 @@ class Search:
         return min(LONGEST_STEP, LONGEST_RUN / steps) if steps else LONGEST_STEP
 
     def misses(self) -> list[Option]:
-        """For a job that nothing fits: of each pool and method the options that lack least."""
+        """For a job that nothing fits: of each pool and method the option that lacks least."""
         groups = product(self._places, self._methods)
         return list(chain.from_iterable(self._nearest(*group) for group in groups))
 
@@ -353,23 +353,17 @@ class Search:
         return options
 
     def _nearest(self, pool: Pool, method: Method) -> Iterable[Option]:
-        """Of a method in a pool that it does not fit in, the option that takes the least shares of
-        a GPU and of host memory, and the one that lacks least of them."""
+        """Of a method in a pool that it does not fit in, the option that lacks the least shares of
+        a GPU and of host memory."""
         leanest = [self._leanest(extent) for extent in self._extents.in_pool(pool, method)]
 
-        shares = [part.shares for part in leanest]
-
-        def key(index: int, free: float) -> tuple[float, int, int]:
-            device, host = shares[index]
-            missing = max(0.0, device - free) + max(0.0, host - free)
-            place = leanest[index].extent.place
-            return missing, place.world, place.nodes
+        def key(engined: EnginedExtent) -> tuple[float, int, int]:
+            place = engined.extent.place
+            return engined.missing_shares, place.world, place.nodes
 
         # Equal shares on as many GPUs and nodes are the same option. So only of what is shown is
         # the time worked out.
-        indices = range(len(leanest))
-        nearest = [min(indices, key=partial(key, free=free)) for free in (0.0, 1.0) if leanest]
-        return [self._leanest_option(*leanest[index]) for index in dict.fromkeys(nearest)]
+        return [self._leanest_option(*min(leanest, key=key))] if leanest else []
 
     def _leanest(self, extent: Extent) -> EnginedExtent:
         """An extent with the engine that takes least; where even training does not fit, with
