@@ -134,8 +134,8 @@ def table() -> str:
         f"GPU, {CROWDED[3] - 1:.0%} above {FULL:.0%}, {OFFLOADED - 1:.0%} with an offloaded "
         f"optimizer and {SEVERAL_NODES - 1:.0%} on several nodes (assumed).",
         "",
-        "Engine Auto: what samples the completions is the planner's choice too. Memory and times "
-        "of vLLM are assumed: no GPU has confirmed them "
+        "Engine Auto: what samples the completions is the planner's choice too. The memory of "
+        "vLLM is assumed: no GPU has confirmed it "
         "([generation.md](../explanation/generation.md)). The second table is without engines.",
         "",
         *COLUMNS,

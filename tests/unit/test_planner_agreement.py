@@ -53,6 +53,7 @@ def test_table_sentence_sizes_and_warnings_say_the_same(job: GRPOJobSpec, group:
     assert taken.step_seconds == step
     rows = [f"{row.estimated_step_seconds:.1f}" for row in answer.candidates if not lacks(row)]
     assert set(rows).issuperset(re.findall(r"would take ([0-9.]+) s", chosen.reason))
+    assert ("no GPU has confirmed" in chosen.reason) == ("vLLM" in chosen.reason)
     assert taken.headroom == pytest.approx(1 - share, abs=1e-3)
     why = decision_message(answer)
     if compared := re.match(r"([0-9.]+) s per step", why):

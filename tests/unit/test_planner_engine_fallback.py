@@ -1,6 +1,7 @@
 """The planner's part of spec.generation.fallback: the same split with another engine, what it may
 cost, and the limit of an engine's numbers."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -178,7 +179,9 @@ def test_the_plan_has_the_limit_and_follows_the_spec() -> None:
     chosen = plan(job, nodes(1, 1, H100))
     assert chosen.engine is not None
     assert chosen.engine.max_mismatch == MISMATCH_LIMITS["bfloat16"]
-    assert "by 0.1 nats in the mean" in engine_numbers(chosen.engine)
+    numbers = engine_numbers(chosen.engine)
+    assert "by 0.1 nats in the mean" in numbers
+    assert re.search(r"graphs and work space [0-9.]+ GiB \(assumed\), .* s \(assumed\); ", numbers)
     wide = spec(LLAMA_1B, generation__engine="Auto", guard__maxEngineMismatch=2)
     again = refit(chosen, wide, inventory(nodes(1, 1, H100)))
     assert again.engine is not None
@@ -189,6 +192,7 @@ def test_the_plan_has_the_limit_and_follows_the_spec() -> None:
     slim = plan(on_cpus)
     assert slim.engine is not None
     assert slim.engine.max_mismatch == MISMATCH_LIMITS["float32"]
+    assert "GPU" not in engine_numbers(slim.engine)
     eight_bits = spec(LLAMA_1B, generation={"engineArguments": {"kvCacheDtype": "fp8"}})
     printed = plan(eight_bits, nodes(1, 1, H100)).engine
     assert printed is not None

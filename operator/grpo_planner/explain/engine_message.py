@@ -2,6 +2,7 @@
 
 from ..memory.setup import Engine
 from ..result.formatting import engine_name, gib, plural
+from ..search.engines import settings_of_engines
 from ..search.option import Option
 from ..search.search import Search
 
@@ -20,11 +21,15 @@ def sampling_message(search: Search, chosen: Option) -> str:
         for other in search.rivals(chosen)
         if _kind(other.footprint.setup.engine) != _kind(engine) or _is_kept_base(engine, other)
     ]
+    if not others:
+        # Transformers may always sample, and an engine on one GPU, unless a setting excludes it.
+        pins = " and ".join(settings_of_engines(search.demand.spec))
+        return f"{_sampler_name(engine)}: no engine has a place on these GPUs with {pins}"
     comparisons = "; ".join(_comparison_message(chosen, other) for other in others)
-    return f"{_sampler_name(engine)}: {comparisons or 'nothing else was possible'}; {_ASSUMED}"
+    return f"{_sampler_name(engine)}: {comparisons}; {_ASSUMED}"
 
 
-_ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
+_ASSUMED = "no GPU has confirmed an engine's memory (assumed)"
 
 
 def _sampler_name(engine: Engine | None) -> str:

@@ -127,11 +127,10 @@ def short_sampler_name(plan: ExecutionPlan) -> str:
 
 
 def engine_numbers(engine: EnginePlan) -> str:
-    """The predicted memory and times of an engine as text, which says that no GPU has confirmed
-    them."""
+    """The predicted memory and times of an engine as text, which says what is assumed."""
     sync = ""
     if engine.sync_seconds is not None:
-        sync = f", a sync of weights takes {engine.sync_seconds:.1f} s"
+        sync = f", a sync of weights takes {engine.sync_seconds:.1f} s (assumed)"
     if engine.offload_base:
         sync += ", for which the frozen base waits in host memory and comes back over the host link"
     mismatch = "log-probabilities that differ from the trainer's are only printed"
@@ -143,7 +142,6 @@ def engine_numbers(engine: EnginePlan) -> str:
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
         f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "
-        f"{gib(engine.graphs_bytes)}, "
-        f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it); "
+        f"{gib(engine.graphs_bytes)} (assumed), memory share {engine.memory_share:.1%}{sync}; "
         f"{mismatch}"
     )
