@@ -28,10 +28,11 @@ from .explain.no_capacity import (
     without_size,
 )
 from .hardware.inventory import Inventory, declared_inventory
+from .hardware.inventory_file import DEFAULT_HOST_GIB
 from .hardware.pools import Pool, build_pools
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve_model
-from .result.formatting import gib
+from .result.formatting import distinct, distinct_gib
 from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.demand import Demand, build_demand, refuse_long_sequences
@@ -279,7 +280,10 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
             f"would do: {without_demands.message}"
         )
     else:
-        would_do = f"no hardware of up to {MOST_RENTED} GPUs that was looked at would do"
+        would_do = (
+            f"no usual hardware of up to {MOST_RENTED} GPUs, with {DEFAULT_HOST_GIB} GiB of host "
+            "memory for each, would do"
+        )
     message = f"{result.message}; {would_do}"
     return result.model_copy(update={"message": message})
 
@@ -346,10 +350,12 @@ def _too_slow(search: Search) -> PlanResult:
     steps = demand.spec.training.max_steps
     whole_run = ""
     if steps and search.most_seconds < LONGEST_STEP:
-        whole_run = f", {steps} of them {steps * slow.least_seconds / DAY:.0f} days"
+        days, _ = distinct(steps * slow.least_seconds / DAY, LONGEST_RUN / DAY, 0)
+        whole_run = f", {steps} of them {days} days"
+    hours, _ = distinct(slow.least_seconds / HOUR, LONGEST_STEP / HOUR)
     message = (
         f"the fastest that fits, {slow.footprint.method.name} on {slow.place.name}, would take "
-        f"{slow.least_seconds / HOUR:.1f} h per step or more{whole_run}: more than "
+        f"{hours} h per step or more{whole_run}: more than "
         f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused; "
         "use fewer or shorter completions, a smaller model or more GPUs, or set "
         "spec.placement.allowSlow to true"
@@ -363,15 +369,16 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     assert nearest is not None, "there are options"
     place = nearest.place
     footprint = nearest.footprint
-    on_host = f"{gib(nearest.host)} of host memory per node, {gib(place.host_memory)} are there"
+    host_need, host_have = distinct_gib(nearest.host, place.host_memory)
+    on_host = f"{host_need} of host memory per node, {host_have} are there"
     if nearest.shortage == "HostMemory":
         reason = PlanReason.OUT_OF_HOST_MEMORY
         numbers = on_host
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
         phase = footprint.prediction.peak_phase
-        usable = gib(place.pool.usable_bytes)
-        numbers = f"{gib(footprint.device)} per GPU at {phase}, {usable} are usable"
+        need, usable = distinct_gib(footprint.device, place.pool.usable_bytes)
+        numbers = f"{need} per GPU at {phase}, {usable} are usable"
         if nearest.host > place.host_memory:
             numbers += f", and {on_host}"
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):

@@ -123,7 +123,7 @@ def test_a_family_that_is_not_proven_gets_an_engine_only_by_asking(
 def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
     answer = result(job(generation={"servers": {"replicas": 2}}), nodes(2, 8, H100))
     assert answer.chosen is not None
-    assert "vLLM Servers on 2 GPUs more would take" in answer.chosen.reason
+    assert "vLLM Servers, 2 engines on 2 GPUs more would take" in answer.chosen.reason
     assert "Transformers would take" in answer.chosen.reason
     assert "assumed" in answer.chosen.reason
     alike = [
@@ -205,6 +205,7 @@ def test_servers_have_their_own_gpus_and_take_none_that_are_not_there() -> None:
     assert engine.node_selector == {"nvidia.com/gpu.product": A100}
     assert engine.host_memory_bytes > 0
     assert chosen.gpu_product == H100
+    assert f"by vLLM Servers, 2 engines over 2 GPUs on 4 x {A100}, as asked for" in chosen.reason
     for there, count in ((EIGHT, 8), (nodes(2, 4, A100), 5)):
         product = there.gpu_product
         for own in ({}, {"gpuProduct": product}):

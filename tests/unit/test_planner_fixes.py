@@ -235,7 +235,7 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
     long = spec("my/own", model__parameters="70B", training__maxCompletionLength=1048576)
     never = result(long, nodes(1, 8, H100))
     assert never.hardware is None
-    assert "no hardware of up to 64 GPUs that was looked at would do" in never.message
+    assert "no usual hardware of up to 64 GPUs, with 128 GiB of host memory for" in never.message
     large = result(spec(LLAMA_1B, placement__nodes=16), nodes(1, 8, H100))
     assert large.hardware is None
     assert "without spec.placement.nodes, gpus.min and spec.resources the smallest" in large.message

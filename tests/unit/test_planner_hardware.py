@@ -87,6 +87,7 @@ def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
     assert (node.gpus_free, node.gpus_total) == (1, 1)
     chosen = plan(spec(LLAMA_1B), node)
     assert chosen.gpus_per_node == 1
+    assert any("a pod takes one MIG instance of its node" in text for text in chosen.warnings)
     created = spec(
         LLAMA_1B,
         placement__provisioning="CreatePods",

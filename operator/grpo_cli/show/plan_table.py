@@ -17,7 +17,7 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.explain.explain import decision_message, refusal_message, sampling_reason
 from grpo_planner.memory.disk import staged_bytes
-from grpo_planner.result.formatting import gpus_name, sharding
+from grpo_planner.result.formatting import distinct_gib, gpus_name, sharding
 from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
 from grpo_planner.time.step_range import headline_message
@@ -92,8 +92,8 @@ def show_learned(out: Console, learned: Learned | None) -> None:
         return
     lines: list[str] = []
     for key, phase_memory in learned.memory.items():
-        predicted, needed = gib(phase_memory.predicted_bytes), gib(phase_memory.needed_bytes)
-        lines.append(f"{key}: {predicted:.1f} GiB predicted, {needed:.1f} GiB needed or more")
+        predicted, needed = distinct_gib(phase_memory.predicted_bytes, phase_memory.needed_bytes)
+        lines.append(f"{key}: {predicted} predicted, {needed} needed or more")
     for shortfall in learned.shortfalls:
         needed = gib(shortfall.needed_bytes)
         lines.append(

@@ -1,7 +1,7 @@
 """The sentence that says which engine samples the completions of the chosen plan, and why."""
 
 from ..memory.setup import Engine
-from ..result.formatting import engine_name, gib, plural
+from ..result.formatting import distinct, distinct_gib, engine_name, plural
 from ..search.engines import settings_of_engines
 from ..search.option import Option
 from ..search.search import Search
@@ -11,10 +11,13 @@ def sampling_message(search: Search, chosen: Option) -> str:
     """Return which engine samples the chosen option's completions, and why, with the numbers of the
     alternatives that it was compared with."""
     engine, wanted = chosen.footprint.setup.engine, search.demand.spec.generation.engine
+    sampler = _sampler_name(engine)
+    if chosen.servers:
+        sampler = f"{sampler} on {chosen.engine_gpus} x {chosen.servers.gpu_name}"
     if search.engines.why_none:
         return f"Transformers, since {search.engines.why_none}"
     if wanted != "Auto":
-        return f"{_sampler_name(engine)}, as asked for; {_ASSUMED}"
+        return f"{sampler}, as asked for; {_ASSUMED}"
     # An engine for which the base must go is worth the reason why it must.
     others = [
         other
@@ -24,9 +27,9 @@ def sampling_message(search: Search, chosen: Option) -> str:
     if not others:
         # Transformers may always sample, and an engine on one GPU, unless a setting excludes it.
         pins = " and ".join(settings_of_engines(search.demand.spec))
-        return f"{_sampler_name(engine)}: no engine has a place on these GPUs with {pins}"
+        return f"{sampler}: no engine has a place on these GPUs with {pins}"
     comparisons = "; ".join(_comparison_message(chosen, other) for other in others)
-    return f"{_sampler_name(engine)}: {comparisons}; {_ASSUMED}"
+    return f"{sampler}: {comparisons}; {_ASSUMED}"
 
 
 _ASSUMED = "no GPU has confirmed an engine's memory (assumed)"
@@ -37,7 +40,7 @@ def _sampler_name(engine: Engine | None) -> str:
         return "Transformers"
     return engine_name(
         engine.kind, engine.tensor_parallel, sleeps=engine.sleeps,
-        offloads_base=engine.offloads_base,
+        offloads_base=engine.offloads_base, engines=engine.replicas,
     )  # fmt: skip
 
 
@@ -53,20 +56,17 @@ def _comparison_message(chosen: Option, other: Option) -> str:
     """How another engine on the same split compares."""
     name = _sampler_name(other.footprint.setup.engine)
     if other.shortage == "HostMemory":
-        return (
-            f"{name} needs {gib(other.host)} of host memory per node, of "
-            f"{gib(other.place.host_memory)}"
-        )
+        need, have = distinct_gib(other.host, other.place.host_memory)
+        return f"{name} needs {need} of host memory per node, of {have}"
     if other.shortage:
         phase = other.footprint.prediction.peak_phase
-        return (
-            f"{name} needs {gib(other.footprint.device)} of "
-            f"{gib(other.place.pool.usable_bytes)} per GPU at {phase}"
-        )
+        need, have = distinct_gib(other.footprint.device, other.place.pool.usable_bytes)
+        return f"{name} needs {need} of {have} per GPU at {phase}"
     more = ""
     if other.engine_gpus > chosen.engine_gpus:
         more = f" on {plural(other.engine_gpus, 'GPU')} more"
-    return f"{name}{more} would take {other.published_seconds:.1f} s"
+    seconds, _ = distinct(other.published_seconds, chosen.published_seconds)
+    return f"{name}{more} would take {seconds} s"
 
 
 def _kind(engine: Engine | None) -> str:

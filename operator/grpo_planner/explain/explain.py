@@ -19,10 +19,10 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 from grpo_api.text.messages import shorten
 
-from ..hardware.products import obstacle_message
+from ..hardware.products import is_slice, obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from ..result.formatting import (
-    distinct_seconds,
+    distinct,
     needs_message,
     plan_name,
     plan_texts,
@@ -169,6 +169,11 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         sentences.append(f"GPU product {pool.label!r} is unknown: {guesses}")
     if why := obstacle_message(pool.label, pool.resource, hardware.capability):
         sentences.append(f"{why}: whether spec.image can compute there is not known")
+    if is_slice(pool.label):
+        sentences.append(
+            "a pod takes one MIG instance of its node, since NCCL can't join two: the others stay "
+            "idle"
+        )
     if not demand.spec.has_expandable_segments:
         variables = " or ".join(ALLOCATOR_ENV)
         waste = f"{FRAGMENTATION[False]:.0%}"
@@ -204,9 +209,10 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     hang_timeout = demand.spec.guard.hang_timeout_seconds
     longest = STEP_ESTIMATES * option.seconds
     if longest > hang_timeout:
+        patience, _ = distinct(longest, hang_timeout, 0)
         sentences.append(
             f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only "
-            f"after {longest:.0f} s, "
+            f"after {patience} s, "
             f"not after spec.guard.hangTimeoutSeconds = {hang_timeout}; raise that"
         )
     return sentences
@@ -280,7 +286,7 @@ def decision_message(result: PlanResult) -> str:
         return f"nothing else fits: {shortage}"
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
-    seconds, rival_seconds = distinct_seconds(_step_seconds(plan), _step_seconds(rival))
+    seconds, rival_seconds = distinct(_step_seconds(plan), _step_seconds(rival))
     verdict = rival.rejected.message
     would_take = "" if seconds == rival_seconds else f" would take {rival_seconds} s"
     rule = f" ({result.rule})" if result.rule else ""

@@ -346,7 +346,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         option = f"{faster.footprint.method.name} on {faster.place.name}"
         way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
-    elif is_long and longest in ("generation", "gathering") and (engined := _engined(search)):
+    elif is_long and longest in ("generation", "gathering") and (engined := _engined(search, winner)):
         yield (
             f"{estimate}: with an engine a step would take {engined.seconds:.0f} s; set {ENGINE} "
             "to Auto"
@@ -358,8 +358,8 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         )
 
 
-def _engined(search: Search) -> Option | None:
-    """The plan with an engine, where only the spec keeps the job from it."""
+def _engined(search: Search, winner: Option) -> Option | None:
+    """The plan with an engine, where only the spec keeps the job from it and it is faster."""
     if search.demand.spec.generation.engine != "Transformers":
         return None
     try:
@@ -367,7 +367,10 @@ def _engined(search: Search) -> Option | None:
     except SpecInvalid:
         return None
     choice = search.with_spec(changed).choice
-    return choice if choice and choice.footprint.setup.engine else None
+    if choice is None or choice.footprint.setup.engine is None:
+        return None
+    # An objective may take fewer GPUs with an engine, on which a step is slower.
+    return choice if round(choice.seconds) < round(winner.seconds) else None
 
 
 def _change_message(winner: Option, faster: Option) -> str:
@@ -385,37 +388,66 @@ def _change_message(winner: Option, faster: Option) -> str:
 
 
 def _idle_gpus_message(search: Search, winner: Option) -> Iterator[str]:
-    """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over
-    them: with another batch the plan takes them all."""
-    place = winner.place
-    spec = search.demand.spec
-    training = spec.training
-    on_nodes = place.pool.gpus_on(place.nodes)
-    whole = min(on_nodes, search.demand.most_gpus or on_nodes)
-    # A larger gang whose batch can be split was left out for another reason, such as the objective.
-    larger = range(place.world + 1, whole + 1)
-    if not larger or any(micro_batches(spec, world) for world in larger):
+    """GPUs that the plan leaves idle because the batch can't be split over more, and the batch with
+    which it takes them all."""
+    spec, world = search.demand.spec, winner.place.world
+    whole, beside = _most_gpus(search.demand, winner)
+    if whole <= world or not _has_place(search, winner, whole):
         return
-    prompts = _prompts_for(spec, whole)
+    larger = (size for size in divisors(step_completions(spec)) if world < size <= whole)
+    # A larger gang whose batch can be split was left out for another reason, such as the objective.
+    if any(micro_batches(spec, size) and _has_place(search, winner, size) for size in larger):
+        return
+    way = _batch_message(search, whole)
+    if not way and spec.placement.objective not in ("Balanced", "Fastest"):
+        return
+    micro_batch = spec.training.per_device_train_batch_size or 1
+    pinned = f" with perDeviceTrainBatchSize {micro_batch}" if micro_batch > 1 else ""
+    yield (
+        f"{whole - world} of {whole} GPUs{beside} stay idle: {step_completions(spec)} completions "
+        f"per step can't be split over {whole}{pinned}{way}"
+    )
+
+
+def _most_gpus(demand: Demand, winner: Option) -> tuple[int, str]:
+    """The most GPUs that a gang could have on the plan's nodes, and what has others there."""
+    place, pool, servers = winner.place, winner.place.pool, winner.servers
+    limit, beside = demand.most_gpus or pool.gpus, ""
+    if servers and servers.is_same(pool):
+        limit = min(limit, pool.gpus - winner.engine_gpus)
+        beside = " beside the engines'"
+    # Of a large cluster most GPUs are for other jobs; few nodes are likely there for this one.
+    few = range(place.nodes, 2 * place.nodes + 1)
+    numbers = few if pool.nodes in few and not demand.spec.nodes else [place.nodes]
+    # Every pod has the same number of GPUs.
+    most = max(min(pool.gpus_on(nodes), limit) // nodes * nodes for nodes in numbers)
+    return most, beside
+
+
+def _has_place(search: Search, winner: Option, world: int) -> bool:
+    """True if the plan's pool has a place for a gang of `world` processes, beside the engines."""
+    demand = search.demand
+    place = winner.place.pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
+    return bool(place and not (winner.engine_gpus and search.engines.server_pool(place) is None))
+
+
+def _batch_message(search: Search, world: int) -> str:
+    """The batch with which a plan takes `world` GPUs; empty where it still takes others."""
+    spec = search.demand.spec
+    prompts = _prompts_for(spec, world)
     generation_batch = generation_batch_for(spec, prompts)
     changes = {"promptsPerStep": prompts}
     if generation_batch:
         changes["generationBatchSize"] = generation_batch
-    section = training.model_dump(by_alias=True, exclude_unset=True) | changes
+    section = spec.training.model_dump(by_alias=True, exclude_unset=True) | changes
     try:
         choice = search.with_spec(with_value(spec, "spec.training", section)).choice
     except SpecInvalid:
-        return
-    if choice is None or choice.place.world != whole:
-        return
-    micro_batch = training.per_device_train_batch_size or 1
-    pinned = f" with perDeviceTrainBatchSize {micro_batch}" if micro_batch > 1 else ""
+        return ""
+    if choice is None or choice.place.world != world:
+        return ""
     with_batch = f" with generationBatchSize: {generation_batch}" if generation_batch else ""
-    yield (
-        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions "
-        f"per step can't be split over {whole}{pinned}; spec.training.promptsPerStep: "
-        f"{prompts}{with_batch} would use all {whole}"
-    )
+    return f"; spec.training.promptsPerStep: {prompts}{with_batch} would use all {world}"
 
 
 def _prompts_for(spec: GRPOJobSpec, world: int) -> int:

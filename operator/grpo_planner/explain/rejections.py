@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from grpo_api.spec.run_policy import Objective
 
-from ..result.formatting import gib, plural
+from ..result.formatting import distinct_gib, plural
 from ..result.result import Rejection
 from ..search.option import (
     CROWDED,
@@ -31,17 +31,19 @@ def rejection(option: Option, winner: Option | None, objective: Objective) -> Re
     phase = option.footprint.prediction.peak_phase
     need, have = option.footprint.device, option.place.pool.usable_bytes
     host, host_memory = option.host, option.place.host_memory
+    host_need, host_have = distinct_gib(host, host_memory)
     if option.shortage == "HostMemory":
-        message = f"needs {gib(host)} of host memory per node, has {gib(host_memory)}"
+        message = f"needs {host_need} of host memory per node, has {host_have}"
         return Rejection(
             reason="HostMemory", message=message, phase=phase, need_bytes=host,
             have_bytes=host_memory,
         )  # fmt: skip
     if option.shortage or winner is None:
         reason = "DeviceMemory"
-        message = f"needs {gib(need)} at {phase}, has {gib(have)}"
+        device_need, device_have = distinct_gib(need, have)
+        message = f"needs {device_need} at {phase}, has {device_have}"
         if host > host_memory:
-            message += f"; host memory {gib(host)}, has {gib(host_memory)}"
+            message += f"; host memory {host_need}, has {host_have}"
     else:
         reason, message = _comparison(option, winner, objective)
     return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)

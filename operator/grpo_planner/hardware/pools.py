@@ -112,6 +112,11 @@ class Pool:
         """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
 
+    @cached_property
+    def nodes(self) -> int:
+        """Nodes of all rooms."""
+        return sum(count for _, count in self.rooms)
+
     def gpus_on(self, nodes: int) -> int:
         """GPUs of `nodes` nodes, as many of each as all of them have; 0 if there are fewer."""
         found = 0

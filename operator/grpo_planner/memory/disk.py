@@ -19,7 +19,7 @@ from grpo_api.text.units import GIB, MIB
 
 from ..model.architecture import by_name_and_size, resolve_model
 from ..model.shapes import Shape
-from ..result.formatting import gib
+from ..result.formatting import distinct_gib
 from ..result.result import SpecRejected
 from .device import checkpoint_bytes, export_bytes, whole_mib
 from .setup import Precision, Setup, ZeroStage
@@ -155,6 +155,7 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     needed = scratch_bytes(spec, policy)
     if requested is None or quantity_bytes(requested) >= needed:
         return ""
+    expected, _ = distinct_gib(needed, quantity_bytes(requested))
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)
     # The kubelet evicts a pod that is above its limit at once; one above its request only when the
     # disk runs full.
@@ -163,7 +164,7 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     less_disk = less_disk_message(spec)
     return (
         f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected "
-        f"to write {gib(needed)} to /tmp: it {fate} evicted; raise that{less_disk}"
+        f"to write {expected} to /tmp: it {fate} evicted; raise that{less_disk}"
     )
 
 

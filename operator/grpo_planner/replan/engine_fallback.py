@@ -15,7 +15,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import TENSOR_PARALLEL, EnginePlan
 
 from ..memory.setup import Engine
-from ..result.formatting import gib, plan_name
+from ..result.formatting import distinct_gib, plan_name
 from ..search.engine_plan import settings
 from ..search.engines import engine_of, is_splittable
 from .oom_replan import engine_differences
@@ -117,8 +117,8 @@ def _colocated_v1(run: Run, engine: EnginePlan, gpus: int) -> Engine:
 
 
 def _misfit_message(what: str, run: Run) -> str:
-    numbers = f"{gib(run.device_bytes)} of {gib(run.usable_bytes)} per GPU"
-    return f"{what} needs {numbers} at {run.prediction.peak_phase}"
+    need, usable = distinct_gib(run.device_bytes, run.usable_bytes)
+    return f"{what} needs {need} of {usable} per GPU at {run.prediction.peak_phase}"
 
 
 def change_message(learned: Learned, before: ExecutionPlan, after: ExecutionPlan) -> str:

@@ -22,7 +22,7 @@ from grpo_api.text.units import MIB
 from ..hardware.products import table, usable_bytes
 from ..memory.device import whole_mib
 from ..memory.phases import Prediction
-from ..result.formatting import gib, plan_name, plural, sharding
+from ..result.formatting import distinct_gib, gib, plan_name, plural, sharding
 from ..search.batch import generation_sizes
 from ..search.engine_plan import sampler_name
 from .past_run import Run
@@ -264,10 +264,8 @@ def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
         fields["reason"] = f"{lean}: {after.needs_message}"
     if after.demand.pod_memory is None and needed_host > plan.host_memory_bytes:
         fields["host_memory_bytes"] = needed_host
-        before_gib = gib(plan.host_memory_bytes)
-        sentences.append(
-            f"asks for {gib(needed_host)} of host memory per pod instead of {before_gib}"
-        )
+        asked, before_asked = distinct_gib(needed_host, plan.host_memory_bytes)
+        sentences.append(f"asks for {asked} of host memory per pod instead of {before_asked}")
     needed = gib(last.needed_bytes)
     why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {needed}"
     differences = "; ".join(sentences) or "nothing that the spec leaves open would lower it"
@@ -348,9 +346,9 @@ def last_shortfall_message(run: Run) -> str:
     """The last plan that ran out of memory, which was the leanest; status.learned.shortfalls has
     the others, and a message has no room for them."""
     shortfall = run.learned.shortfalls[-1]
-    usable = f" of {gib(shortfall.usable_bytes)}" if shortfall.usable_bytes else ""
-    needed = f"needed {gib(shortfall.needed_bytes)} or more at {shortfall.where}{usable}"
-    return f"the last {shortfall.tried}, {needed}"
+    needed, usable = distinct_gib(shortfall.needed_bytes, shortfall.usable_bytes)
+    of_usable = f" of {usable}" if shortfall.usable_bytes else ""
+    return f"the last {shortfall.tried}, needed {needed} or more at {shortfall.where}{of_usable}"
 
 
 def remedy_message(run: Run) -> str:

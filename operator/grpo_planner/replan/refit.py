@@ -21,7 +21,7 @@ from ..hardware.product_names import is_of_product
 from ..memory.device import whole_mib
 from ..memory.disk import disk_request
 from ..model.architecture import from_architecture
-from ..result.formatting import gib, plural
+from ..result.formatting import distinct_gib, plural
 from ..search.cpu_plan import cpu_engine
 from ..search.engines import Engines, server_pools
 from ..time.step_time import assumed_link
@@ -176,7 +176,8 @@ def _pool_problem(plan: ExecutionPlan, pool: Pool) -> str:
         return "has no bfloat16"
     needed_bytes = plan.memory.device_bytes if plan.memory else 0
     if needed_bytes > pool.usable_bytes:
-        return f"has {gib(pool.usable_bytes)} per GPU, where {gib(needed_bytes)} are needed"
+        usable, needed = distinct_gib(pool.usable_bytes, needed_bytes)
+        return f"has {usable} per GPU, where {needed} are needed"
     wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
     if wide_nodes >= plan.nodes:
         return ""

@@ -54,10 +54,17 @@ def gpus_name(plan: ExecutionPlan) -> str:
     return f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
 
 
-def distinct_seconds(first: float, second: float) -> tuple[str, str]:
-    """Two durations to be compared, with enough digits to differ where two suffice."""
-    short = (f"{first:.1f}", f"{second:.1f}")
-    return (f"{first:.2f}", f"{second:.2f}") if short[0] == short[1] else short
+def distinct(first: float, second: float, digits: int = 1) -> tuple[str, str]:
+    """Two numbers to be compared, with at least so many digits and enough of them to differ."""
+    texts = (f"{first:.{digits}f}", f"{second:.{digits}f}")
+    is_enough = texts[0] != texts[1] or first == second
+    return texts if is_enough else distinct(first, second, digits + 1)
+
+
+def distinct_gib(first: float, second: float) -> tuple[str, str]:
+    """Two sizes in bytes to be compared, as `gib` writes them and with enough digits to differ."""
+    texts = distinct(first / GIB, second / GIB)
+    return f"{texts[0]} GiB", f"{texts[1]} GiB"
 
 
 def needs_message(device: float, usable: float, phase: str, step: str) -> str:

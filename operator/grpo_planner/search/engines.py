@@ -22,7 +22,7 @@ from ..hardware.inventory import Inventory, declared_inventory
 from ..hardware.pools import Place, Pool, build_pools
 from ..memory import engine as terms
 from ..memory.setup import Engine, Precision, Setup
-from ..result.formatting import gib, plural
+from ..result.formatting import distinct_gib, gib, plural
 from ..result.result import PlanReason, SpecRejected
 from .demand import Demand
 
@@ -342,9 +342,8 @@ class Engines:
         of_product = f" of product {servers.gpu_product}" if servers.gpu_product else ""
         missing, ways = "so many are not there", []
         if own_pools and needed > room:
-            missing = (
-                f"one takes {gib(needed)} of each GPU at least, of which it may have {gib(room)}"
-            )
+            takes, has = distinct_gib(needed, room)
+            missing = f"one takes {takes} of each GPU at least, of which it may have {has}"
             ways.append("raise servers.gpusPerReplica")
         elif servers.replicas > 1:
             ways.append("lower servers.replicas")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from grpo_api.plan.plan import ExecutionPlan
 
-from ..result.formatting import brief_plan_name
+from ..result.formatting import brief_plan_name, distinct
 from .constants import stored_fit
 
 
@@ -38,7 +38,7 @@ def step_message(seconds: float, spread: float | None = None) -> str:
         return f"{_format(seconds)} s per step, ±{spread:.0%}, measured on this cluster"
     low, high = step_range(seconds)
     runs = stored_fit().runs
-    return f"{_format(low)} to {_format(high)} s per step, from {runs} published runs"
+    return f"{_range(low, high)} s per step, from {runs} published runs"
 
 
 def headline_message(plan: ExecutionPlan) -> str:
@@ -47,7 +47,12 @@ def headline_message(plan: ExecutionPlan) -> str:
     if seconds is None:
         return brief_plan_name(plan)
     low, high = step_range(seconds, plan.step_spread)
-    return f"{brief_plan_name(plan)}: {_format(low)} to {_format(high)} s per step"
+    return f"{brief_plan_name(plan)}: {_range(low, high)} s per step"
+
+
+def _range(low: float, high: float) -> str:
+    texts = (_format(low), _format(high))
+    return " to ".join(texts if texts[0] != texts[1] else distinct(low, high))
 
 
 def _format(seconds: float) -> str:
