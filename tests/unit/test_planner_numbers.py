@@ -48,15 +48,15 @@ def test_what_just_lacks_memory_shows_how_much(job: GRPOJobSpec, group: Node, in
     lacking = [each for each in rejections if each.reason in ("DeviceMemory", "HostMemory")]
     assume(lacking)
     rejected = lacking[index % len(lacking)]
-    need, changes = rejected.need_bytes, {}
+    need = rejected.need_bytes
     if rejected.reason == "HostMemory":
-        changes = {"host_memory_free": need - 1, "host_memory_total": need - 1}
+        nearly = replace(group, host_memory_free=need - 1, host_memory_total=need - 1)
     else:
         enough_mib = round((need + TORCH_RESERVE) / TORCH_SHARE / MIB) + 1
         sizes = range(enough_mib, 0, -1)
-        changes = {"gpu_memory_mib": next(mib for mib in sizes if usable_bytes(mib) < need)}
-    there = Inventory((replace(group, **changes),))
-    for first, second in compared(plan_job(job, there)):
+        lacking_mib = next(mib for mib in sizes if usable_bytes(mib) < need)
+        nearly = replace(group, gpu_memory_mib=lacking_mib)
+    for first, second in compared(plan_job(job, Inventory((nearly,)))):
         assert first != second
 
 

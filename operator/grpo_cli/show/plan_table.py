@@ -95,10 +95,10 @@ def show_learned(out: Console, learned: Learned | None) -> None:
         predicted, needed = distinct_gib(phase_memory.predicted_bytes, phase_memory.needed_bytes)
         lines.append(f"{key}: {predicted} predicted, {needed} needed or more")
     for shortfall in learned.shortfalls:
-        needed = gib(shortfall.needed_bytes)
+        gib_needed = gib(shortfall.needed_bytes)
         lines.append(
             f"attempt {shortfall.attempt} ran out at {shortfall.where}: {shortfall.tried}, needed "
-            f"{needed:.1f} GiB or more"
+            f"{gib_needed:.1f} GiB or more"
         )
     lines += [
         f"attempt {failed.attempt} ended with {failed.reason}, which {failed.rung} answers: "

@@ -171,8 +171,7 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         sentences.append(f"{why}: whether spec.image can compute there is not known")
     if is_slice(pool.label):
         sentences.append(
-            "a pod takes one MIG instance of its node, since NCCL can't join two: the others stay "
-            "idle"
+            "a pod takes one MIG instance of its node, since NCCL can't join two: others stay free"
         )
     if not demand.spec.has_expandable_segments:
         variables = " or ".join(ALLOCATOR_ENV)

@@ -338,6 +338,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     longest = max(parts, key=lambda part: parts[part])
     seconds = parts[longest]
     is_long = winner.seconds > LONG_STEP
+    is_sampling = longest in ("generation", "gathering")
     estimate = f"a step is estimated at {winner.seconds:.0f} s"
     if is_long:
         estimate += f", {seconds:.0f} s of it for {SPENT[longest]}"
@@ -346,7 +347,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         option = f"{faster.footprint.method.name} on {faster.place.name}"
         way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
-    elif is_long and longest in ("generation", "gathering") and (engined := _engined(search, winner)):
+    elif is_long and is_sampling and (engined := _engined(search, winner)):
         yield (
             f"{estimate}: with an engine a step would take {engined.seconds:.0f} s; set {ENGINE} "
             "to Auto"
