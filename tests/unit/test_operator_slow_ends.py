@@ -114,7 +114,7 @@ def live(
 ANY_ACTS = st.lists(
     st.tuples(st.sampled_from((*MOMENTS, "placed")), st.sampled_from(sorted(MORE_ACTS))), max_size=3
 )
-ANY_FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from(FAULTS), max_size=1)
+ANY_FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from(FAULTS), max_size=2)
 QUEUED_KINDS = tuple(kind for kind in KINDS if "queued" in kind)
 
 
@@ -130,6 +130,7 @@ def test_kueue_counts_the_quota_of_pods_that_still_end(
 @settings(max_examples=cases(40))
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(ENDS)), ANY_ACTS, ANY_FAULTS, LAGS)
 @example("plain", "well", [("Running", "edit unseen")], {5: "unavailable"}, {})
+@example("plain", "well", [("Starting", "suspend")], {2: "lost", 3: "unavailable"}, {"jobs": 20.0})
 def test_no_gang_starts_while_another_is_to_run_on(
     kind: str, ends: str, acts: Acts, faults: dict[int, str], lags: dict[str, float]
 ) -> None:

@@ -110,6 +110,7 @@ class AttemptStarter:
             return _waits_for_name(message, GOES_PAUSE)
         log.info("%s: Job %s started", job.key, name, extra={"attempt": status.attempt})
         self._caches.jobs.put(answer)
+        self._caches.unanswered_creations.pop(job.key, None)
         # From now on a Job that is not there was deleted: the event of its creation may come later,
         # or never.
         if observation.child is None:
@@ -123,6 +124,10 @@ class AttemptStarter:
         job, name = observation.job, body["metadata"]["name"]
         try:
             return await self._cluster.create(JOBS, job.key.namespace, body)
+        except Unavailable:
+            # The Job may have been created all the same: see fetch_missing_job.
+            self._caches.unanswered_creations[job.key] = name
+            raise
         except AlreadyExists:
             try:
                 answer = await self._cluster.get(JOBS, job.key.namespace, name)

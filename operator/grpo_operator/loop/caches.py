@@ -96,6 +96,8 @@ class Caches:
         self.workloads = Cache(
             WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_JOB_KEY
         )
+        self.unanswered_creations: dict[ObjectKey, str] = {}
+        """Name of the Job to whose creation no answer came, by its GRPOJob."""
 
     def is_quiet(self, key: ObjectKey) -> bool:
         """True if the job needs no prompt reconcile: its gang starts or runs, or has ended."""
@@ -150,20 +152,27 @@ async def fetch_pods(
 async def fetch_missing_job(
     cluster: Cluster, caches: Caches, observation: Observation
 ) -> JobRecord | None:
-    """Read the Job of the current attempt's gang into the cache if only pods show that it was made.
-    Return it if it was read.
+    """Read a Job of the last attempt into the cache that may be there although no watch has shown
+    it. Return it if it was read.
 
     The answer to its creation may be lost. Then the watch of pods may be back before that of Jobs.
+    Once the attempt is not to run any more, its Job must be known before the next one starts.
 
     Raises:
-        ClusterError: the API server did not answer, so it is not known whether the Job was deleted.
+        ClusterError: the API server did not answer, so it is not known whether the Job is there.
     """
     job = observation.job
-    is_proven = job.status.job_uid or observation.first_seen.child_uid
-    if not job.is_active or not observation.is_job_gone or is_proven:
+    name = ""
+    if not job.is_active:
+        name = caches.unanswered_creations.get(job.key, "")
+    elif observation.is_job_gone:
+        is_proven = job.status.job_uid or observation.first_seen.child_uid
+        name = "" if is_proven else child_job(job.name, job.status.attempt)
+    if not name:
         return None
-    name = child_job(job.name, job.status.attempt)
     try:
-        return caches.jobs.put(await cluster.get(JOBS, job.key.namespace, name))
+        record = caches.jobs.put(await cluster.get(JOBS, job.key.namespace, name))
     except NotFound:
-        return None
+        record = None
+    caches.unanswered_creations.pop(job.key, None)
+    return record

@@ -7,7 +7,8 @@ times.
 
 An observation costs no request while a gang runs well. Requests are made in three cases only. A Job
 has ended without a known pod, so its pods are listed. Pods are there without the Job that made
-them, so the Job is read. A gang does not start, so its events are listed.
+them, or no answer to its creation came, so the Job is read. A gang does not start, so its events
+are listed.
 """
 
 import logging
@@ -168,6 +169,7 @@ class Observer:
         self.first_seen_tracker.forget(key)
         self._pod_start_events.forget(key)
         self._preflights.forget(key)
+        self._caches.unanswered_creations.pop(key, None)
         # A job that can't be read is set aside and may come back: its trace is not over.
         if self._traces and key not in self._caches.grpojobs.quarantined_records:
             self._traces.end_job(key, self._clock.wall())
