@@ -51,6 +51,7 @@ class SlowEnds(World):
             labels, uid = job["metadata"]["labels"], job["metadata"]["uid"]
             pods = [pod for pod in self.all_of(PODS) if owner(pod) == uid]
             has_ended = job.get("status", {}).get("conditions") or not all(map(is_live, pods))
+            has_ended = has_ended or ("deletionTimestamp" in job["metadata"] and not pods)
             if labels[LABEL_COMPONENT] == COMPONENT_TRAINER and not has_ended:
                 gangs.append(labels[LABEL_ATTEMPT])
         return gangs

@@ -62,16 +62,16 @@ class Api:
         if self.denies in patch["status"]:
             raise Denied(f"status.{self.denies}: Invalid value", 422)
         self.taken.append(patch)
+        self.version = str(int(self.version) + 1)
         if self.loses:
             raise self.loses("no answer")
-        return self._item(patch["status"])
+        status = active_status()
+        for taken in self.taken:
+            status = apply_merge_patch(status, taken["status"])
+        return job_object(status=status, resourceVersion=self.version)
 
     async def get(self, *_: Any) -> Object:
-        return self._item({})
-
-    def _item(self, status: Object) -> Object:
-        whole = apply_merge_patch(active_status(), status)
-        return job_object(status=whole, resourceVersion=self.version)
+        return job_object(status=active_status(), resourceVersion=self.version)
 
 
 async def test_a_status_is_written_on_the_version_that_was_looked_at() -> None:
@@ -93,13 +93,15 @@ async def test_a_status_is_not_written_over_what_came_since(denies: str) -> None
     assert job.version == 42, "the next decision is made on what stands"
 
 
-async def test_what_pods_reported_is_left_out_where_it_is_denied_and_the_version_stays() -> None:
-    api = Api(denies="progress")
+@pytest.mark.parametrize("denied", ["progress", "metrics", "pods"])
+async def test_what_is_denied_takes_no_other_field_with_it(denied: str) -> None:
+    api, willing_api = Api(denies=denied), Api(denies="nothing")
     await api.writer.publish(RUNNING, WAIT)
-    (patch,) = api.taken
-    assert patch["metadata"] == {"resourceVersion": "10"}
-    assert "conditions" in patch["status"]
-    assert "progress" not in patch["status"]
+    await willing_api.writer.publish(RUNNING, WAIT)
+    written = {field for patch in api.taken for field in patch["status"]}
+    assert written == willing_api.taken[0]["status"].keys() - {denied}
+    assert "conditions" in api.taken[0]["status"], "what is decided is written at once"
+    assert len(api.reported) == 1
 
 
 async def test_what_was_denied_is_written_once_its_value_is_another() -> None:
@@ -108,7 +110,7 @@ async def test_what_was_denied_is_written_once_its_value_is_another() -> None:
     written = make_job(status=apply_merge_patch(active_status(), api.taken[0]["status"]))
     later = make_seen(written, *TRAINERS, pull=make_pull(step=4))
     later = replace(later, at=Observed(RUNNING.at.at + 60))
-    api.denies = "nothing"
+    api.denies, api.version = "nothing", str(later.job.version)
     await api.writer.publish(later, WAIT)
     assert api.taken[-1]["status"]["progress"]["step"] == 4
 

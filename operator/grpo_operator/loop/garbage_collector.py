@@ -1,18 +1,22 @@
 """Deletes what is left of attempts that are not to run, and GRPOJobs whose time to live is over."""
 
 import contextlib
+import logging
+from collections.abc import Iterator
 
 from grpo_kube.cache import Cache, R, version_of
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import Conflict, NotFound
+from grpo_kube.objects.errors import Conflict, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
 
-from ..decide.cleanup import clean_up
+from ..decide.cleanup import CleanUp, clean_up
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS, attempt_selector, engine_selector, orphan_selector
-from ..records.records import GRPOJobRecord
+from ..records.records import GRPOJobRecord, JobRecord
 from .caches import Caches
+
+log = logging.getLogger(__name__)
 
 
 class GarbageCollector:
@@ -24,32 +28,28 @@ class GarbageCollector:
         self._caches = caches
         self._limits = limits
 
-    async def collect(self, observation: Observation) -> None:
-        """Delete Jobs and pods of attempts that are not to run.
+    async def collect(self, observation: Observation) -> str:
+        """Delete Jobs and pods of attempts that are not to run. Return why some can't be deleted;
+        empty if all can.
+
+        What can't be deleted holds nothing else up: a Job without live pods holds no GPU.
 
         Raises:
             Conflict: a Job changed meanwhile; the cache has been brought up to date.
-            ClusterError: the API server refused or did not answer.
         """
-        if observation.last_attempt > observation.job.status.attempt:
-            await self._confirm_status(observation.job)
+        job = observation.job
+        if observation.last_attempt > job.status.attempt:
+            await self._confirm_status(job)
         garbage = clean_up(observation, self._limits)
-        for child in (*observation.earlier_jobs, observation.child, observation.engines):
-            if child and child.name in garbage.delete_jobs:
+        problems: list[str] = []
+        for child in _jobs_to_delete(observation, garbage):
+            with _recorded_in(problems, job):
                 await self._delete(self._caches.jobs, child)
-        preflight = observation.preflight
-        if preflight and preflight.child and preflight.is_over:
-            await self._delete(self._caches.jobs, preflight.child)
-        uid, namespace = observation.job.uid, observation.job.key.namespace
-        selectors = [attempt_selector(uid, attempt) for attempt in garbage.stop_attempts]
-        selectors += [engine_selector(uid, attempt) for attempt in garbage.stop_engines]
-        if garbage.stop_orphans:
-            jobs = (observation.child, observation.engines)
-            kept_jobs = [job.uid for job in jobs if job]
-            attempt = observation.job.status.attempt
-            selectors.append(orphan_selector(uid, attempt, kept_jobs))
-        for selector in selectors:
-            await self._cluster.delete_all(Selection(PODS, namespace, selector, LIVE_PODS))
+        for selector in _selectors_of_pods(observation, garbage):
+            with _recorded_in(problems, job):
+                pods = Selection(PODS, job.key.namespace, selector, LIVE_PODS)
+                await self._cluster.delete_all(pods)
+        return "; ".join(problems)
 
     async def delete_job(self, job: GRPOJobRecord) -> None:
         """Delete a GRPOJob, and with it all that it owns.
@@ -80,3 +80,34 @@ class GarbageCollector:
             with contextlib.suppress(NotFound):
                 cache.put(await self._cluster.get(cache.resource, *record.key))
             raise
+
+
+def _jobs_to_delete(observation: Observation, garbage: CleanUp) -> Iterator[JobRecord]:
+    for child in (*observation.earlier_jobs, observation.child, observation.engines):
+        if child and child.name in garbage.delete_jobs:
+            yield child
+    preflight = observation.preflight
+    if preflight and preflight.child and preflight.is_over:
+        yield preflight.child
+
+
+def _selectors_of_pods(observation: Observation, garbage: CleanUp) -> Iterator[str]:
+    uid = observation.job.uid
+    for attempt in garbage.stop_attempts:
+        yield attempt_selector(uid, attempt)
+    for attempt in garbage.stop_engines:
+        yield engine_selector(uid, attempt)
+    if garbage.stop_orphans:
+        jobs = (observation.child, observation.engines)
+        kept_jobs = [job.uid for job in jobs if job]
+        yield orphan_selector(uid, observation.job.status.attempt, kept_jobs)
+
+
+@contextlib.contextmanager
+def _recorded_in(problems: list[str], job: GRPOJobRecord) -> Iterator[None]:
+    """Add why the API server does not delete something to the problems, and go on."""
+    try:
+        yield
+    except (Denied, NotFound, Unavailable) as error:
+        log.warning("%s: what must not run can't be deleted: %s", job.key, error)
+        problems.append(str(error))

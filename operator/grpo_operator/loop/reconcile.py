@@ -39,7 +39,7 @@ from .pod_start_events import PodStartEvents
 from .preflights import Preflights
 from .shared_objects import STAYS_PAUSE
 from .status_writer import StatusWriter
-from .workload_sync import Workloads, sync_dispatched
+from .workload_sync import DENIED_PAUSE, Workloads, sync_dispatched
 
 log = logging.getLogger(__name__)
 
@@ -263,11 +263,14 @@ class Reconciler:
             decision = await self._keep_shared_objects(observation, decision)
         decision = await self._workloads.step(observation, decision)
         seconds_to_write = await self._status.publish(observation, decision)
-        await self._collect_garbage(key)
+        seconds_to_delete = await self._collect_garbage(key)
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
         return shortest_pause(
-            decision.requeue_after, seconds_to_write, _until_next_check(observation, decision)
+            decision.requeue_after,
+            seconds_to_write,
+            seconds_to_delete,
+            _until_next_check(observation, decision),
         )
 
     async def _end_deleted(self, key: ObjectKey) -> float | None:
@@ -279,9 +282,9 @@ class Reconciler:
         observation = self._observer.read_caches(key)
         if observation is None or not observation.job.deleting or observation.job.orphans_pods:
             return None
-        await self._garbage.collect(observation)
+        problem = await self._garbage.collect(observation)
         decision = await self._workloads.step(observation, Decision(Action.WAIT))
-        return decision.requeue_after
+        return shortest_pause(decision.requeue_after, DENIED_PAUSE if problem else None)
 
     async def _admit(
         self, observation: Observation, decision: Decision
@@ -290,7 +293,10 @@ class Reconciler:
         has looked at the job."""
         if not observation.job.is_active:
             # A gang that was stopped must not run on beside the next one.
-            await self._garbage.collect(observation)
+            problem = await self._garbage.collect(observation)
+            if problem and observation.gang_left:
+                self._queue.release_denied(observation.job)
+                return observation, _after_undeleted_gang(decision, problem)
         answer = await self._queue.answer(observation, decision)
         if answer is None:
             return None
@@ -354,11 +360,24 @@ class Reconciler:
             requeue_after=requeue_after,
         )
 
-    async def _collect_garbage(self, key: ObjectKey) -> None:
-        """Delete what is left of attempts that are not to run, as the caches show it now."""
+    async def _collect_garbage(self, key: ObjectKey) -> float | None:
+        """Delete what is left of attempts that are not to run, as the caches show it now. Return
+        the seconds until what can't be deleted is tried again."""
         observation = self._observer.read_caches(key)
-        if observation:
-            await self._garbage.collect(observation)
+        problem = await self._garbage.collect(observation) if observation else ""
+        return DENIED_PAUSE if problem else None
+
+
+def _after_undeleted_gang(decision: Decision, problem: str) -> Decision:
+    """Have the next attempt wait for a gang that can't be ended."""
+    message = f"the gang that was stopped can't be ended, and the next one waits for it: {problem}"
+    return replace(
+        decision,
+        action=Action.QUEUE,
+        reason=Reason.FAILED_CREATE,
+        message=message,
+        requeue_after=DENIED_PAUSE,
+    )
 
 
 def _until_next_check(observation: Observation, decision: Decision) -> float | None:

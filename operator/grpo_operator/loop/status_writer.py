@@ -6,11 +6,12 @@ what it has not seen. The API server may take a write whose answer is lost. The 
 reports such a write, because its events would never be sent otherwise.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 
 from grpo_api.status.status import GRPOJobStatus
-from grpo_kube.cache import Cache
+from grpo_kube.cache import Cache, version_of
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import Object, ObjectKey, merge_patch
@@ -142,20 +143,25 @@ class StatusWriter:
             self._grpojobs.discard(job.key, job.uid, job.version)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> tuple[Object, Object]:
-        """Patch the status; if denied, without the fields that pods report. Return the answer and
-        what was sent."""
+        """Patch the status; if denied, without those of the fields that pods report that are denied
+        by themselves. Return the last answer and what was sent."""
         try:
-            return await self._send(job, patch), patch
+            return await self._send(job, job.version, patch), patch
         except Denied as error:
             # A decision must not wait for a number that somebody's program made up.
-            decided = {field: value for field, value in patch.items() if field not in REPORTED}
-            if len(decided) == len(patch):
+            sent = {field: value for field, value in patch.items() if field not in REPORTED}
+            if len(sent) == len(patch):
                 raise
-            log.warning(
-                "%s: the status is written without what its pods reported: %s", job.key, error
-            )
-            return await self._send(job, decided), decided
+            log.warning("%s: not all that its pods reported is written: %s", job.key, error)
+        answer = await self._send(job, job.version, sent)
+        # Nor may the other fields: each is sent alone.
+        for field, value in patch.items():
+            if field in REPORTED:
+                with contextlib.suppress(Denied):
+                    answer = await self._send(job, version_of(answer)[1], {field: value})
+                    sent[field] = value
+        return answer, sent
 
-    async def _send(self, job: GRPOJobRecord, patch: Object) -> Object:
-        body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
+    async def _send(self, job: GRPOJobRecord, version: int, patch: Object) -> Object:
+        body = {"metadata": {"resourceVersion": str(version)}, "status": patch}
         return await self._cluster.patch(GRPOJOBS, *job.key, body, "status")

@@ -74,6 +74,7 @@ _WAITING = (
         Reason.EVICTED,
         Reason.WORKLOAD_REPLACED,
         Reason.NO_KUEUE,
+        Reason.FAILED_CREATE,
     }
 )
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
