@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.plan_cache import Plans
@@ -107,13 +109,33 @@ def test_a_run_whose_nodes_are_gone_delays_nobody_until_they_are_back() -> None:
 
 
 def test_a_job_reads_its_place_and_who_is_before_it() -> None:
-    jobs = [of("a", f"j{number}", gpus=8, age=100 - number) for number in range(3)]
+    namespaces = ("team-a", "team-a", "b")
+    jobs = [of(name, f"j{number}", gpus=8, age=-number) for number, name in enumerate(namespaces)]
     found = judged(jobs, cluster(8, pods=[gpu_pod("p", 4)]))
     assert [found[one.uid].message.partition("; ")[2] for one in jobs] == [
         "4 free, 4 held by team-a/p; 1st of 3 in the queue",
-        "4 free, 4 held by team-a/p; 2nd of 3 in the queue, behind a/j0",
-        "4 free, 4 held by team-a/p; 3rd of 3 in the queue, behind a/j1",
+        "4 free, 4 held by team-a/p; 3rd of 3 in the queue, behind another namespace's job",
+        "4 free, 4 held in other namespaces; 2nd of 3 in the queue, behind another namespace's job",
     ]
+
+
+@settings(max_examples=cases(100))
+@given(st.randoms(use_true_random=False))
+def test_no_job_reads_a_name_of_another_namespace(chance: random.Random) -> None:
+    namespaces = ("red", "green", "blue")
+    jobs = [
+        of(namespace, f"{namespace}-{index}", gpus=chance.choice((1, 8)), age=chance.random())
+        for namespace in namespaces
+        for index in range(chance.randint(0, 3))
+    ]
+    pods = [gpu_pod(f"{namespace}-pod", 2) for namespace in namespaces]
+    for pod, namespace in zip(pods, namespaces, strict=True):
+        pod["metadata"]["namespace"] = namespace
+    verdicts = judged(jobs, cluster(8, chance.choice((2, 8)), pods=pods))
+    for job in jobs:
+        message = verdicts[job.uid].message
+        foreign_names = {*namespaces} - {job.key.namespace}
+        assert not [name for name in foreign_names if name in message]
 
 
 def test_places_are_spelled() -> None:

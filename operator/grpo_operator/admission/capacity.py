@@ -343,8 +343,8 @@ class Capacity:
         return pods
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
-        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same
-        of engines.
+        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 4 free, 2 held by team-a/run-7, 2 held in
+        other namespaces`, and the same of engines.
 
         Where enough GPUs are free, and still a pod has no room, it says what a pod needs.
         """
@@ -355,7 +355,11 @@ class Capacity:
     def _shortage_of_role(self, job: GRPOJobRecord, role: Role) -> str:
         plan = role.plan
         free = sum(node.gpus_free for node in self._matching_nodes(job, role))
-        holders = list(self._gpus_by_holder(job, role).items())
+        gpus_by_holder = self._gpus_by_holder(job, role)
+        # Names of other namespaces' jobs and pods are not for this job's users.
+        own = f"{job.key.namespace}/"
+        holders = [item for item in gpus_by_holder.items() if item[0].startswith(own)]
+        foreign = sum(gpus_by_holder.values()) - sum(count for _, count in holders)
         biggest = holders[:MOST_HOLDERS]
         others = holders[MOST_HOLDERS:]
         parts = [f"{free} free"]
@@ -365,6 +369,8 @@ class Capacity:
         if others:
             total = sum(count for _, count in others)
             parts.append(f"{total} by {len(others)} others")
+        if foreign:
+            parts.append(f"{foreign} held in other namespaces")
         preposition, noun = ("for", "engine") if role.is_engines else ("on", "node")
         plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource

@@ -364,12 +364,21 @@ class _CycleRun:
         """The verdicts on those who wait with a place, and which place it is."""
         line = [(job, verdict) for job, verdict in self._placed_jobs if not verdict.admitted]
         verdicts: dict[str, Verdict] = {}
-        behind = ""
+        ahead: GRPOJobRecord | None = None
         for number, (job, verdict) in enumerate(line, 1):
-            place = f"{ordinal(number)} of {len(line)} in the queue{behind}"
+            place = f"{ordinal(number)} of {len(line)} in the queue{_behind(ahead, job)}"
             verdicts[job.uid] = replace(verdict, message=f"{verdict.message}; {place}")
-            behind = f", behind {job.key}"
+            ahead = job
         return verdicts
+
+
+def _behind(ahead: GRPOJobRecord | None, job: GRPOJobRecord) -> str:
+    """Whom a job waits behind, as the end of a sentence; names of other namespaces' jobs are not
+    for its users."""
+    if ahead is None:
+        return ""
+    is_own = ahead.key.namespace == job.key.namespace
+    return f", behind {ahead.key}" if is_own else ", behind another namespace's job"
 
 
 def hold_until_checked(job: GRPOJobRecord, verdict: Verdict, preflight: bool) -> Verdict:
