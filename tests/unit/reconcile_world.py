@@ -11,7 +11,7 @@ from grpo_kube.objects.resources import Object, Resource, Selection
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
-from grpo_operator.decide.observation import Pull
+from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.garbage_collector import GarbageCollector
@@ -36,13 +36,16 @@ class Rank0:
         """Start without an answer."""
         self.answer: Pull | None = None
         """Its last answer."""
+        self.silent: Silence | None = None
+        """Since when and why it does not answer."""
 
     def pull(self, _: GRPOJobRecord) -> Pull | None:
         """Return the last answer."""
         return self.answer
 
-    def silence(self, _: GRPOJobRecord) -> None:
-        """None is silent for long."""
+    def silence(self, _: GRPOJobRecord) -> Silence | None:
+        """Return why it does not answer."""
+        return self.silent
 
 
 def make_observer(

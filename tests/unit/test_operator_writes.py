@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import JOBS, PODS, SERVICES, Object, Resource
-from grpo_kube.objects.times import seconds
+from grpo_kube.objects.times import Observed, seconds
+from grpo_operator.decide.observation import Silence
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     COMPONENT_PREFLIGHT,
@@ -260,4 +261,15 @@ def test_engines_that_can_not_be_created_again_are_told_as_lost(fault: str) -> N
     acts = (("Running", _outage("POST jobs", fault)), ("Running", ACTS["delete engines"]))
     world = live("served", "well", first=acts)
     assert ("Degraded", "True", "EnginesLost") in world.news
+    assert end_of(world) == end_of(undisturbed("served", "well"))
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "denied"])
+def test_a_rank_0_that_is_silent_is_shown_also_while_engines_can_not_be_created(fault: str) -> None:
+    def fall_silent(world: World) -> None:
+        world.rank0.silent = Silence(Observed(NOW - 10 * OUTAGE), "no route to host")
+
+    acts = (_outage("POST jobs", fault), fall_silent, ACTS["delete engines"])
+    world = live("served", "well", first=tuple(("Running", act) for act in acts))
+    assert ("Degraded", "True", "ProgressUnknown") in world.news
     assert end_of(world) == end_of(undisturbed("served", "well"))

@@ -386,8 +386,8 @@ CHECKS: tuple[Check, ...] = (
     never_started,
     hub_unreachable,
     hangs,
-    engines_gone,
     silent,
+    engines_gone,
     keep_running,
 )
 """The policy, in order."""

@@ -6,6 +6,7 @@ from ..records.reasons import Reason
 from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
 from .restarts import restart_or_fail
+from .start_checks import engines_gone
 
 
 def hangs(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
@@ -52,7 +53,8 @@ def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None
 
 
 def silent(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
-    """Report rank 0's silence as Degraded and leave the gang alone: it may still train."""
+    """Report rank 0's silence as Degraded and leave the gang alone: it may still train. Engines
+    that are gone are made again meanwhile."""
     if observation.silence is None:
         return None
     silence = observation.at - observation.silence.since
@@ -69,7 +71,9 @@ def silent(observation: Observation, limits: Limits) -> Decision | RequeueAfter 
         f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "
         "check that NetworkPolicies let the operator reach the pod"
     )
-    return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
+    creation = engines_gone(observation, limits)
+    action = creation.action if creation else Action.WAIT
+    return Decision(action, Reason.PROGRESS_UNKNOWN, message)
 
 
 def keep_running(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001

@@ -253,7 +253,7 @@ class Reconciler:
             await self._commit(observation, decision)
             observation, decision = self._decide_again(observation)
         if decision.action is Action.START:
-            observation, decision = await self._start(observation)
+            observation, decision = await self._start(observation, decision)
         if decision.action is Action.ADMIT:
             # The new Job is gone again. The next reconcile asks for another attempt, on an
             # observation of its own.
@@ -325,14 +325,19 @@ class Reconciler:
             return before, Decision(Action.WAIT)
         return observation, decide(observation, self._limits)
 
-    async def _start(self, observation: Observation) -> tuple[Observation, Decision]:
+    async def _start(
+        self, observation: Observation, decision: Decision
+    ) -> tuple[Observation, Decision]:
         """Create the Jobs that the attempt lacks. Return the observation and decision after that.
 
         Engines follow their gang in the same reconcile where they need not wait for its nodes.
         """
-        decision = Decision(Action.START)
         for _ in range(_ROLES):
             obstacle = await self._starter.start(observation)
+            if obstacle and decision.reason:
+                # A gang that runs without its engines has worse trouble.
+                action, requeue_after = obstacle.action, obstacle.requeue_after
+                return observation, replace(decision, action=action, requeue_after=requeue_after)
             if obstacle:
                 return observation, obstacle
             observation, decision = self._decide_again(observation)
