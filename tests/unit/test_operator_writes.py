@@ -129,6 +129,7 @@ def live(
     faults: dict[int, str] | None = None,
     lags: dict[str, float] | None = None,
     first: Story = (),
+    on_commit: Act | None = None,
 ) -> World:
     spec, plan = KINDS[kind]
     acts = [*first]
@@ -138,7 +139,7 @@ def live(
             acts.append(("Suspended", ACTS["resume"]))
     world = World(
         {**spec, **LIMIT}, plan, tuple(acts), ends=ENDS[ends], faults=faults,
-        lags=lags,
+        lags=lags, on_commit=on_commit,
     )  # fmt: skip
     return virtually(world.live())
 
@@ -273,3 +274,28 @@ def test_a_rank_0_that_is_silent_is_shown_also_while_engines_can_not_be_created(
     world = live("served", "well", first=tuple(("Running", act) for act in acts))
     assert ("Degraded", "True", "ProgressUnknown") in world.news
     assert end_of(world) == end_of(undisturbed("served", "well"))
+
+
+@pytest.mark.parametrize(
+    ("edits", "job"),
+    [
+        (({"suspend": True}, {"suspend": False, "image": "mine:2"}), "run-2"),
+        (({"samples": {"groups": 0}},), "run-1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["plain", "queued", "checked"])
+def test_an_attempt_is_of_the_spec_that_it_was_planned_by(
+    kind: str, edits: tuple[dict[str, Any], ...], job: str
+) -> None:
+    """The user changes the spec after the commit, before the Job is created."""
+
+    def edit(world: World) -> None:
+        for spec in edits:
+            world.edit(**spec)
+
+    world = live(kind, "well", on_commit=edit)
+    check(world)
+    created = [write for write in world.writes if write.startswith("POST jobs run-")]
+    assert created[-1] == f"POST jobs {job}"
+    assert [write for write in created if "preflight" not in write] == [f"POST jobs {job}"]
+    assert world.job["status"]["phase"] == "Succeeded"

@@ -113,13 +113,16 @@ class World(reconcile_world.Cluster):
         reports: Iterable[Any] = ({},),
         faults: dict[int, str] | None = None,
         lags: dict[str, float] | None = None,
+        on_commit: Act | None = None,
     ) -> None:
         """`ends` are those of the gangs that train, and `reports` those of preflights; the last
         comes again. `faults` are those of the operator's writes, by number. `lags` are seconds
-        until the watch of a kind shows a write; without any it does before the answer comes."""
+        until the watch of a kind shows a write; without any it does before the answer comes.
+        `on_commit` is called while the answer to the first commit is on its way."""
         self.plan, self.story = plan, list(story)
         self.ends, self.reports = list(ends), list(reports)
         self.faults, self.lags = faults or {}, lags or {}
+        self.on_commit = on_commit
         self.writes: list[str] = []
         self.told: list[tuple[str, str, str]] = []
         self.news: list[tuple[str, str, str]] = []
@@ -159,6 +162,9 @@ class World(reconcile_world.Cluster):
         item = {**item, "metadata": {"generation": 1, **item["metadata"]}}
         stored = super().store(resource, item)
         self._changes += 1
+        if self.on_commit and stored["status"].get("attempt"):
+            act, self.on_commit = self.on_commit, None
+            act(self)
         if resource is GRPOJOBS and before:
             old, new = (GRPOJobStatus.model_validate(i["status"]) for i in (before, stored))
             assert new.attempt >= old.attempt

@@ -345,6 +345,9 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     return restart_or_fail(observation, limits, outcome, counted=False)
 
 
+_CHANGES_OF_A_SUSPENSION = 2
+
+
 def suspended_unseen(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Make up for a suspension that was not observed: the spec has been changed as only that of a
     stopped job can be, and the job has been resumed since.
@@ -352,9 +355,15 @@ def suspended_unseen(observation: Observation, limits: Limits) -> Decision | Non
     The attempt would go on by the spec of before, and nothing would say so.
     """
     job, child = observation.job, observation.child
-    if child is None or job.spec is None:
+    if job.spec is None:
         return None
-    if not has_changed(child.spec_version, job.generation, job.spec):
+    if child:
+        changed = has_changed(child.spec_version, job.generation, job.spec)
+    else:
+        # Nothing was made from the spec of the plan yet. One change suspends the job, and another
+        # resumes it.
+        changed = job.generation >= job.observed_generation + _CHANGES_OF_A_SUSPENSION
+    if not changed:
         return None
     message = (
         "the job was suspended, changed and resumed before the operator looked: attempt "
