@@ -232,6 +232,7 @@ def test_other_edits_end_no_attempt() -> None:
         edited(at_any_time),
         replace(edited({}, labels=queue), workload=make_workload(admitted())),
         edited({"image": "mine:2"}, version=4),
+        edited({"image": "mine:2"}, version=3),
     ):
         assert judged(observation).action is Action.WAIT
 

@@ -17,7 +17,7 @@ from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
-from ..pods.spec_version import has_changed
+from ..pods.spec_version import CHANGES_OF_A_SUSPENSION, has_changed
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Limits, RequeueAfter
@@ -345,9 +345,6 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     return restart_or_fail(observation, limits, outcome, counted=False)
 
 
-_CHANGES_OF_A_SUSPENSION = 2
-
-
 def suspended_unseen(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Make up for a suspension that was not observed: the spec has been changed as only that of a
     stopped job can be, and the job has been resumed since.
@@ -360,9 +357,8 @@ def suspended_unseen(observation: Observation, limits: Limits) -> Decision | Non
     if child:
         changed = has_changed(child.spec_version, job.generation, job.spec)
     else:
-        # Nothing was made from the spec of the plan yet. One change suspends the job, and another
-        # resumes it.
-        changed = job.generation >= job.observed_generation + _CHANGES_OF_A_SUSPENSION
+        # Nothing was made from the spec of the plan yet.
+        changed = job.generation >= job.observed_generation + CHANGES_OF_A_SUSPENSION
     if not changed:
         return None
     message = (

@@ -11,6 +11,10 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.immutability import WHILE_STOPPED
 
 
+CHANGES_OF_A_SUSPENSION = 2
+"""One change of the spec suspends the job, and another resumes it."""
+
+
 def spec_version(generation: int, spec: GRPOJobSpec) -> str:
     """`3.` for generation 3, and a hash of the fields that change only while no gang runs."""
     return f"{generation}.{_digest(spec)}"
@@ -19,9 +23,11 @@ def spec_version(generation: int, spec: GRPOJobSpec) -> str:
 def has_changed(version: str, generation: int, spec: GRPOJobSpec) -> bool:
     """True if one of those fields has changed since that version; False without one, which is a
     former operator's."""
-    # Without a change by a user the hash is not compared: another operator may know other fields.
+    # After fewer changes than a suspension takes, the hash is not compared: another version of the
+    # operator may know other fields and defaults.
     made_from, _, digest = version.partition(".")
-    if not digest or made_from == str(generation):
+    too_recent = {str(generation - changes) for changes in range(CHANGES_OF_A_SUSPENSION)}
+    if not digest or made_from in too_recent:
         return False
     return digest != _digest(spec)
 
