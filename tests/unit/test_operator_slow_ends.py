@@ -62,6 +62,12 @@ class SlowEnds(World):
         phase = super().moment
         return "placed" if phase == "Starting" and self.holding_pods else phase
 
+    def control(self) -> bool:
+        timers = {*self.timers}
+        has_changed = super().control()
+        # A pod whose grace period is over leaves in the next step.
+        return has_changed or not timers <= self.timers.keys()
+
     def end_pod(self, pod: Object) -> None:
         if "deletionTimestamp" not in pod["metadata"]:
             self.timers[pod["metadata"]["uid"]] = self.now + GRACE

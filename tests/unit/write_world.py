@@ -415,7 +415,7 @@ class World(reconcile_world.Cluster):
         name = f"{job['metadata']['name']}-{number}-{self._version}"
         pod = pod_object(
             number, int(labels.get(LABEL_ATTEMPT, 0)), name=name, uid=name, by=uid,
-            component=labels[LABEL_COMPONENT],
+            component=labels[LABEL_COMPONENT], owner=labels.get(LABEL_UID, ""),
         )  # fmt: skip
         pod["metadata"]["labels"][LABEL_CONTROLLER] = uid
         if LABEL_UID not in labels:
