@@ -132,9 +132,9 @@ def test_no_job_reads_a_name_of_another_namespace(chance: random.Random) -> None
     for pod, namespace in zip(pods, namespaces, strict=True):
         pod["metadata"]["namespace"] = namespace
     verdicts = judged(jobs, cluster(8, chance.choice((2, 8)), pods=pods))
-    for job in jobs:
-        message = verdicts[job.uid].message
-        foreign_names = {*namespaces} - {job.key.namespace}
+    for reader in jobs:
+        message = verdicts[reader.uid].message
+        foreign_names = {*namespaces} - {reader.key.namespace}
         assert not [name for name in foreign_names if name in message]
 
 

@@ -1,5 +1,5 @@
-"""A Job that nobody can delete, for a policy or a finalizer keeps it, holds neither its job's status
-up nor GPUs; the next gang starts once no pod of it is left."""
+"""A Job that nobody can delete, for a policy or a finalizer keeps it, holds neither its job's
+status up nor GPUs; the next gang starts once no pod of it is left."""
 
 from typing import Any
 

@@ -10,7 +10,6 @@ import json
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.immutability import WHILE_STOPPED
 
-
 CHANGES_OF_A_SUSPENSION = 2
 """One change of the spec suspends the job, and another resumes it."""
 
