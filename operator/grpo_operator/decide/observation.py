@@ -408,8 +408,6 @@ def observe(
     else:
         first_seen = first_seen_tracker.update_inactive(job.key, of_roles.trainers, at, ages=ages)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
-    # A Job that is being deleted makes no pods; a finalizer may keep it for long.
-    jobs_left = any(not (own_job.ended or own_job.deleting) for own_job in own_jobs)
     to_end = () if job.is_active else of_roles.stray
     return Observation(
         job=job,
@@ -423,7 +421,7 @@ def observe(
         first_seen=first_seen,
         orphaned=orphaned,
         orphans=of_roles.orphans,
-        gang_left=pods_left or jobs_left,
+        gang_left=pods_left or any(own_job.may_make_pods for own_job in own_jobs),
         pods_left=pods_left,
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt != attempt or pod in to_end),

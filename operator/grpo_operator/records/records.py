@@ -268,6 +268,11 @@ class JobRecord:
         """Name of the Job."""
         return self.key.name
 
+    @property
+    def may_make_pods(self) -> bool:
+        """True until it has ended or is being deleted, for however long a finalizer keeps it."""
+        return not (self.ended or self.deleting)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecord:
