@@ -124,8 +124,8 @@ def test_waiting_and_watching_outlive_a_restart_of_the_api_server(
         client(Phase.RUNNING).wait_for_job_status("tiny")
 
 
-@pytest.mark.parametrize("status", [{"Complete"}, set()])
-def test_a_phase_that_does_not_exist_is_refused(status: set[str]) -> None:
+@pytest.mark.parametrize("status", [{"Complete"}, set(), None, 5, {"Running", None}, [["Failed"]]])
+def test_a_phase_that_does_not_exist_is_refused(status: Any) -> None:
     with pytest.raises(GRPOError, match="it takes Failed, Pending, Queued"):
         client(Phase.RUNNING).wait_for_job_status("tiny", status)
 

@@ -6,7 +6,7 @@ kubeflow/trainer/api/trainer_client.py).
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -103,8 +103,9 @@ class GRPOClient:
             TimeoutError: it is not so after `timeout` seconds.
             JobFailed: it has ended with another phase.
         """
-        wanted = {status} if isinstance(status, str) else set(status)
-        unknown = sorted(wanted - PHASES)
+        is_several = isinstance(status, Iterable) and not isinstance(status, str)
+        wanted: list[str] = list(status) if is_several else [str(status)]
+        unknown = [str(phase) for phase in wanted if str(phase) not in PHASES]
         if unknown or not wanted:
             raise OptionError(
                 f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}"
