@@ -8,9 +8,17 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
 from grpo_cli.__main__ import main
+from grpo_cli.commands.jobs.list import HEADINGS, _stacked_row
+from grpo_cli.commands.runs.reward import _show
 from grpo_cli.show.progress import byte_progress
+from grpo_cli.show.terminal import show_table
+from tests.generated import cases
 
 
 class Unwritable(io.StringIO):
@@ -113,3 +121,34 @@ def test_ctrl_c_before_the_command_is_read_ends_without_a_word() -> None:
     command[-1] = "import signal, grpo_cli.__main__; print(signal.getsignal(signal.SIGINT))"
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=here)
     assert "default_int_handler" in ended.stdout
+
+
+LETTERS = st.characters(categories=["Lu", "Ll", "Lo", "Nd"])
+NAMES = st.lists(st.text(LETTERS, min_size=1, max_size=75), min_size=1, max_size=8)
+
+
+@settings(max_examples=cases(60))
+@given(width=st.sampled_from([60, 80, 200]), names=NAMES, state=st.text(LETTERS, max_size=99))
+def test_each_item_of_a_list_begins_at_the_margin_and_nothing_else_does(
+    width: int, names: list[str], state: str
+) -> None:
+    out = Console(width=width, file=io.StringIO(), highlight=False)
+    rows = [(name, "8", "0.001", "", f"Running, step 1: {state}") for name in names]
+    show_table(out, HEADINGS, rows, tuple, _stacked_row, right=HEADINGS[1:4])
+    assert isinstance(out.file, io.StringIO)
+    text = out.file.getvalue()
+    lines = text.split("\n")[:-1]
+    assert max(map(cell_len, lines)) <= width
+    margin = [line for line in lines if not line.startswith("  ")]
+    assert len(margin) == len(names) + lines[0].startswith(" name")
+    shown = "".join(text.split())
+    assert all(name in shown and state in shown for name in names)
+
+
+@pytest.mark.parametrize("completion", ["word " * 30, "文" * 50, [{"content": "word " * 30}]])
+def test_a_completion_that_is_cut_says_so(
+    capsys: pytest.CaptureFixture[str], completion: object
+) -> None:
+    scores = {"digits": {"weight": 1.0, "scores": [0.5], "problem": ""}}
+    _show([{"completion": completion}], scores)
+    assert "…" in capsys.readouterr().out

@@ -26,7 +26,7 @@ from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import plural, sharding
 
 from ..cluster import kubectl
-from ..show.terminal import console, gib, plain_text, show_table
+from ..show.terminal import console, gib, plain_text, print_entry, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -67,8 +67,8 @@ def show_status(out: Console, name: str, job: GRPOJob, deleted_since: str | None
     if deleted_since:
         out.print(plain_text(f"being deleted, since {deleted_since}", "bold yellow"))
     for finding in job.status.findings or []:
-        out.print(plain_text(finding_message(finding), "bold yellow"))
-        out.print(plain_text(f"  {finding.advice}"))
+        message = plain_text(finding_message(finding), "bold yellow")
+        print_entry(out, message, [plain_text(finding.advice)])
     facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
         facts.add_row(plain_text(label, "dim"), plain_text(text))

@@ -79,8 +79,17 @@ def show_table(
             name, *values = cells(item)
             pairs = map(" ".join, zip(headings[1:], values, strict=True))
             first, below = plain_text(name, "bold"), [plain_text(", ".join(pairs))]
-        out.print(first, overflow="fold")
-        for line in below:
+        print_entry(out, first, below)
+
+
+def print_entry(out: Console, first: Text, below: Iterable[Text]) -> None:
+    """Prints a line and those that belong to it, wrapped and whole. All but the first line are
+    indented: none of them looks like another entry."""
+    wrapped = first.wrap(out, max(1, out.width - _INDENT), overflow="fold")
+    out.print(*wrapped[:1])
+    rest = Text("\n").join(wrapped[1:])
+    for line in (rest, *below):
+        if line:
             out.print(Padding(line, (0, 0, 0, _INDENT)), overflow="fold")
 
 

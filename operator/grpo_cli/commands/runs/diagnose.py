@@ -15,7 +15,7 @@ from grpo_api.report.report import Finding
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_steps
 from ...show.errors import OptionError
-from ...show.terminal import console
+from ...show.terminal import console, plain_text, print_entry
 
 HAS_FINDINGS = 3
 """Exit code where something is wrong with a run."""
@@ -76,5 +76,4 @@ def _print_findings(name: str, rows: list[StepRow], findings: list[Finding]) -> 
         out.print(f"{name}: no findings in {steps} steps{doubt}", markup=False)
     for finding in findings:
         line = f"{name}: {finding_message(finding)}, confidence {finding.confidence:.2f}"
-        out.print(line, markup=False)
-        out.print(f"  {finding.advice}", markup=False)
+        print_entry(out, plain_text(line), [plain_text(finding.advice)])

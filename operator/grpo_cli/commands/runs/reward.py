@@ -18,6 +18,7 @@ from rich.text import Text
 
 from grpo_api.report.history import Row
 from grpo_api.text.contract import PLAN_ENV, REWARD_MOUNT_ENV
+from grpo_api.text.messages import value_text
 from grpo_operator.pods.manifests import plan_json
 
 from ...inputs import local_preflight
@@ -144,7 +145,7 @@ def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
     lines: list[tuple[str, ...]] = []
     for index, row in enumerate(rows):
         scores = [_number(reward["scores"][index]) for reward in rewards.values()]
-        text = json.dumps(row["completion"], ensure_ascii=False)[:SHOWN_LETTERS]
+        text = value_text(row["completion"], SHOWN_LETTERS)
         lines.append((text, *scores, _number(totals[index])))
     means = [_number(_mean(reward["scores"])) for reward in rewards.values()]
     lines.append(("mean", *means, _number(_mean(totals))))
