@@ -141,6 +141,21 @@ def test_checks_that_end_without_a_report_show_what_they_printed(
     assert "the checks ended with exit code 9 and no report" in err
 
 
+def test_a_model_s_folder_that_only_this_machine_has_is_no_check_of_the_hub_s_model(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checked = local_preflight.LocalPreflight(PreflightReport(), "")
+    world.patch.setattr(local_preflight, "require_trainer", lambda _: None)
+    world.patch.setattr(local_preflight, "check_here", lambda *_: checked)
+    world.patch.chdir(world.folder)
+    assert main(["preflight", "-f", world.job_file]) == 0
+    assert "not checked" not in capsys.readouterr().out
+    (world.folder / "team" / "model").mkdir(parents=True)
+    assert main(["preflight", "-f", world.job_file]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not checked spec.model.name the folder team/model of this machine was" in shown
+
+
 def test_a_laptop_without_the_trainer_is_told_what_to_install(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

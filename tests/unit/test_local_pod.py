@@ -3,6 +3,8 @@ cluster has it."""
 
 import fcntl
 import json
+import signal
+import subprocess
 import sys
 from errno import ENOSPC
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,7 +23,7 @@ from grpo_api.status.status import Phase
 from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.delivery_pod import build_attempt
-from grpo_cli.commands.run import step_line
+from grpo_cli.commands.run import _run_job, step_line
 from grpo_cli.inputs.manifest import Job, document_of, load_specs
 from grpo_cli.local import attempt_state, local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
@@ -82,6 +84,15 @@ def test_a_model_in_a_folder_of_this_machine_is_read_there() -> None:
     mounts = pod(folder).trainer.mounts
     plan = local_plan(training_plan(attempt(folder)), mounts, PurePath("/runs/mounts"), 1)
     assert plan.model.name == "/models/mine"
+
+
+def test_a_relative_folder_is_that_of_the_first_attempt_wherever_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    spec = attempt({"model": {"name": "models/mine", "parameters": "77K"}}).spec
+    assert spec.model.name == str(tmp_path / "models" / "mine")
 
 
 def test_the_init_container_of_the_quickstart_runs_with_this_python() -> None:
@@ -404,6 +415,39 @@ def test_a_folder_that_can_not_be_made_is_a_sentence(
         local_runs.LocalRuns(tmp_path / "file").create(
             Job({"name": "tiny"}, parse_spec(changed({})))
         )
+
+
+@pytest.mark.realtime
+def test_ctrl_c_while_a_trainer_starts_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, first = runs_with_a_job(tmp_path)
+    start, children = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def interrupted_start(_: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        children.append(start(["sleep", "60"], **options))
+        signal.raise_signal(signal.SIGINT)
+        return children[-1]
+
+    monkeypatch.setattr("subprocess.Popen", interrupted_start)
+    monkeypatch.setattr(runs, "create", lambda _: runs._start(first, pod({})))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _run_job(runs, Job({"name": "tiny"}, first.spec))
+        assert children[0].poll() == -signal.SIGTERM
+    finally:
+        children[0].kill()
+    assert "tiny: stopping" in capsys.readouterr().err
+    assert runs.read_job("tiny").job.status.phase == Phase.FAILED
+
+
+def test_ctrl_c_before_a_run_has_begun_stays_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = local_runs.LocalRuns(tmp_path)
+    monkeypatch.setattr(runs, "create", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        _run_job(runs, Job({"name": "tiny"}, parse_spec(changed({}))))
 
 
 def test_a_step_is_a_line_of_the_numbers_that_it_has() -> None:

@@ -7,12 +7,14 @@ only the cluster has, such as volumes, ConfigMaps and Secrets, is listed as not 
 
 import contextlib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.report.preflight import PreflightReport
+from grpo_api.report.preflight import PreflightReport, SkippedCheck
 from grpo_operator.pods import pod_spec as pod_defaults
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.pods.preflight_job import preflight_job
@@ -64,12 +66,27 @@ def run(options: Namespace) -> int:
             report, prompt = _check_in_cluster(job_options, name, spec), ""
         else:
             report, prompt = local_preflight.check_here(name, namespace, job.spec)
+            report = report.model_copy(
+                update={"skipped": [*report.skipped, *_hub_model_checks(job.spec)]}
+            )
         print_report(out, name, report)
         if prompt:
             print_prompt(out, prompt)
         if report.problems:
             code = FOUND_PROBLEMS
     return code
+
+
+def _hub_model_checks(spec: GRPOJobSpec) -> Iterator[SkippedCheck]:
+    """What a folder of this machine says nothing of: the model's repository on the hub."""
+    folder = Path(spec.model.name)
+    if folder.is_absolute() or not folder.is_dir():
+        return
+    message = (
+        f"the folder {folder} of this machine was checked, and pods take {folder} of the hub; for "
+        f"the folder set spec.model.volume, and write /models/{folder.name}"
+    )
+    yield SkippedCheck(path="spec.model.name", message=message)
 
 
 def check_job(name: str, namespace: str, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Data, rewards and a small model can be tried so before a cluster is touched.
 
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ..inputs import job_classes
 from ..inputs.manifest import Job, load_config_maps, load_specs, read_stdin
 from ..local.local_runs import LocalRuns
 from ..show.curves import curves_of, plot_lines
-from ..show.errors import OptionError
+from ..show.errors import NotYet, OptionError
 from ..show.terminal import console
 
 SHOWN = ("reward", "kl", "loss", "step_time")
@@ -98,12 +99,13 @@ def _run_job(runs: LocalRuns, job: Job) -> int:
     """Run one job to its end; after Ctrl-C end its trainer, too."""
     name = job.metadata["name"]
     print(f"{name}: starting in {runs.folder / name}", flush=True)
-    runs.create(job)
     try:
+        runs.create(job)
         status = _follow(runs, name)
     except KeyboardInterrupt:
         print(f"\n{name}: stopping", file=sys.stderr, flush=True)
-        runs.suspend(name)
+        with suppress(NotYet):  # it was not started
+            runs.suspend(name)
         raise
     out = console()
     curve = curves_of(standing_rows(runs.rows(name)), ("reward",))

@@ -2,7 +2,11 @@
 
 import fcntl
 import json
+import signal
+import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,6 +105,23 @@ def take_lock(lock: IO[str]) -> None:
             if SYSTEM_CLOCK.now() >= deadline:
                 raise
         SYSTEM_CLOCK.sleep(LOCK_SECONDS / 10)
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Let Ctrl-C act after the block: between the start of a trainer and the file that names it,
+    nobody could end it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    for number in signals[:1]:
+        signal.raise_signal(number)
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -7,7 +7,7 @@ written here. What only a cluster has (Secrets, images, services) is refused, al
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -137,13 +137,16 @@ def local_spec(
     # A memory request is the pod's; here counts what the plan predicts.
     cores = spec.resources.completed_requests.get("cpu")
     resources = ResourceRequirements(requests={"cpu": cores} if cores else {})
+    # The next attempt may start in another folder of this machine.
+    model_folder = Path(spec.model.name)
+    model_name = str(model_folder.absolute()) if model_folder.is_dir() else spec.model.name
     local_placement = PlacementSpec(accelerator="CPU", nodes=1, processes_per_node=processes)
     changes = {
         "placement": local_placement,
         "resources": resources,
         "checkpoint": checkpoint,
         "training": training,
-        "model": spec.model.model_copy(update={"cache": None}),
+        "model": spec.model.model_copy(update={"cache": None, "name": model_name}),
     }
     return spec.model_copy(update=changes)
 

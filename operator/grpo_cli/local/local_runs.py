@@ -61,6 +61,7 @@ from .attempt_state import (
     OUTCOME_FILE,
     PLAN_FILE,
     PROCESS_FILE,
+    deferred_interrupt,
     is_running_in,
     newest_attempt,
     read_outcome,
@@ -441,7 +442,7 @@ class LocalRuns:
             # A pod without GPUs sees none.
             "CUDA_VISIBLE_DEVICES": "",
         }
-        with (folder / LOG_FILE).open("wb") as log:
+        with (folder / LOG_FILE).open("wb") as log, deferred_interrupt():
             # What has a plan is an attempt.
             write_whole(folder / PLAN_FILE, plan_json(plan))
             process = subprocess.Popen(
@@ -454,9 +455,8 @@ class LocalRuns:
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
             )
-        self._children[attempt.key.name] = process
-        about = {"pid": process.pid, "port": port}
-        (folder / PROCESS_FILE).write_text(json.dumps(about), encoding="utf-8")
+            self._children[attempt.key.name] = process
+            write_whole(folder / PROCESS_FILE, json.dumps({"pid": process.pid, "port": port}))
 
     def _reap(self, name: str) -> None:
         """Take the exit code of a child that has ended, which would stay a zombie."""
