@@ -28,7 +28,8 @@ from grpo_cli.__main__ import main
 from grpo_cli.from_trl.cli_config import BUILT_IN, LORA_DEFAULTS, OVERLONG
 from grpo_cli.from_trl.job_spec import PEFT_DEFAULTS, PEFT_MODULES
 from grpo_cli.from_trl.reward_reader import MADE_BY_TRL
-from grpo_cli.from_trl.script_reader import LORA_POSITIONS, POSITIONS, read_script
+from grpo_cli.from_trl.script_reader import read_script
+from grpo_cli.from_trl.trl_run import LORA_POSITIONS, POSITIONS
 from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt, training_plan

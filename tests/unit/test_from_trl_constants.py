@@ -1,7 +1,8 @@
 """Settings that scripts keep in classes and variables of the environment: the job has the value
 that the script trains with, or a note names the setting."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +31,27 @@ class Late:
         self.lr = lr
 class Inherited(Record):
     pass
+@dataclass
+class Nearer(Record):
+    rate: float = V
+    extra: float = V
+@dataclass
+class Other(Record):
+    lr: float = V
+    rate: float = V
+@dataclass
+class Both(Nearer, Other):
+    extra = V
+class Plain(Settings, Record):
+    lr: float = V
+class Level(Enum):
+    LOW = V
+    HIGH = LOW * 2
 """
 MAKERS = [
     "Settings", "Settings()", "Record()", "Record(lr=V)", "Record(V)", "Record(**{'lr': V})",
-    "Record(rate=V, lr=lr)", "Late()", "Late(V)", "Inherited()", "Inherited(rate=V)",
+    "Record(rate=V, lr=lr)", "Late()", "Late(V)", "Inherited()", "Inherited(rate=V)", "Nearer()",
+    "Both()", "Both(lr=V)", "Both", "Plain()", "Plain",
 ]  # fmt: skip
 CHANGES = [
     "", "made.lr = V", "made.lr += V", "setattr(made, 'lr', V)", "setattr(made, name, V)",
@@ -45,6 +63,7 @@ VALUES = [
     "made.lr", "made.rate", "made.extra", "float(made.lr)", "min(made.lr, V)", "max(V, made.rate)",
     "float(str(made.lr))", "round(made.lr)", "int(made.rate * 4)", "made.lr if V else 1",
     "str((made.lr,)).count('0')", "float(bool(made.lr))",
+    "asdict(made)['rate']", "asdict(made)['extra']", "Level.HIGH.value",
 ]  # fmt: skip
 OWN_FUNCTIONS = ["", "def round(number):\n    return 7", "float = int"]
 
@@ -61,11 +80,13 @@ def test_a_class_s_field_is_what_the_script_makes_of_it_or_named(
 ) -> None:
     parts = [own_function, CLASSES, "name = 'lr'", f"made = {maker}", change]
     text = "\n".join([*parts, f"trainer = GRPOTrainer('a/b', args=GRPOConfig(beta={value}))"])
-    for number in range(1, 10):  # each another one
+    for number in range(1, 32):  # each another one
         text = text.replace("V", str(number / 8), 1)
     trained: list[float] = []
     names: dict[str, object] = {
         "__name__": "script",
+        "Enum": Enum,
+        "asdict": asdict,
         "dataclass": dataclass,
         "field": field,
         "GRPOConfig": SimpleNamespace,
@@ -73,12 +94,97 @@ def test_a_class_s_field_is_what_the_script_makes_of_it_or_named(
     }
     try:
         exec(text, names)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return  # not a script that runs
     run = read_script(text, "train.py", lambda _: None)
     setting = run.config.get("beta")
     assert any(note.name == "beta" for note in run.notes) is (setting is None)
     assert setting is None or [setting.value] == trained
+
+
+@dataclass
+class Config:
+    """Stands for GRPOConfig."""
+
+    beta: float = 0.0
+    temperature: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("decorator", "bases"),
+    [
+        *(("@dataclass", bases) for bases in (
+            "Common, GRPOConfig", "GRPOConfig, Common", "Mine, Others", "Others, Mine"
+        )),
+        *(("", bases) for bases in ("GRPOConfig", "GRPOConfig, Common", "Mine", "Mine, Others")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("own_fields", ["pass", "temperature: float = 0.5", "beta = 0.75"])
+def test_a_config_s_defaults_are_those_of_all_its_classes(
+    tmp_path: Path, decorator: str, bases: str, own_fields: str
+) -> None:
+    classes = f"""
+@dataclass
+class Common:
+    beta: float = 0.25
+@dataclass
+class Mine(Common, GRPOConfig):
+    temperature: float = 0.75
+@dataclass
+class Others(GRPOConfig):
+    beta: float = 0.5
+    temperature: float = 0.625
+{decorator}
+class Made({bases}):
+    {own_fields}
+"""
+    names: dict[str, Any] = {"GRPOConfig": Config, "dataclass": dataclass}
+    exec(f"{classes}\nargs = Made()", names)
+    text = script().replace("args=GRPOConfig()", "args=Made()")
+    training = spec_of(tmp_path, text.replace("trainer =", f"{classes}trainer ="))["training"]
+    assert training["beta"] == names["args"].beta
+    assert training.get("temperature", 1.0) == names["args"].temperature
+
+
+PARSED = """
+@dataclass
+class Options:
+    rate: float = 0.5
+@dataclass
+class More(Options):
+    seed: int = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("parsing", "rate", "says"),
+    [
+        ("o = HfArgumentParser(More).parse_args_into_dataclasses()[0]", 0.5, "--rate = 0.5: the"),
+        ("(o,) = TrlParser(More).parse_args_and_config(['--rate', '1'])", None, "its options"),
+        ("o = argparse.ArgumentParser()\no.add_argument('--rate', default=0.5)\n"
+         "o = o.parse_args(args=['--rate', '1'])", None, "its options"),
+        ("g = parsers.add_parser('sft')\ng.add_argument('--rate', default=1.0)\n"
+         "g = parsers.add_parser('grpo')\ng.add_argument('--rate', default=0.5)\n"
+         "o = parser.parse_args()", None, "options of lines"),
+        ("class More(Options):\n    def __post_init__(self):\n        self.rate *= 2\n"
+         "(o,) = HfArgumentParser((More,)).parse_args_into_dataclasses()", None, "sets it, too"),
+        ("class More(BaseSettings):\n    rate: float = 0.5\no = More()", None, "environment"),
+    ],
+)  # fmt: skip
+def test_a_parser_s_value_is_its_default_only_if_nothing_else_gives_it(
+    tmp_path: Path, parsing: str, rate: float | None, says: str
+) -> None:
+    classes = "" if "class More" in parsing else PARSED
+    text = script("learning_rate=o.rate").replace("trainer =", f"{classes}{parsing}\ntrainer =")
+    assert spec_of(tmp_path, text)["training"].get("learningRate") == rate
+    assert any(says in note for note in notes(tmp_path))
+
+
+def test_no_note_names_a_default_of_a_value_that_is_not_taken(tmp_path: Path) -> None:
+    fields = "**{**{'learning_rate': float(os.getenv('LR', 0.5))}, 'seed': pick()}"
+    spec = spec_of(tmp_path, script(fields))
+    assert "learningRate" not in spec["training"]
+    assert not any("default" in note for note in notes(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -245,3 +351,54 @@ def test_a_variable_that_a_reward_reads_is_named_once(
     spec_of(tmp_path, f"import helper\n{text}")
     named = [note for note in notes(tmp_path) if "set it in env, if the reward needs it" in note]
     assert len(named) == is_named
+
+
+@pytest.mark.parametrize("name", ["models/mine", "outputs/sft/checkpoint-100", "./models/mine"])
+def test_a_model_in_a_folder_is_no_repository_of_the_hub(tmp_path: Path, name: str) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    model = spec_of(tmp_path, script(model=f"'{name}'"))["model"]
+    assert model["name"] == f"/models/{name.rpartition('/')[2]}"
+    assert model["volume"] == {"claimName": "train-model"}
+    assert any("put the folder on the claim of model.volume" in note for note in notes(tmp_path))
+
+
+NEIGHBOUR = """
+import os
+base = 0.25
+lr = base * 2
+other = float(os.getenv("LR", "0.5"))
+twice = 0.125
+if base:
+    twice = 0.75
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import settings",
+        "import settings as s",
+        "from settings import *",
+        "from settings import lr, other, twice, base",
+    ],
+)
+@pytest.mark.parametrize("name", ["lr", "other", "twice", "base"])
+@pytest.mark.parametrize("change", ["", "settings.lr = 1.0", "base = 0.125"])
+def test_a_constant_of_a_module_beside_the_script_is_taken_or_named(
+    tmp_path: Path, imports: str, name: str, change: str
+) -> None:
+    (tmp_path / "settings.py").write_text(NEIGHBOUR)
+    value = f"settings.{name}" if imports.startswith("import") else name
+    if imports.endswith(" s"):
+        value, change = value.replace("settings", "s"), change.replace("settings", "s")
+    text = f"{imports}\n{change}\n" + script(f"learning_rate={value}")
+    names = dict[str, Any]()
+    exec(NEIGHBOUR, names)
+    module = SimpleNamespace(**names)
+    names |= {"settings": module, "s": module}
+    exec(change, names)
+    expected = None if name in ("other", "twice") else eval(value, names)
+    if change.endswith("lr = 1.0") and value.endswith(".lr"):
+        expected = None
+    assert spec_of(tmp_path, text)["training"].get("learningRate") == expected
+    assert any("learning_rate = " in note for note in notes(tmp_path)) is (expected is None)

@@ -1,6 +1,9 @@
 """Rewards that a script collects in a list, and what their code must not carry into a ConfigMap."""
 
+import importlib
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +146,54 @@ def test_a_file_that_a_reward_opens_is_named_and_opened_whole(tmp_path: Path) ->
     assert opening in config_map["data"]["rewards.py"]
     opened = [note for note in notes(tmp_path) if "opens a file: a pod has none" in note]
     assert [note.partition(": ")[2].partition(":")[0] for note in opened] == ["open", "pd.read_csv"]
+
+
+@pytest.mark.parametrize("imports", ["from neighbour import *", "from neighbour import scale"])
+def test_a_reward_has_what_it_takes_from_a_module_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str
+) -> None:
+    (tmp_path / "neighbour.py").write_text("scale = 0.5\ndef other(completions, **_): return [2.0]")
+    reward = "def judge(completions, **_):\n    return [scale * len(completions)]\n"
+    text = script(rewards="=[judge, other]" if "*" in imports else "=judge")
+    config_map, job = init(tmp_path, text.replace("trainer =", f"{imports}\n{reward}trainer ="))
+    files = tmp_path / "files"
+    files.mkdir()
+    for name, content in config_map["data"].items():
+        (files / name).write_text(content)
+    monkeypatch.syspath_prepend(files)
+    rewards = importlib.import_module("rewards")
+    sys.modules.pop("rewards")
+    sys.modules.pop("neighbour")
+    names = [entry["python"]["function"].partition(":")[2] for entry in job["spec"]["rewards"]]
+    scores = [getattr(rewards, name)(["a"]) for name in names]
+    assert scores == [[0.5], [2.0]][: len(names)]
+
+
+@pytest.mark.parametrize(
+    ("made", "entry", "name"),
+    [
+        ("def préfixe(completions, **_):\n    return [7.0]", "préfixe", "reward_1"),
+        ("class Judge:\n    def score(self, completions, **_):\n        return [7.0]\n"
+         "judge = Judge()", "judge.score", "score"),
+        ("class Judge:\n    @staticmethod\n    def score(completions, **_):\n"
+         "        return [7.0]", "Judge.score", "score"),
+        ("def judge(completions, **_):\n    return [7.0]\ntable = {'a': judge}", "table['a']",
+         "reward_1"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_the_spec_can_t_name_gets_a_name_in_its_file(
+    tmp_path: Path, made: str, entry: str, name: str
+) -> None:
+    text = script(rewards=f"=[{entry}]").replace("trainer =", f"{made}\ntrainer =")
+    (reward,) = spec_of(tmp_path, text)["rewards"]
+    assert (reward["name"], reward["python"]["function"]) == (name, "rewards:reward_1")
+    names: dict[str, Any] = {}
+    exec(init(tmp_path, text)[0]["data"]["rewards.py"], names)
+    assert names["reward_1"](["a"]) == [7.0]
+    assert any("ASCII" in note for note in notes(tmp_path)) is not entry.isascii()
+
+
+def test_a_relative_import_of_a_reward_is_named(tmp_path: Path) -> None:
+    made = "from .parts import scale\ndef judge(completions, **_):\n    return [scale]\n"
+    spec_of(tmp_path, script(rewards="=judge").replace("trainer =", f"{made}trainer ="))
+    assert any("import = .parts: the files of a ConfigMap" in note for note in notes(tmp_path))

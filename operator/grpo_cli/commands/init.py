@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..from_trl.cli_config import read_config
-from ..from_trl.job_file import render, small_job
 from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, code_cells, name_cells
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
+from ..inputs.job_file import render, small_job
 from ..inputs.kubectl_yaml import load_documents, load_lines
 from ..inputs.manifest import reading_problem
 from ..show.errors import ManifestError, OptionError
@@ -67,6 +67,7 @@ def run(options: Namespace) -> int:
             cells = code_cells(text, source.name)
             text = "\n".join(cells)
         trl_run = _read_run(source, text)
+        _mark_folder(trl_run, source)
         name = options.name or job_name(source.name)
         documents = job_documents(
             trl_run, name, options.processes, options.model, options.parameters
@@ -117,6 +118,16 @@ def _read_run(source: Path, text: str) -> TrlRun:
         raise ManifestError(f"{source}: {error}") from error
     values = {name: TrlSetting(value, line) for name, (value, line) in lines.items()}
     return read_config(values, source.name, read_module)
+
+
+def _mark_folder(trl_run: TrlRun, source: Path) -> None:
+    """Write the model's folder as one where it looks like a repository: `models/mine`."""
+    model = trl_run.model
+    if model is None or not isinstance(model.value, str):
+        return
+    folder = Path(model.value)
+    if not folder.is_absolute() and (folder.is_dir() or (source.parent / folder).is_dir()):
+        trl_run.model = TrlSetting(f"./{folder}", model.line)
 
 
 def _write(options: Namespace, text: str) -> None:

@@ -9,8 +9,16 @@ from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
 
 from .config_fields import refusal_message
 from .dataset_reader import ROWS_FILE, is_folder
-from .reward_reader import RewardReader, metric_name
-from .trl_run import RENAMED, ReadModule, RewardUse, TrlError, TrlRun, TrlSetting
+from .reward_reader import RewardReader
+from .trl_run import (
+    RENAMED,
+    ReadModule,
+    RewardUse,
+    TrlError,
+    TrlRun,
+    TrlSetting,
+    metric_name,
+)
 
 SWITCH_TEXTS = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(
     ("no", "false", "f", "n", "0"), False

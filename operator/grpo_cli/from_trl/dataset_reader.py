@@ -8,9 +8,9 @@ had only by running the script. The job then names a file, and the note says how
 import ast
 from typing import Any
 
-from .expressions import Computed, Scope
-from .syntax import called_name
-from .trl_run import DatasetUse, TrlRun, TrlSetting
+from .expressions import Scope
+from .syntax import Computed, called_name
+from .trl_run import DatasetUse, TrlRun, TrlSetting, is_folder_name
 
 ROWS_FILE = "train.jsonl"
 _FILES = ("json", "csv", "parquet")
@@ -273,7 +273,7 @@ def _files_of(files: Any, split: str) -> tuple[str, ...]:
 
 def is_folder(path: str) -> bool:
     """True for what load_dataset reads from the disk."""
-    return path.startswith((".", "/", "~")) or path in _FILES
+    return is_folder_name(path) or path in _FILES
 
 
 def _row_function(node: ast.AST) -> tuple[str, ast.Dict | None]:

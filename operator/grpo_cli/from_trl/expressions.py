@@ -12,25 +12,35 @@ from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import Any
 
+from .command_line import (
+    PARSING,
+    is_override,
+    option_default,
+    option_flag,
+    option_of,
+    parsed_classes,
+    parsing_call,
+    require_command_line,
+)
 from .constant_folding import FUNCTIONS, apply, operate
 from .syntax import (
+    Computed,
     Function,
     bound_names,
     called_name,
     changed_containers,
+    class_order,
+    dataclass_fields,
     dotted_name,
-    field_default,
     foreign_containers,
     function_named,
     function_result,
-    is_override,
+    global_changes,
+    is_member,
     is_setting_field,
     last_position,
-    option_flag,
-    option_name,
     own_expressions,
     parameters_of,
-    parser_options,
     plain_default,
     statements,
 )
@@ -41,20 +51,6 @@ MAX_CALLS = 8
 """Functions that are followed one after the other."""
 _LAUNCHED = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
 """Variables that torchrun and `accelerate launch` set: a script's default is not what counts."""
-PARSING = (
-    "parse_args",
-    "parse_known_args",
-    "parse_args_and_config",
-    "parse_args_into_dataclasses",
-)
-
-
-class Computed(Exception):
-    """The expression is known only when the script runs."""
-
-    def __init__(self, node: ast.AST, why: str = "it is computed when the script runs") -> None:
-        super().__init__(why)
-        self.line: int = getattr(node, "lineno", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +69,6 @@ class Binding:
     """Where the value is to be read; None where the name is bound."""
     is_assumed: bool = False
     """A parameter's default, of a function that the script itself does not call."""
-
-
-def _global_changes(node: ast.AST) -> set[str]:
-    """Names of the module that a function binds or changes, whenever it is called."""
-    if isinstance(node, ast.Global):
-        return set(node.names)
-    if isinstance(node, ast.FunctionDef):
-        return foreign_containers(node) - {name for name, _, _ in parameters_of(node, None)}
-    return set()
 
 
 @dataclass(slots=True)
@@ -107,7 +94,7 @@ class Scope:
                 self._add_change(name, statement)
         if self.outer is None:
             for node in ast.walk(self.module):
-                for name in _global_changes(node):
+                for name in global_changes(node):
                     self._add_change(name, node)
 
     def _add_change(self, name: str, node: ast.AST) -> None:
@@ -150,6 +137,12 @@ class Scope:
             )
             scope.bindings.setdefault(name, []).insert(0, binding)
         return scope
+
+    def rebind(self, name: str, statement: ast.stmt, value: ast.expr | ast.stmt) -> None:
+        """Take a value for what an import of this scope binds."""
+        others = [made for made in self.bindings.get(name, []) if made.value is not statement]
+        binding = Binding(statement.lineno, last_position(statement), value)
+        self.bindings[name] = sorted([binding, *others], key=lambda made: made.end)
 
     def deferred_scope(self) -> "Scope":
         """The scope of a body that runs later, when any of the bindings may count."""
@@ -258,10 +251,12 @@ class Scope:
         if id(node) in self._evaluating:
             raise Computed(node)
         self._evaluating.add(id(node))
+        num_assumptions = len(self.assumptions)
         try:
             return self._evaluate(node)
-        except (ArithmeticError, ValueError, TypeError) as error:
-            raise Computed(node) from error
+        except (Computed, ArithmeticError, ValueError, TypeError) as error:
+            del self.assumptions[num_assumptions:]  # no value was taken
+            raise error if isinstance(error, Computed) else Computed(node) from error
         finally:
             self._evaluating.discard(id(node))
 
@@ -334,6 +329,12 @@ class Scope:
         if dotted_name(node) in {f"torch.{dtype}" for dtype in DTYPES}:
             return node.attr
         target, scope, index = self.resolve(node.value)
+        if node.attr == "value" and isinstance(target, ast.Attribute) and is_member(scope, target):
+            return scope.evaluate(target)
+        match target:
+            case ast.Subscript(value=ast.Call() as parsing, slice=ast.Constant(value=int(item))):
+                if called_name(parsing) in PARSING:
+                    target, index = parsing, item
         call = target if isinstance(target, ast.Call) else None
         made = scope.resolve(call.func) if call else (target, scope, index)
         if index is None and isinstance(made[0], ast.ClassDef):
@@ -359,24 +360,45 @@ class Scope:
             raise Computed(node)
         if node.attr in keywords:
             return caller.evaluate(keywords[node.attr])
-        inner = Scope(
-            self.module,
-            definition.body,
-            self,
-            assumptions=self.assumptions,
-            _evaluating=self._evaluating,
-        )
-        bindings = inner.bindings.get(node.attr, [])
+        return self._default_of(definition, node)[0]
+
+    def _default_of(self, definition: ast.ClassDef, node: ast.Attribute) -> tuple[Any, int]:
+        """The constant that a field has in a class of this scope, or in a base of it, and its line.
+
+        Raises:
+            Computed: none of them has it, or not as a constant.
+        """
+        made_by: list[tuple[Scope, list[Binding], bool]] = []
+        for base, scope in class_order(self, definition):
+            if isinstance(base, str):
+                if base.endswith("Settings"):  # pydantic's
+                    raise Computed(node, f"{base} reads variables of the environment, too")
+                continue
+            inner = Scope(
+                self.module,
+                base.body,
+                scope,
+                assumptions=self.assumptions,
+                _evaluating=self._evaluating,
+            )
+            if bindings := inner.bindings.get(node.attr):
+                made_by.append((inner, bindings, node.attr in dataclass_fields(base)))
+        # Objects get their fields of __init__, before which a value of the class does not count.
+        if len({is_field for _, _, is_field in made_by}) != 1:
+            raise Computed(node)
+        inner, bindings, _ = made_by[0]
         value = bindings[0].value if len(bindings) == 1 else None
         default = plain_default(value) if isinstance(value, ast.expr) else None
         if default is None:
             raise Computed(node)
-        return inner.evaluate(default)
+        return inner.evaluate(default), bindings[0].line
 
     def _evaluate_call(self, node: ast.Call) -> Any:
         name = called_name(node)
         if name == "dict" and not node.args:
             return self._evaluate_dict_call(node)
+        if name == "asdict":
+            return self._object_fields(node)
         if name == "dedent" and len(node.args) == 1:
             return dedent(self._text(node.args[0]))
         if name in FUNCTIONS and isinstance(node.func, ast.Name):
@@ -389,9 +411,26 @@ class Scope:
             variable = str(self.evaluate(node.args[0]))
             if variable in _LAUNCHED:
                 raise Computed(node, f"what launches the script sets {variable}")
-            self._assume(node, variable, value, "the script's default of this variable was taken")
+            advice = "the script's default of this variable was taken"
+            self._assume(node.lineno, variable, value, advice)
             return value
         raise Computed(node)
+
+    def _object_fields(self, call: ast.Call) -> dict[str, Any]:
+        """What dataclasses.asdict returns; without a dict_factory, which may leave fields out."""
+        if len(call.args) != 1 or call.keywords or function_named(self.module, "asdict"):
+            raise Computed(call)
+        node = call.args[0]
+        target, scope, _ = self.resolve(node)
+        made = scope.resolve(target.func) if isinstance(target, ast.Call) else (target, scope, None)
+        definition, defined_in, _ = made
+        if not isinstance(definition, ast.ClassDef):
+            raise Computed(node)
+        fields: dict[str, Any] = {}
+        for base, _ in reversed(class_order(defined_in, definition)):
+            for name in dataclass_fields(base):
+                fields[name] = self.evaluate(ast.copy_location(ast.Attribute(node, name), node))
+        return fields
 
     def _evaluate_dict_call(self, node: ast.Call) -> dict[Any, Any]:
         entries: dict[Any, Any] = {}
@@ -423,42 +462,18 @@ class Scope:
         for other in ast.walk(self.module):
             if is_override(other, node):
                 raise Computed(node, f"line {getattr(other, 'lineno', 0)} sets it, too")
-        classes = self.parsed_classes(call)
+        classes = parsed_classes(self, call)
         if classes is not None:
             return self._field_default(classes, index, node)
-        if not self._is_parsing(call):
+        parsing = parsing_call(self.module, call)
+        if parsing is None:
             raise Computed(node)
-        for option in parser_options(self.module):
-            if option_name(option) == node.attr:
-                value = self._option_default(option, node)
-                advice = "the option's default was taken; change the job if you pass another value"
-                self._assume(option, option_flag(option), value, advice)
-                return value
-        raise Computed(node)
-
-    def _is_parsing(self, call: ast.Call) -> bool:
-        """True for `parser.parse_args()`, and for a function of the script that returns it."""
-        name = called_name(call)
-        parsing = call if name in PARSING else function_result(self.module, name)
-        if not isinstance(parsing, ast.Call) or called_name(parsing) not in PARSING:
-            return False
-        arguments = [*parsing.args, *(keyword.value for keyword in parsing.keywords)]
-        if any(isinstance(argument, ast.List) and argument.elts for argument in arguments):
-            raise Computed(call, f"line {parsing.lineno} gives the parser its options")
-        return True
-
-    def parsed_classes(self, call: ast.Call) -> list[ast.expr] | None:
-        """The dataclasses that a call of TrlParser or HfArgumentParser fills; None for others."""
-        if called_name(call) not in PARSING or not isinstance(call.func, ast.Attribute):
-            return None
-        maker, scope, _ = self.resolve(call.func.value)
-        if not isinstance(maker, ast.Call) or not called_name(maker).endswith("Parser"):
-            return None
-        arguments = [*maker.args, *(keyword.value for keyword in maker.keywords)]
-        if not arguments or called_name(maker) == "ArgumentParser":
-            return None
-        classes = scope.resolve(arguments[0])[0]
-        return list(classes.elts) if isinstance(classes, ast.Tuple | ast.List) else [arguments[0]]
+        require_command_line(self, parsing)
+        option = option_of(self.module, node)
+        value = option_default(option, node, self.evaluate)
+        advice = "the option's default was taken; change the job if you pass another value"
+        self._assume(option.lineno, option_flag(option), value, advice)
+        return value
 
     def _field_default(
         self, classes: list[ast.expr], index: int | None, node: ast.Attribute
@@ -466,34 +481,18 @@ class Scope:
         if index is None or index >= len(classes):
             raise Computed(node)
         definition, scope, _ = self.resolve(classes[index])
-        if isinstance(definition, ast.ClassDef):
-            for statement in definition.body:
-                default = field_default(statement, node.attr)
-                if default is not None:
-                    value = scope.evaluate(default)
-                    advice = "the default was taken; change the job if you pass another value"
-                    self._assume(statement, f"--{node.attr}", value, advice)
-                    return value
-        raise Computed(node)
+        if not isinstance(definition, ast.ClassDef):
+            raise Computed(node)
+        for base, _ in class_order(scope, definition):
+            for other in ast.walk(base) if isinstance(base, ast.ClassDef) else ():
+                if is_setting_field(other, node.attr):
+                    raise Computed(node, f"line {getattr(other, 'lineno', 0)} sets it, too")
+        value, line = scope._default_of(definition, node)
+        advice = "the default was taken; change the job if you pass another value"
+        self._assume(line, f"--{node.attr}", value, advice)
+        return value
 
-    def _option_default(self, option: ast.Call, node: ast.Attribute) -> Any:
-        arguments = {keyword.arg: keyword.value for keyword in option.keywords}
-        if "default" in arguments:
-            default = self.evaluate(arguments["default"])
-            kind = ast.unparse(arguments["type"]) if "type" in arguments else "str"
-            if not isinstance(default, str) or kind == "str":
-                return default
-            # argparse reads a default that is a text as it reads the command line.
-            if kind not in ("int", "float"):
-                raise Computed(node, f"{option_flag(option)} is read by {kind}")
-            return float(default) if kind == "float" else int(default)
-        action = self.evaluate(arguments["action"]) if "action" in arguments else ""
-        flags = {"store_true": False, "store_false": True}
-        if action in flags:
-            return flags[action]
-        raise Computed(node, f"{option_flag(option)} has no default")
-
-    def _assume(self, node: ast.AST, name: str, value: object, advice: str) -> None:
-        note = Note(getattr(node, "lineno", 0), name, repr(value), advice)
+    def _assume(self, line: int, name: str, value: object, advice: str) -> None:
+        note = Note(line, name, repr(value), advice)
         if note not in self.assumptions:
             self.assumptions.append(note)

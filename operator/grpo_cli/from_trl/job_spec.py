@@ -9,8 +9,15 @@ from grpo_planner.model.catalogue import lookup_shape
 
 from .config_fields import ConfigFields
 from .dataset_reader import ROWS_FILE
-from .reward_reader import metric_name
-from .trl_run import RewardUse, SpecBuilder, TrlError, TrlRun, TrlSetting
+from .trl_run import (
+    RewardUse,
+    SpecBuilder,
+    TrlError,
+    TrlRun,
+    TrlSetting,
+    is_folder_name,
+    metric_name,
+)
 
 GIB_PER_BILLION = 60
 """Size of the claim: two checkpoints of weights and optimizer, and the model, with room."""
@@ -77,7 +84,7 @@ def _put_model(
         raise TrlError(
             f"{run.source} does not say which model is trained, or computes it: add --model ID"
         )
-    if model_setting.value.startswith((".", "/", "~")):
+    if is_folder_name(model_setting.value):
         folder = model_setting.value.rstrip("/").rpartition("/")[2]
         builder.set_field("model.name", f"/models/{folder}")
         builder.set_field("model.volume", {"claimName": f"{name}-model"})
@@ -207,7 +214,7 @@ def _reward_model(run: TrlRun, use: RewardUse, claim: str, position: int) -> dic
     """A reward model as TRL loads and calls it: all completions of a generation in one pass."""
     name, line = use.name, use.line
     entry: dict[str, Any] = {"name": name}
-    if name.startswith((".", "/", "~")):
+    if is_folder_name(name):
         entry["name"] = f"/rewards/{position}/{name.rstrip('/').rpartition('/')[2]}"
         entry["volume"] = {"claimName": claim}
         advice = "put the folder on the claim of rewards[].model.volume"

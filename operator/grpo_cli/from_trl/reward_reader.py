@@ -6,13 +6,16 @@ Functions of TRL and of other packages are named where they are.
 """
 
 import ast
-import re
+import builtins
 import sys
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
-from .expressions import PARSING, Computed, Scope
+from .command_line import PARSING
+from .expressions import Scope
 from .syntax import (
+    Computed,
+    added_list,
     bound_names,
     called_name,
     changed_objects,
@@ -46,7 +49,6 @@ _OPENING = (
 """Calls that open a file."""
 _RUNNING = ("GRPOTrainer", "GRPOConfig", "load_dataset", *PARSING)
 """Calls that a reward's process must not repeat."""
-
 _LISTS = (ast.BinOp, ast.List, ast.ListComp, ast.Tuple)
 
 
@@ -128,7 +130,7 @@ class RewardReader:
             if list_name not in names or statement.lineno == line:
                 continue
             bound_lines.add(statement.lineno)
-            added = _added_list(statement, list_name)
+            added = added_list(statement, list_name)
             entries = None if added is None or is_conditional else self._entries(added, scope)
             if entries is not None:
                 yield from entries
@@ -161,21 +163,22 @@ class RewardReader:
         except Computed as error:
             self._add_unknown(node, str(error))
             return
-        if imported:
+        if imported and imported[1].isascii():
             self.add_imported(node.lineno, *imported)
         elif isinstance(target, _LISTS) or _is_list_call(target) or _is_list(node, scope):
             self._add_unknown(node, "the list is computed when the script runs")
         elif isinstance(target, ast.Constant) and isinstance(target.value, str):
-            self._add_model(node, target.value)
+            self.run.rewards.append(RewardUse(node.lineno, target.value))
         elif isinstance(target, ast.Call) and called_name(target) == "from_pretrained":
             self._add_loaded_model(node, target, inner)
-        elif isinstance(node, ast.Name) and not isinstance(target, ast.Name):
-            # TRL names the metrics after the function itself, whatever the script calls it.
-            name = self._metric_name(target, inner) or node.id
-            self._copy_names([node.id], scope, node)
-            self._add_function(node, name, node.id)
-        elif isinstance(node, ast.Call | ast.Lambda):
-            self._copy_expression(node, scope)
+        elif _is_made_here(node, target, scope):
+            if isinstance(node, ast.Name) and node.id.isascii():
+                # TRL names the metrics after the function itself, whatever the script calls it.
+                name = self._metric_name(target, inner) or node.id
+                self._copy_names([node.id], scope, node)
+                self._add_function(node, name, node.id)
+            else:
+                self._copy_expression(node, scope)
         else:
             self._add_unknown(node, "the script does not say where it comes from")
 
@@ -239,7 +242,11 @@ class RewardReader:
         """Copy what a statement imports from beside the script, and name other packages that the
         training image may lack."""
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and not node.level:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            line = 0 if file in self.run.reward_files else node.lineno
+            advice = f"the files of a ConfigMap are no package: import it in {file} without a dot"
+            self.run.note(line, "import", "." * node.level + (node.module or ""), advice)
+        elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
         for module in modules:
             package = module.partition(".")[0]
@@ -276,16 +283,13 @@ class RewardReader:
             line = 0 if file in self.run.reward_files else node.lineno
             self.run.note(line, ast.unparse(node.func), "", advice)
 
-    def _add_model(self, node: ast.expr, name: str) -> None:
-        self.run.rewards.append(RewardUse(node.lineno, name))
-
     def _add_loaded_model(self, node: ast.expr, call: ast.Call, scope: Scope) -> None:
         try:
             name = scope.evaluate(call.args[0]) if call.args else None
         except Computed:
             name = None
         if isinstance(name, str):
-            self._add_model(node, name)
+            self.run.rewards.append(RewardUse(node.lineno, name))
         else:
             self._add_unknown(node, "the model's name is computed when the script runs")
 
@@ -304,6 +308,8 @@ class RewardReader:
         """The name by which TRL logs what a definition or a call makes; empty if unknown."""
         if isinstance(target, ast.FunctionDef | ast.AsyncFunctionDef):
             return target.name
+        if isinstance(target, ast.Attribute):
+            return target.attr
         if not isinstance(target, ast.Call):
             return ""
         if called_name(target) == "partial" and target.args:
@@ -329,6 +335,9 @@ class RewardReader:
         end = len(self.text), len(self.run.rewards)  # after all lines
         self.copied[end] = f"{attribute} = {self._source(node)}"
         self._add_function(node, self._metric_name(node, scope) or attribute, attribute)
+        if isinstance(node, ast.Name):
+            advice = f"the spec takes names in ASCII: it is {attribute}"
+            self.run.note(node.lineno, "reward_funcs", node.id, advice)
 
     def _copy_names(self, names: Sequence[str], scope: Scope, reward: ast.expr) -> None:
         """Copy the statements that bind these names, and what those refer to."""
@@ -336,14 +345,13 @@ class RewardReader:
             if name in self.visited:
                 continue
             self.visited.add(name)
-            units = _units_that_bind(name, scope)
+            units = _units_that_bind(name, scope) or _star_imports(name, scope)
             running = [
                 node
                 for unit in units
+                if not isinstance(unit, ast.FunctionDef)
                 for node in ast.walk(unit)
-                if isinstance(node, ast.Call)
-                and called_name(node) in _RUNNING
-                and not isinstance(unit, ast.FunctionDef)
+                if isinstance(node, ast.Call) and called_name(node) in _RUNNING
             ]
             if running:
                 advice = (
@@ -408,6 +416,26 @@ class RewardReader:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
 
+def _star_imports(name: str, scope: Scope) -> list[ast.stmt]:
+    """The imports of all names of a module, one of which binds a name that nothing else does."""
+    imports = [node for node in ast.walk(scope.module) if isinstance(node, ast.ImportFrom)]
+    star_imports = {node.lineno: node for node in imports if node.names[0].name == "*"}
+    made = scope.first_binding(ast.Name(name))
+    is_other = made is not None and made[0].line not in star_imports
+    return [] if is_other or hasattr(builtins, name) else list(star_imports.values())
+
+
+def _is_made_here(node: ast.expr, target: ast.AST, scope: Scope) -> bool:
+    """True for what the script defines or makes on the spot, or a module of which it has all."""
+    if isinstance(node, ast.Name):
+        return not isinstance(target, ast.Name) or bool(_star_imports(node.id, scope))
+    root = next((part for part in ast.walk(node) if isinstance(part, ast.Name)), None)
+    made = scope.first_binding(root) if root else None
+    is_part = isinstance(node, ast.Attribute | ast.Subscript)
+    is_part_of_made = is_part and made is not None and made[0].value is not None
+    return is_part_of_made or isinstance(node, ast.Call | ast.Lambda)
+
+
 def _is_list(node: ast.expr, scope: Scope) -> bool:
     """True for what functions of the script return as a list."""
     try:
@@ -415,26 +443,6 @@ def _is_list(node: ast.expr, scope: Scope) -> bool:
     except Computed:
         return False
     return isinstance(target, _LISTS) or _is_list_call(target)
-
-
-def _added_list(statement: ast.stmt, list_name: str) -> ast.expr | None:
-    """The list that a statement adds to another: by `append`, `extend` or `+=`, or by adding it to
-    itself; None for other statements."""
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[item])):
-            return ast.List([item])
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="extend"), args=[added])):
-            return added
-        case ast.AugAssign(op=ast.Add(), target=ast.Name(), value=added):
-            return added
-        case ast.Assign(targets=[ast.Name()], value=value):
-            added_lists: list[ast.expr] = []
-            while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-                added_lists.insert(0, ast.Starred(value.right))
-                value = value.left
-            if isinstance(value, ast.Name) and value.id == list_name:
-                return ast.List(added_lists)
-    return None
 
 
 def _binds(scope: Scope, name: str) -> bool:
@@ -488,9 +496,3 @@ def _flat_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _names_of(statement: ast.stmt) -> set[str]:
     return {name for name, _, _ in bound_names(statement)}
-
-
-def metric_name(name: str) -> str:
-    """A reward's name as the spec takes it."""
-    cleaned = re.sub(r"[^-a-zA-Z0-9_]", "_", name.rpartition("/")[2])[:63]
-    return cleaned if re.match("[a-zA-Z_]", cleaned) else f"_{cleaned}"[:63]

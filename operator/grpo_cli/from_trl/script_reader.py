@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from grpo_api.spec.trl_places import PLACES, Place
 
+from .command_line import parsed_classes
 from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
-from .expressions import Computed, Scope
+from .expressions import Scope
 from .job_spec import adapter_refusal, loading_refusal
 from .notebook import SUFFIX
 from .reward_reader import RewardReader
@@ -24,62 +25,39 @@ from .side_settings import (
     change_advice,
     is_named,
     may_change_dtype,
+    note_method,
     note_side_settings,
     owner_kind,
     scoped_statements,
 )
 from .syntax import (
+    Computed,
     called_name,
     changed_attributes,
+    class_order,
     dotted_name,
     field_default,
+    is_dataclass,
     literal_entries,
     own_expressions,
     parse,
-    statements,
 )
-from .trl_run import RENAMED, ReadModule, TrlError, TrlRun, TrlSetting, short_text
+from .trl_run import (
+    LORA_POSITIONS,
+    NOT_TAKEN,
+    OTHER_TOKENIZER,
+    POSITIONS,
+    RENAMED,
+    TRAINED_ADAPTER,
+    UNSLOTH_LORA,
+    ReadModule,
+    TrlError,
+    TrlRun,
+    TrlSetting,
+    short_text,
+)
 
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
-POSITIONS = (
-    "model",
-    "reward_funcs",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "reward_processing_classes",
-    "callbacks",
-    "optimizers",
-    "quantization_config",
-    "peft_config",
-    "tools",
-    "rollout_func",
-    "environment_factory",
-)
-"""Parameters of TRL 1.16's GRPOTrainer in their order."""
-LORA_POSITIONS = ("task_type", "peft_type", "auto_mapping")
-NOT_TAKEN = {
-    "eval_dataset": "score the model by a second job with command grpo_trainer.evaluation",
-    "reward_processing_classes": "a reward model is used with its own tokenizer",
-    "callbacks": "a job runs no callbacks; its metrics and checkpoints need none",
-    "optimizers": "set training.optimizer, learningRate and lrSchedulerType",
-    "quantization_config": "quantised base models are not trained; remove it",
-    "tools": "a job has no tools",
-    "rollout_func": "a job samples by itself; set generation.engine",
-    "environment_factory": "a job has no environments; write a reward function",
-}
-"""Arguments of the trainer that no job has, with what to do."""
-TRAINED_ADAPTER = "a job begins a new adapter: merge this one into its base, and give it by --model"
-UNSLOTH_LORA = {
-    "r": 16,
-    "lora_alpha": 16,
-    "target_modules": [
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    ],
-}  # fmt: skip
-"""Defaults of Unsloth's get_peft_model, which are not PEFT's."""
-OTHER_TOKENIZER = "a job takes the tokenizer of its model; save another beside the model's weights"
 _LOADERS = ("AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
 
 
@@ -113,6 +91,7 @@ class _ScriptReader:
         self.run = TrlRun(source)
         self.read_module = read_module
         self.root = Scope(module, module.body)
+        _bind_neighbours(self.root, read_module)
         self._objects: dict[tuple[int, int | None], str] = {}
         """Arguments of the trainer by the expressions that make them."""
 
@@ -308,7 +287,7 @@ class _ScriptReader:
             return
         try:
             target, inner, index = scope.follow(node)
-            parsed = inner.parsed_classes(target) if isinstance(target, ast.Call) else None
+            parsed = parsed_classes(inner, target) if isinstance(target, ast.Call) else None
         except Computed as error:
             advice = f"{error}; write its settings into the job"
             self.run.note(node.lineno, "args", self._source(node), advice)
@@ -333,30 +312,29 @@ class _ScriptReader:
             self.run.note(node.lineno, "args", self._source(node), advice)
 
     def _put_defaults(self, definition: ast.AST | None, scope: Scope) -> None:
-        """Defaults that a subclass of GRPOConfig in the script replaces, those of its own bases
-        first, and what its methods set."""
+        """Defaults that a subclass of GRPOConfig in the script, or a base of it, replaces, and what
+        their methods set."""
         if not isinstance(definition, ast.ClassDef):
             return
-        for base in definition.bases:
-            defined = self._classes(CONFIG).get(dotted_name(base))
-            if defined is not definition:
-                self._put_defaults(defined, scope)
-        for statement in definition.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                name = statement.target.id
-                default = field_default(statement, name)
-                if default is not None:
-                    self._put_config(name, default, scope)
-            if isinstance(statement, ast.FunctionDef):
-                self._note_method(statement)
-
-    def _note_method(self, method: ast.FunctionDef) -> None:
-        """Name the fields that a method of a config sets, as `__post_init__` does."""
-        for statement, _ in statements(method.body):
-            for target, value in changed_attributes(statement):
-                source = self._source(value) if value is not None else ""
-                advice = f"{method.name} sets it; set it in the job"
-                self.run.note(statement.lineno, ast.unparse(target), source, advice)
+        defaults: dict[str, tuple[ast.expr, Scope]] = {}
+        for base, inner in reversed(class_order(scope, definition)):
+            if isinstance(base, str):
+                # TRL's own defaults come before those of classes behind it.
+                defaults = {} if base in self._classes(CONFIG) else defaults
+                continue
+            for statement in base.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    name = statement.target.id
+                    default = field_default(statement, name)
+                    if default is not None and is_dataclass(base):
+                        defaults[name] = default, inner
+                    elif default is not None:
+                        advice = f"no effect: {base.name} is no dataclass"
+                        self.run.note(statement.lineno, name, self._source(default), advice)
+                if isinstance(statement, ast.FunctionDef):
+                    note_method(self.run, statement, self.text)
+        for name, (default, inner) in defaults.items():
+            self._put_config(name, default, inner)
 
     def _read_lora(self, node: ast.expr, scope: Scope) -> None:
         if _is_none(node):
@@ -473,3 +451,49 @@ class _ScriptReader:
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _bind_neighbours(root: Scope, read_module: ReadModule) -> None:
+    """Give what the script imports from beside it the constants that it has there."""
+    for statement in root.body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                constants = _constants(alias.name, read_module, with_functions=False)
+                if constants:  # read as the fields of a class
+                    body = [ast.Assign([ast.Name(name)], constants[name]) for name in constants]
+                    settings = ast.ClassDef(alias.name, [], [], list(body), [])
+                    settings = ast.fix_missing_locations(ast.copy_location(settings, statement))
+                    root.rebind(alias.asname or alias.name, statement, settings)
+        elif isinstance(statement, ast.ImportFrom) and statement.level <= 1:
+            constants = _constants(statement.module or "", read_module)
+            names = {alias.name: alias.asname or alias.name for alias in statement.names}
+            if "*" in names:
+                names = {name: name for name in constants if not name.startswith("_")}
+            for name in names.keys() & constants:
+                value = ast.fix_missing_locations(ast.copy_location(constants[name], statement))
+                root.rebind(names[name], statement, value)
+
+
+def _constants(
+    module_name: str, read_module: ReadModule, *, with_functions: bool = True
+) -> dict[str, ast.expr]:
+    """The constants of a module beside the script; unless `with_functions`, none of one that
+    defines some."""
+    text = read_module(module_name)
+    try:
+        module = parse(text or "")
+    except (SyntaxError, ValueError):
+        return {}
+    if not with_functions and any(isinstance(part, ast.FunctionDef) for part in module.body):
+        return {}
+    scope, constants = Scope(module, module.body), dict[str, ast.expr]()
+    for name in scope.bindings:
+        try:
+            value = scope.deferred_scope().evaluate(ast.Name(name, lineno=0, col_offset=0))
+            literal = ast.parse(repr(value), mode="eval").body
+        except (Computed, SyntaxError):
+            continue
+        if not scope.assumptions:  # that a variable of the environment may replace
+            constants[name] = literal
+        scope.assumptions.clear()
+    return constants

@@ -9,9 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from grpo_api.spec.trl_places import FIELDS
 
-from .expressions import DTYPES, Computed, Scope
-from .syntax import called_name, dotted_name, is_trl_import, own_expressions, statements
-from .trl_run import TrlRun
+from .expressions import DTYPES, Scope
+from .syntax import (
+    Computed,
+    called_name,
+    changed_attributes,
+    dotted_name,
+    is_trl_import,
+    own_expressions,
+    statements,
+)
+from .trl_run import NO_CALLBACKS, TrlRun
 
 _RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
 _TRACKER_CALLS = {
@@ -72,6 +80,8 @@ def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.
                 _note_variable(run, node, owner, variable)
             case ast.Call(func=ast.Attribute(attr="setdefault" | "update", value=owner)):
                 _note_variable(run, node, owner, node.args[0] if node.args else node)
+            case ast.AugAssign(target=ast.Attribute() | ast.Name() as owner, value=added):
+                _note_variable(run, owner, owner, added)
 
 
 def _note_foreign_class(run: TrlRun, node: ast.ImportFrom) -> None:
@@ -109,7 +119,7 @@ def _note_resume(run: TrlRun, call: ast.Call, text: str) -> None:
 
 def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.expr) -> None:
     """Name a variable of the environment; its value may be a token, and is not shown."""
-    if dotted_name(owner) != "os.environ":
+    if dotted_name(owner) not in ("os.environ", "environ"):
         return
     name, advice = "os.environ", "set it in env, if the run needs it; a secret by valueFrom"
     if isinstance(variable, ast.Constant):
@@ -140,6 +150,15 @@ def owner_kind(
     return kind if not is_part or kind in ("trainer", "model") else None
 
 
+def note_method(run: TrlRun, method: ast.FunctionDef, text: str) -> None:
+    """Name the fields that a method of a config sets, as `__post_init__` does."""
+    for statement, _ in statements(method.body):
+        for target, value in changed_attributes(statement):
+            source = ast.get_source_segment(text, value) if value is not None else ""
+            advice = f"{method.name} sets it; set it in the job"
+            run.note(statement.lineno, ast.unparse(target), source or "", advice)
+
+
 def may_change_dtype(call: ast.Call) -> bool:
     """True for a model's `to` or `cuda` that may change its type, not only its device."""
     names = (dotted_name(node).removeprefix("torch.") for node in call.args)
@@ -160,6 +179,8 @@ def change_advice(kind: str | None, name: str, is_conditional: bool) -> str:
     """Why a change is not taken, and what to do."""
     if name.startswith("requires_grad"):
         return "a job trains all parameters, or an adapter"
+    if name == "add_callback":
+        return NO_CALLBACKS
     advice = {"trl": OWN_CODE, "model": _CHANGED_MODEL}.get(kind or "")
     if advice is None:
         advice = "a condition decides on it" if is_conditional else "it changes here"

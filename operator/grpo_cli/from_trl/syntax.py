@@ -1,11 +1,12 @@
-"""Facts of Python's syntax tree: which names a statement binds, what is called, what a parser of
-the command line learns."""
+"""Facts of Python's syntax tree: which names a statement binds, what is called, what a class
+defines."""
 
 import ast
 import re
 import symtable
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MUTATORS = frozenset({
@@ -17,6 +18,17 @@ _CHANGING_METHOD = re.compile(
     r"(add|bfloat16|double|eval|fit|float|half|load|register|requires_grad|set|to|update)(_\w*)?|cuda"
 )
 """Methods that change their object, such as set_optimizer of transformers' arguments."""
+
+
+_COMPUTED = "it is computed when the script runs"
+
+
+class Computed(Exception):
+    """The expression is known only when the script runs."""
+
+    def __init__(self, node: ast.AST, why: str = _COMPUTED) -> None:
+        super().__init__(why)
+        self.line: int = getattr(node, "lineno", 0)
 
 
 def statements(
@@ -182,9 +194,38 @@ def foreign_containers(function: Function) -> set[str]:
     return set().union(*changed) - own
 
 
+def global_changes(node: ast.AST) -> set[str]:
+    """Names of the module that a function binds or changes, whenever it is called."""
+    if isinstance(node, ast.Global):
+        return set(node.names)
+    if isinstance(node, ast.FunctionDef):
+        return foreign_containers(node) - {name for name, _, _ in parameters_of(node, None)}
+    return set()
+
+
 def _bound_in(function: Function) -> Iterator[Bound]:
     for statement, _ in statements(function.body):
         yield from bound_names(statement)
+
+
+def added_list(statement: ast.stmt, list_name: str) -> ast.expr | None:
+    """The list that a statement adds to another: by `append`, `extend` or `+=`, or by adding it to
+    itself; None for other statements."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[item])):
+            return ast.List([item])
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="extend"), args=[added])):
+            return added
+        case ast.AugAssign(op=ast.Add(), target=ast.Name(), value=added):
+            return added
+        case ast.Assign(targets=[ast.Name()], value=value):
+            added_lists: list[ast.expr] = []
+            while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+                added_lists.insert(0, ast.Starred(value.right))
+                value = value.left
+            if isinstance(value, ast.Name) and value.id == list_name:
+                return ast.List(added_lists)
+    return None
 
 
 def _changed_entry(owner: ast.expr) -> Iterator[Bound]:
@@ -358,39 +399,6 @@ def literal_entries(node: ast.AST) -> dict[str, ast.expr] | None:
     return None
 
 
-def parser_options(module: ast.Module) -> list[ast.Call]:
-    """Every `add_argument` of the script."""
-    calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
-    return [call for call in calls if called_name(call) == "add_argument"]
-
-
-def is_override(node: ast.AST, argument: ast.Attribute) -> bool:
-    """True for what gives an argument of the command line another value, whatever is passed."""
-    owner_name = ast.unparse(argument.value)
-    match node:
-        case ast.Attribute(ctx=ast.Store()):
-            return ast.unparse(node) == ast.unparse(argument)
-        case ast.Call() if called_name(node) == "set_defaults":
-            return any(keyword.arg in (None, argument.attr) for keyword in node.keywords)
-    fields = [field for field in _set_fields(node) if ast.unparse(field.value) == owner_name]
-    return _has_field(fields, argument.attr)
-
-
-def option_name(option: ast.Call) -> str:
-    """The name by which an option's value is read."""
-    for keyword in option.keywords:
-        if keyword.arg == "dest" and isinstance(keyword.value, ast.Constant):
-            return str(keyword.value.value)
-    return option_flag(option).lstrip("-").replace("-", "_")
-
-
-def option_flag(option: ast.Call) -> str:
-    """An option as users write it, such as `--batch-size`."""
-    names = [str(arg.value) for arg in option.args if isinstance(arg, ast.Constant)]
-    long = [name for name in names if name.startswith("--")] or names
-    return long[0] if long else ""
-
-
 def field_default(statement: ast.stmt, name: str) -> ast.expr | None:
     """The default of a dataclass's field, `field(default=…)` included."""
     if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
@@ -399,6 +407,63 @@ def field_default(statement: ast.stmt, name: str) -> ast.expr | None:
     if statement.target.id != name or value is None:
         return None
     return plain_default(value)
+
+
+class Names(Protocol):
+    """Names of a scope."""
+
+    def resolve(self, node: ast.expr) -> tuple[ast.expr | ast.stmt, Any, int | None]:
+        """Follow names to what is behind them, and the scope to read that in."""
+
+
+S = TypeVar("S", bound=Names)
+
+
+def class_order(scope: S, definition: ast.ClassDef) -> list[tuple[ast.ClassDef | str, S]]:
+    """A class of this scope and its bases in the order in which Python looks for a field, with
+    the scopes that define them; a class that the script does not define by its name."""
+    order: list[tuple[ast.ClassDef | str, S]] = [(definition, scope)]
+    for base in definition.bases:
+        try:
+            target, defined_in, _ = scope.resolve(base)
+        except Computed:
+            target, defined_in = base, scope
+        if isinstance(target, ast.ClassDef):
+            order += class_order(defined_in, target)
+        else:
+            order.append((dotted_name(base).rpartition(".")[2], scope))
+    # What several classes derive from comes behind all of them.
+    last = {base: position for position, (base, _) in enumerate(order)}
+    return [order[position] for position in sorted(last.values())]
+
+
+def is_member(scope: Names, node: ast.Attribute) -> bool:
+    """True for a member of an Enum of the script.
+
+    Raises:
+        Computed: a branch decides on its class.
+    """
+    definition, defined_in, _ = scope.resolve(node.value)
+    if not isinstance(definition, ast.ClassDef):
+        return False
+    bases = [base for base, _ in class_order(defined_in, definition)]
+    return any(isinstance(base, str) and base.endswith("Enum") for base in bases)
+
+
+def is_dataclass(definition: ast.ClassDef) -> bool:
+    """True for a class that a decorator makes a dataclass."""
+    return any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list)
+
+
+def dataclass_fields(definition: ast.ClassDef | str) -> list[str]:
+    """Fields that the objects of a dataclass get by its own lines."""
+    if isinstance(definition, str) or not is_dataclass(definition):
+        return []
+    return [
+        ast.unparse(item.target)
+        for item in definition.body
+        if isinstance(item, ast.AnnAssign) and "ClassVar" not in ast.unparse(item.annotation)
+    ]
 
 
 def plain_default(value: ast.expr) -> ast.expr | None:
@@ -417,14 +482,14 @@ def is_setting_field(node: ast.AST, name: str) -> bool:
     """True for what sets or deletes a field of this name, or of a computed one, of any object."""
     if isinstance(node, ast.Attribute):
         return node.attr == name and not isinstance(node.ctx, ast.Load)
-    return _has_field(_set_fields(node), name)
+    return has_field(set_fields(node), name)
 
 
-def _set_fields(node: ast.AST) -> list[ast.Attribute]:
+def set_fields(node: ast.AST) -> list[ast.Attribute]:
     """Fields that an expression sets by their names, or whose list or dict it changes."""
     return [*(field for field, _ in _fields_by_name(node)), *_filled_attributes(node)]
 
 
-def _has_field(fields: Sequence[ast.Attribute], name: str) -> bool:
+def has_field(fields: Sequence[ast.Attribute], name: str) -> bool:
     """True if one of the fields has the name, or a computed one."""
     return any(field.attr == name or not field.attr.isidentifier() for field in fields)

@@ -37,6 +37,48 @@ RENAMED = {
 }
 """Fields by the names that they had in earlier versions of TRL and transformers."""
 
+POSITIONS = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "reward_processing_classes",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
+    "tools",
+    "rollout_func",
+    "environment_factory",
+)
+"""Parameters of TRL 1.16's GRPOTrainer in their order."""
+LORA_POSITIONS = ("task_type", "peft_type", "auto_mapping")
+
+NO_CALLBACKS = "a job runs no callbacks; its metrics and checkpoints need none"
+NOT_TAKEN = {
+    "eval_dataset": "score the model by a second job with command grpo_trainer.evaluation",
+    "reward_processing_classes": "a reward model is used with its own tokenizer",
+    "callbacks": NO_CALLBACKS,
+    "optimizers": "set training.optimizer, learningRate and lrSchedulerType",
+    "quantization_config": "quantised base models are not trained; remove it",
+    "tools": "a job has no tools",
+    "rollout_func": "a job samples by itself; set generation.engine",
+    "environment_factory": "a job has no environments; write a reward function",
+}
+"""Arguments of the trainer that no job has, with what to do."""
+TRAINED_ADAPTER = "a job begins a new adapter: merge this one into its base, and give it by --model"
+UNSLOTH_LORA = {
+    "r": 16,
+    "lora_alpha": 16,
+    "target_modules": [
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    ],
+}  # fmt: skip
+"""Defaults of Unsloth's get_peft_model, which are not PEFT's."""
+OTHER_TOKENIZER = "a job takes the tokenizer of its model; save another beside the model's weights"
+
 
 def is_secret_name(name: str) -> bool:
     """True for the name of a token, a key or a password, as a file writes it."""
@@ -148,6 +190,17 @@ class RewardUse:
     """`module:function`; empty for a model."""
     is_in_config_map: bool = False
     """The module is among the run's reward files."""
+
+
+def is_folder_name(name: str) -> bool:
+    """True for the path of a folder, which no repository of the hub has for its name."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def metric_name(name: str) -> str:
+    """A reward's name as the spec takes it."""
+    cleaned = re.sub(r"[^-a-zA-Z0-9_]", "_", name.rpartition("/")[2])[:63]
+    return cleaned if re.match("[a-zA-Z_]", cleaned) else f"_{cleaned}"[:63]
 
 
 @dataclass(slots=True)

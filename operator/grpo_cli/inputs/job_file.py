@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from ..inputs.kubectl_yaml import KubectlDumper
+from .kubectl_yaml import KubectlDumper
 
 SMALL_JOB = """\
 # A GRPO job. `grpo plan -f FILE --gpus 1xA100` plans it without a cluster, `kubectl apply -f FILE`
