@@ -168,12 +168,10 @@ def test_gpus_that_the_batch_leaves_idle_are_named_with_a_batch_that_takes_them(
         for count, gpus in product((1, 2, 3), range(1, 9))
         if sum(size >= gpus for size in sizes) >= count and count * gpus <= sum(sizes) - engines
     }
-    few = range(before.nodes, 2 * before.nodes + 1)
-    most = max(
-        world
-        for count, world in gangs
-        if count == before.nodes or (count in few and len(sizes) in few)
-    )
+    counts = {before.nodes}
+    if len(sizes) == before.nodes + 1:
+        counts.add(len(sizes))
+    most = max(world for count, world in gangs if count in counts)
     larger = {world for _, world in gangs if before.gpus < world <= most}
     is_batch = not any(completions % (world * micro_batch) == 0 for world in larger)
     text = next((text for text in before.warnings if "stay idle" in text), "")

@@ -399,7 +399,7 @@ def _idle_gpus_message(search: Search, winner: Option) -> Iterator[str]:
     # A larger gang whose batch can be split was left out for another reason, such as the objective.
     if any(micro_batches(spec, size) and _has_place(search, winner, size) for size in larger):
         return
-    way = _batch_message(search, whole)
+    way = _batch_message(search, winner.place.pool, whole)
     if not way and spec.placement.objective not in ("Balanced", "Fastest"):
         return
     micro_batch = spec.training.per_device_train_batch_size or 1
@@ -417,9 +417,10 @@ def _most_gpus(demand: Demand, winner: Option) -> tuple[int, str]:
     if servers and servers.is_same(pool):
         limit = min(limit, pool.gpus - winner.engine_gpus)
         beside = " beside the engines'"
-    # Of a large cluster most GPUs are for other jobs; few nodes are likely there for this one.
-    few = range(place.nodes, 2 * place.nodes + 1)
-    numbers = few if pool.nodes in few and not demand.spec.nodes else [place.nodes]
+    numbers = [place.nodes]
+    # Several nodes that the plan leaves may be for other jobs; a single one is likely left over.
+    if pool.nodes == place.nodes + 1 and not demand.spec.nodes:
+        numbers.append(pool.nodes)
     # Every pod has the same number of GPUs.
     most = max(min(pool.gpus_on(nodes), limit) // nodes * nodes for nodes in numbers)
     return most, beside
@@ -432,8 +433,9 @@ def _has_place(search: Search, winner: Option, world: int) -> bool:
     return bool(place and not (winner.engine_gpus and search.engines.server_pool(place) is None))
 
 
-def _batch_message(search: Search, world: int) -> str:
-    """The batch with which a plan takes `world` GPUs; empty where it still takes others."""
+def _batch_message(search: Search, pool: Pool, world: int) -> str:
+    """The batch with which a plan takes `world` GPUs of a pool; empty where it still takes
+    others."""
     spec = search.demand.spec
     prompts = _prompts_for(spec, world)
     generation_batch = generation_batch_for(spec, prompts)
@@ -442,11 +444,14 @@ def _batch_message(search: Search, world: int) -> str:
         changes["generationBatchSize"] = generation_batch
     section = spec.training.model_dump(by_alias=True, exclude_unset=True) | changes
     try:
-        choice = search.with_spec(with_value(spec, "spec.training", section)).choice
+        changed = with_value(spec, "spec.training", section)
     except SpecInvalid:
         return ""
-    if choice is None or choice.place.world != world:
-        return ""
+    alone = search.with_pools([pool]).with_spec(changed)
+    # One pool is searched in little time, and mostly its plan shows that the batch is no use.
+    for attempt in (alone, alone.with_pools(search.pools)):
+        if attempt.choice is None or attempt.choice.place.world != world:
+            return ""
     with_batch = f" with generationBatchSize: {generation_batch}" if generation_batch else ""
     return f"; spec.training.promptsPerStep: {prompts}{with_batch} would use all {world}"
 

@@ -71,6 +71,10 @@ class Search:
         """The search of the same job with another spec on the same pools."""
         return Search(self._footprints.with_spec(spec), self.pools, self._server_pools)
 
+    def with_pools(self, pools: Sequence[Pool]) -> "Search":
+        """The search of the same job on other pools."""
+        return Search(self._footprints, pools, self._server_pools)
+
     @property
     def has_place(self) -> bool:
         """True if the GPUs have a place for the gang, with enough memory or not."""
