@@ -247,7 +247,7 @@ def _environment_proxy(address: URL) -> URL | None:
     """The proxy that the environment names for an address; None if it is to be reached directly.
 
     HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY mean what they mean to the hub's client.
-    aiohttp's own `trust_env` also reads ~/.netrc, and refuses its password beside our token.
+    aiohttp's own trust_env also reads ~/.netrc, and refuses its password beside our token.
     """
     proxies = getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
