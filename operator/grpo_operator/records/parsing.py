@@ -29,7 +29,7 @@ from .packed_job import has_ended, job_content, pack_job, typed_status, with_que
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, SharedRecord
 from .terminations import pack_termination as pack_end
 from .terminations import pod_termination, preflight_report, trainer_container
-from .workloads import job_key, kueue_metadata
+from .workloads import child_fields, kueue_metadata, object_fields
 
 
 def grpojob_record(item: object) -> GRPOJobRecord:
@@ -49,12 +49,9 @@ def grpojob_record(item: object) -> GRPOJobRecord:
     kueue = kueue_metadata(meta)
     content = None if is_finished else with_queue_name(job_content(spec, status), kueue.queue)
     return GRPOJobRecord(
-        key=object_key(meta),
-        uid=meta.required_text("uid"),
-        version=meta.digits("resourceVersion"),
+        **object_fields(meta),
         generation=meta.integer("generation"),
         created=meta.time("creationTimestamp") or 0.0,
-        deleting="deletionTimestamp" in meta,
         orphans_pods="orphan" in meta.strings("finalizers"),
         labels=inheritable_metadata(meta.string_map("labels")),
         annotations=inheritable_metadata(meta.string_map("annotations")),
@@ -103,14 +100,10 @@ def job_record(item: object) -> JobRecord:
     reason = end.text("reason") or end.text("type") if end else ""
     ended_at = reported_time(end, "lastTransitionTime") if end else None
     return JobRecord(
-        key=object_key(meta),
-        job_key=job_key(meta),
-        uid=meta.required_text("uid"),
-        version=meta.digits("resourceVersion"),
+        **child_fields(meta),
         grpojob_uid=controller_uid(meta),
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
         created=meta.time("creationTimestamp") or 0.0,
-        deleting="deletionTimestamp" in meta,
         ended=reason,
         ended_at=ended_at,
         spent=status.text("failedIndexes", MAX_SENTENCE),
@@ -209,10 +202,7 @@ def pod_record(item: object) -> PodRecord:
     end = pod_termination(status, attempt, node)
     init_container = _running_init_container(whole)
     return PodRecord(
-        key=object_key(meta),
-        job_key=job_key(meta),
-        uid=meta.required_text("uid"),
-        version=meta.digits("resourceVersion"),
+        **child_fields(meta),
         grpojob_uid=labels.text(LABEL_UID),
         controller_uid=controller_uid(meta),
         made_by_job=LABEL_CONTROLLER in labels,
@@ -228,7 +218,6 @@ def pod_record(item: object) -> PodRecord:
         unschedulable=_unschedulable(scheduled),
         bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),
-        deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,
         report=preflight_report(state) if is_preflight else None,
     )
@@ -256,13 +245,9 @@ def policy_record(item: object) -> SharedRecord:
     """
     whole = JsonObject(item)
     meta = whole.part("metadata")
-    key = object_key(meta)
     return SharedRecord(
-        key=key,
-        job_key=ObjectKey(key.namespace, ""),
-        uid=meta.required_text("uid"),
-        version=meta.digits("resourceVersion"),
-        deleting="deletionTimestamp" in meta,
+        **object_fields(meta),
+        job_key=ObjectKey(object_key(meta).namespace, ""),
         labels=meta.string_map("labels"),
         spec=whole.raw("spec"),
     )

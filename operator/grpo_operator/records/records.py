@@ -24,22 +24,18 @@ from .packed_job import JobContent, is_under_way, unpack_fields, unpack_job
 from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 from .terminations import unpack_termination as unpack_end
-from .workloads import KueueMetadata
+from .workloads import ChildRecord, KueueMetadata, ObjectRecord
 
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GRPOJobRecord:
+class GRPOJobRecord(ObjectRecord):
     """One GRPOJob. Its spec and status are typed while it lives, and packed after that."""
 
-    key: ObjectKey
-    uid: str
-    version: int
     generation: int
     created: float
-    deleting: bool
     orphans_pods: bool
     """True if it is deleted with `--cascade=orphan`: its Jobs and pods are to stay."""
     labels: Mapping[str, str]
@@ -98,16 +94,6 @@ class GRPOJobRecord:
         """The same job, kept away from these nodes."""
         status = self.status.model_copy(update={"avoided_nodes": list(nodes)})
         return replace(self, typed=replace(self.content, status=status))
-
-    @property
-    def job_key(self) -> ObjectKey:
-        """Itself."""
-        return self.key
-
-    @property
-    def name(self) -> str:
-        """Name of the GRPOJob."""
-        return self.key.name
 
     @property
     def is_ours(self) -> bool:
@@ -239,17 +225,12 @@ class GRPOJobRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(ChildRecord):
     """The Indexed Job of an attempt. `grpojob_uid`: its controller's, empty for a stranger's."""
 
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
     grpojob_uid: str
     attempt: int
     created: float  # unix seconds, by the API server's clock
-    deleting: bool
     ended: str
     """Reason of its Complete or Failed condition; empty while neither is True."""
     ended_at: Reported | None
@@ -264,24 +245,15 @@ class JobRecord:
     """The Workload by which Kueue admitted its pods; empty where the operator admitted them."""
 
     @property
-    def name(self) -> str:
-        """Name of the Job."""
-        return self.key.name
-
-    @property
     def may_make_pods(self) -> bool:
         """True until it has ended or is being deleted, for however long a finalizer keeps it."""
         return not (self.ended or self.deleting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
+class PodRecord(ChildRecord):
     """One pod of an attempt."""
 
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
     grpojob_uid: str
     controller_uid: str
     """uid of the Job that owns it; empty for an orphan, and for a pod made by hand."""
@@ -306,8 +278,6 @@ class PodRecord:
     """Its container should run, but the node controller has marked it not ready."""
     bound_at: Reported | None
     """When the scheduler gave it its node."""
-    deleting: bool
-    """Somebody has asked for its deletion."""
     end: bytes | None
     """Its termination, packed; None while it has not ended."""
     report: PreflightReport | None = None
@@ -317,11 +287,6 @@ class PodRecord:
     def termination(self) -> PodTermination | None:
         """How it ended; None while it has not."""
         return unpack_end(self.end) if self.end else None
-
-    @property
-    def name(self) -> str:
-        """Name of the pod."""
-        return self.key.name
 
     @property
     def is_stuck(self) -> bool:
@@ -341,14 +306,9 @@ class PodRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedRecord:
+class SharedRecord(ChildRecord):
     """A Service or NetworkPolicy of all GRPOJobs of a namespace: its job_key has no name."""
 
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
-    deleting: bool
     labels: Mapping[str, str]
     spec: Mapping[str, Any]
     """Of a Service the fields that attempts need."""

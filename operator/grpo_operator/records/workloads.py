@@ -28,10 +28,44 @@ QUOTA_RESERVED, ADMITTED, EVICTED = "QuotaReserved", "Admitted", "Evicted"
 PODS_READY, FINISHED, REQUEUED = "PodsReady", "Finished", "Requeued"
 
 
-def job_key(meta: JsonObject) -> ObjectKey:
-    """Namespace and name of the GRPOJob to which the object with this metadata belongs, by its
-    label."""
-    return ObjectKey(object_key(meta).namespace, meta.part("labels").text(LABEL_JOB))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRecord:
+    """What the caches need of every watched object, by its metadata."""
+
+    key: ObjectKey
+    uid: str
+    version: int
+    deleting: bool
+    """Somebody has asked for its deletion."""
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self.key.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRecord(ObjectRecord):
+    """An object of one GRPOJob, or of all in its namespace."""
+
+    job_key: ObjectKey
+    """Of the GRPOJob, by the object's label; without a name for an object of all."""
+
+
+def object_fields(meta: JsonObject) -> dict[str, Any]:
+    """The fields of an ObjectRecord."""
+    return {
+        "key": object_key(meta),
+        "uid": meta.required_text("uid"),
+        "version": meta.digits("resourceVersion"),
+        "deleting": "deletionTimestamp" in meta,
+    }
+
+
+def child_fields(meta: JsonObject) -> dict[str, Any]:
+    """The fields of a ChildRecord."""
+    job_key = ObjectKey(object_key(meta).namespace, meta.part("labels").text(LABEL_JOB))
+    return {**object_fields(meta), "job_key": job_key}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +125,10 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadRecord:
+class WorkloadRecord(ChildRecord):
     """One Workload. `grpojob_uid` is its controller's uid; empty without a controller."""
 
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
     grpojob_uid: str
-    deleting: bool
     active: bool
     """spec.active: false takes its admission."""
     paused: bool
@@ -117,11 +146,6 @@ class WorkloadRecord:
     """By name of the podSet."""
     checks_message: str
     """What the admission checks that are not ready say."""
-
-    @property
-    def name(self) -> str:
-        """Name of the Workload."""
-        return self.key.name
 
     def condition(self, kind: str) -> WorkloadCondition:
         """The condition of that type."""
@@ -170,12 +194,8 @@ def workload_record(item: object) -> WorkloadRecord:
     pod_sets = spec.parts("podSets")
     status = whole.part("status")
     return WorkloadRecord(
-        key=object_key(meta),
-        job_key=job_key(meta),
-        uid=meta.required_text("uid"),
-        version=meta.digits("resourceVersion"),
+        **child_fields(meta),
         grpojob_uid=controller_uid(meta),
-        deleting="deletionTimestamp" in meta,
         active="active" not in spec or spec.is_true("active"),
         paused=ANNOTATION_PAUSED in annotations,
         queue=spec.text("queueName"),
