@@ -61,7 +61,7 @@ def files(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> dict[str, byte
     claim_folder(plan)
     loaded = load_policy(plan.model, plan.execution, plan.adapter)
     folder = export_model(plan, loaded.source, loaded.model.save_pretrained)
-    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+    run = run_store(plan)
     assert folder
     assert run
     run.export(folder)
@@ -114,7 +114,7 @@ def test_what_is_converted_is_brought_and_checked_first(
 def test_a_model_that_was_changed_on_the_store_is_not_converted(
     plan: TrainingPlan, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+    run = run_store(plan)
     assert run
     weights = files["model.safetensors"]
     run.store.put("attempt-1/export/model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1]))

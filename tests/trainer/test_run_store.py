@@ -17,7 +17,6 @@ import obstore
 import pytest
 from obstore.store import MemoryStore, S3Store
 
-from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE
 from grpo_api.report.report import Result
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
@@ -37,6 +36,7 @@ from grpo_trainer.stores.run_store import (
 )
 from grpo_trainer.stores.store_client import Store
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import runs
 from tests.trainer.store_world import KEEP, UID, named, save
 
 PART = f"{checkpoint_key(2, 7)}/model.000000"
@@ -244,8 +244,8 @@ def test_the_newline_at_the_end_of_a_key_is_not_sent(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}AWS_ACCESS_KEY_ID", "key\n")
     monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}AWS_SECRET_ACCESS_KEY", "s3cret\r\n")
     store = ObjectStoreSpec(url="s3://bucket", endpoint="http://127.0.0.1:9")
-    job = JobIdentity(name="demo", namespace="team", uid=UID, attempt=1)
-    run = run_store(CheckpointSpec(store=store), "/checkpoints/demo", job)
+    plan = runs.plan(Path("/models/demo"), folder=Path("/checkpoints/demo"))
+    run = run_store(plan.model_copy(update={"checkpoint": CheckpointSpec(store=store)}))
     assert run is not None
     backend = run.store._backend
     assert isinstance(backend, S3Store)

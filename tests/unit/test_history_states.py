@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.history import METRICS_FILE, ROLLED_BACK, SAMPLES_FILE, Row, parse_lines
-from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_cli.__main__ import main
+from grpo_operator.pods.manifests import training_plan
 from grpo_trainer.delivery import serving
 from grpo_trainer.history import run_history
 from grpo_trainer.history.run_history import RunHistory
 from tests.generated import cases
 from tests.unit.test_history import World, generation, patient_steps, row
+from tests.unit.test_operator_engine_pods import attempt
 
 __all__ = ["patient_steps"]
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -156,8 +156,9 @@ def test_a_history_whose_attempt_is_replaced_while_it_is_read_is_the_new_ones(
         copy(source, target)
 
     monkeypatch.setattr(shutil, "copyfile", begin_meanwhile)
-    job = JobIdentity(namespace="team", name="run", uid="uid", attempt=2)
-    serving.copy_history(job, CheckpointSpec(), str(world.folder), tmp_path / "copy")
+    plan = training_plan(attempt())
+    plan = plan.model_copy(update={"checkpoint_directory": str(world.folder)})
+    serving.copy_history(plan, tmp_path / "copy")
     rows = parse_lines((tmp_path / "copy" / METRICS_FILE).read_text())
     assert [each["step"] for each in rows] == [1, 2, 3, 4, 5]
     samples = (tmp_path / "copy" / SAMPLES_FILE).read_text()

@@ -94,9 +94,7 @@ def run_trial(
     if not dist.is_initialized():
         os.environ.update(launch_environment(plan.rendezvous, place))
         rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
-    target = open_target(
-        plan.checkpoint, plan.checkpoint_directory, plan.job, plan.execution.processes_per_node
-    )
+    target = open_target(plan)
     if target:
         target.claim()
     recorder = Recorder(plan.job.attempt, place, time.time())

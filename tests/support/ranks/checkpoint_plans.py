@@ -27,13 +27,12 @@ from grpo_trainer.weights.model_files import Source
 
 def target_of(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> CheckpointTarget | None:
     """Where the plan's run keeps its checkpoints."""
-    processes = plan.execution.processes_per_node
-    return open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, clock=clock)
+    return open_target(plan, clock=clock)
 
 
 def source_of(plan: TrainingPlan) -> CheckpointSource | None:
     """Where the checkpoints of the plan's resumeFrom are."""
-    return open_source(plan.resume_from, plan.resume_store, plan.execution.processes_per_node)
+    return open_source(plan)
 
 
 def claim_folder(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> None:

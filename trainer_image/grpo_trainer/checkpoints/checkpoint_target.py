@@ -7,11 +7,11 @@ object store it is the node's copy while it is written or loaded.
 
 from pathlib import Path
 
-from grpo_api.plan.plan import JobIdentity
-from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.clock import Clock
 
 from ..runtime.clock import SYSTEM_CLOCK, OnWait, ignore_wait
+from ..runtime.paths import run_folder
 from ..stores.run_store import run_store, source_run
 from .manifest import Owner
 from .store_checkpoints import StoreSource, StoreTarget
@@ -24,46 +24,36 @@ CheckpointTarget = VolumeTarget | StoreTarget
 
 
 def open_target(
-    checkpoint: CheckpointSpec,
-    directory: str | None,
-    job: JobIdentity,
-    processes_per_node: int,
-    *,
-    on_answer: OnWait = ignore_wait,
-    clock: Clock = SYSTEM_CLOCK,
+    plan: TrainingPlan, *, on_answer: OnWait = ignore_wait, clock: Clock = SYSTEM_CLOCK
 ) -> CheckpointTarget | None:
-    """The place of the run's own checkpoints; None where nothing is kept. `directory` is the run's
-    folder on every node, `on_answer` as for a Store.
+    """The place of the run's own checkpoints; None where nothing is kept. `on_answer` as for a
+    Store.
 
     Raises:
         BadInput: the store's settings are wrong.
     """
-    if directory is None:
+    folder = run_folder(plan.checkpoint_directory)
+    if folder is None:
         return None
-    folder, owner = Path(directory), Owner(uid=job.uid, attempt=job.attempt)
-    run = run_store(checkpoint, directory, job, on_answer=on_answer, clock=clock)
+    owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
+    run = run_store(plan, on_answer=on_answer, clock=clock)
     if run is None:
-        return VolumeTarget(folder, owner, checkpoint.keep, clock)
-    return StoreTarget(run, folder, processes_per_node, owner)
+        return VolumeTarget(folder, owner, plan.checkpoint.keep, clock)
+    return StoreTarget(run, folder, plan.execution.processes_per_node, owner)
 
 
-def open_source(
-    folder: str | None,
-    store: ObjectStoreSpec | None,
-    processes_per_node: int,
-    on_answer: OnWait = ignore_wait,
-) -> CheckpointSource | None:
+def open_source(plan: TrainingPlan, on_answer: OnWait = ignore_wait) -> CheckpointSource | None:
     """The place of the checkpoints of spec.resumeFrom; None if it is not set.
 
     Raises:
         BadInput: the store's settings are wrong.
     """
-    if folder is None:
+    if plan.resume_from is None:
         return None
-    run = source_run(folder, store, on_answer)
+    run, folder = source_run(plan.resume_from, plan.resume_store, on_answer), Path(plan.resume_from)
     if run is None:
-        return VolumeSource(Path(folder))
-    return StoreSource(run, Path(folder), processes_per_node)
+        return VolumeSource(folder)
+    return StoreSource(run, folder, plan.execution.processes_per_node)
 
 
 def address_of(checkpoint: Path, *places: CheckpointSource | None) -> str:

@@ -18,10 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_api.plan.plan import JobIdentity
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
-from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
 from grpo_api.text.units import MIB
@@ -109,16 +108,14 @@ class StoreSource:
 Source = FolderSource | StoreSource
 
 
-def exported_model(
-    job: JobIdentity, checkpoint: CheckpointSpec, directory: str | None, clock: Clock = SYSTEM_CLOCK
-) -> Source:
-    """The exported model of a job's run, which has this folder, or one of that name on a store.
+def exported_model(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
+    """The exported model of the plan's run, in its folder or on its store.
 
     Raises:
         BadInput: there is no exported model.
     """
-    root = run_folder(directory)
-    run = run_store(checkpoint, directory, job, clock=clock)
+    root = run_folder(plan.checkpoint_directory)
+    run = run_store(plan, clock=clock)
     if run:
         key = run.export_folder()
         if key is None:
@@ -132,14 +129,8 @@ def exported_model(
     return FolderSource(export)
 
 
-def copy_history(
-    job: JobIdentity,
-    checkpoint: CheckpointSpec,
-    directory: str | None,
-    folder: Path,
-    clock: Clock = SYSTEM_CLOCK,
-) -> Source:
-    """The history of a job's run as it is now, copied into a folder: rank 0 may be writing on.
+def copy_history(plan: TrainingPlan, folder: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
+    """The history of the plan's run as it is now, copied into a folder: rank 0 may be writing on.
 
     Raises:
         BadInput: the run has no history.
@@ -147,8 +138,8 @@ def copy_history(
             too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    root = run_folder(directory)
-    run = run_store(checkpoint, directory, job, clock=clock)
+    root = run_folder(plan.checkpoint_directory)
+    run = run_store(plan, clock=clock)
     if run:
         for name, key in run.history_keys().items():
             (folder / name).write_bytes(b"".join(run.store.stream(key)))
@@ -208,8 +199,7 @@ def served_source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
     folder = state / _MODEL
     if folder.is_symlink():
         return FolderSource(folder)
-    plan = read_plan(os.environ)
-    return exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
+    return exported_model(read_plan(os.environ), clock)
 
 
 def record_request(state: Path) -> None:
@@ -265,10 +255,8 @@ def prepare_files(
     `state`."""
     plan = read_plan(os.environ)
     if history:
-        return copy_history(
-            plan.job, plan.checkpoint, plan.checkpoint_directory, state / "history", clock
-        )
-    export = exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
+        return copy_history(plan, state / "history", clock)
+    export = exported_model(plan, clock)
     if not (merge or dtype):
         return export
     from .converting import convert_export

@@ -43,7 +43,7 @@ def check_places(preflight: Preflight) -> None:
         with findings.check("spec.checkpoint.store"):
             has_settings = any(name.startswith(CHECKPOINT_STORE_ENV) for name in os.environ)
             preflight.require_input("the pods' access to the store", is_there=has_settings)
-            run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+            run = run_store(plan)
             if run is not None:
                 store = run.store.within(wait_seconds)
                 require_conditions(store, attempt_folder_name(plan.job.attempt))

@@ -112,7 +112,7 @@ def keep_outcome(
     only. An object store gets the success alone, for a run that is started again although it has
     ended. `replaces`: what the rank itself has written gives way to it."""
     if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
-        run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+        run = run_store(plan)
         if run:
             _keep_on_store(run, outcome)
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
-from grpo_api.plan.plan import JobIdentity
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.report.report import Outcome
-from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
+from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.base import Model
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import (
@@ -400,27 +400,22 @@ def export_key(attempt: int) -> str:
 
 
 def run_store(
-    checkpoint: CheckpointSpec,
-    directory: str | None,
-    job: JobIdentity,
-    *,
-    on_answer: OnWait = ignore_wait,
-    clock: Clock = SYSTEM_CLOCK,
+    plan: TrainingPlan, *, on_answer: OnWait = ignore_wait, clock: Clock = SYSTEM_CLOCK
 ) -> RunStore | None:
-    """The run's folder on its object store; None without spec.checkpoint.store.
-
-    `directory` is the plan's checkpoint_directory: the run's folder has the same name on the store.
+    """The folder of the plan's run on its object store, of the same name as that on a node; None
+    without spec.checkpoint.store.
 
     Raises:
         BadInput: as open_store.
     """
-    if checkpoint.store is None or directory is None:
+    store_spec, directory = plan.checkpoint.store, plan.checkpoint_directory
+    if store_spec is None or directory is None:
         return None
     from .store_client import open_store
 
     settings = _settings(CHECKPOINT_STORE_ENV)
-    store = open_store(checkpoint.store, settings, on_answer, Path(directory).name, clock)
-    return RunStore(store, job.uid, job.attempt, checkpoint.keep)
+    store = open_store(store_spec, settings, on_answer, Path(directory).name, clock)
+    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep)
 
 
 def source_run(

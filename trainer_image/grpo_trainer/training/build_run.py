@@ -230,6 +230,7 @@ def build(
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
     """
     recorder.enter_stage("Loading")
+    execution, training = plan.execution, plan.training
     hub = Hub(
         plan.revisions,
         recorder.record_fetched_bytes,
@@ -238,35 +239,32 @@ def build(
         on_wait=partial(recorder.record_wait, "Hub"),
     )
     await_rewards = partial(recorder.record_wait, "Rewards")
-    rewards = build_rewards(
-        plan.rewards, device=device(plan.execution), hub=hub, on_wait=await_rewards
-    )
-    require_patience(plan.guard, plan.execution, rewards.longest_seconds)
-    if uses_deepspeed(plan.execution):
-        rendezvous.prepare_deepspeed(plan.execution)
+    rewards = build_rewards(plan.rewards, device=device(execution), hub=hub, on_wait=await_rewards)
+    require_patience(plan.guard, execution, rewards.longest_seconds)
+    if uses_deepspeed(execution):
+        rendezvous.prepare_deepspeed(execution)
     arguments = config_arguments(plan) | {"reward_weights": rewards.weights}
-    config = make_config(arguments, plan.training.overrides)
+    config = make_config(arguments, training.overrides)
     with recorder.measure_part("load"):
-        loaded = load_policy(plan.model, plan.execution, plan.adapter, hub)
+        loaded = load_policy(plan.model, execution, plan.adapter, hub)
     recorder.record_architecture(architecture_of(loaded.model))
-    require_router(plan.training.overrides, loaded.model)
+    require_router(training.overrides, loaded.model)
     with recorder.measure_part("data"):
         kwargs, tokenizer = plan.model.chat_template_kwargs, loaded.tokenizer
-        prompts = load_prompts(
-            plan.dataset, plan.training, tokenizer, template_kwargs=kwargs, hub=hub
-        )
+        prompts = load_prompts(plan.dataset, training, tokenizer, template_kwargs=kwargs, hub=hub)
         rewards.check_dataset(prompts.rows)
     recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
     run_identity = identity(plan, prompts.fingerprint)
-    cadence = Cadence.from_plan(plan.execution, plan.training, len(prompts.rows))
+    cadence = Cadence.from_plan(execution, training, len(prompts.rows))
 
     def is_outdated(manifest: Manifest) -> bool:
         return cadence.is_outdated(manifest.step, manifest.skipped, plan.skipped)
 
-    target, source = _open_places(plan, recorder)
+    target = open_target(plan, on_answer=recorder.record_store_answer)
+    source = open_source(plan, recorder.record_store_answer)
     with recorder.measure_part("verify"):
-        beginning = begin(target, source, run_identity, plan.execution.method, is_outdated)
+        beginning = begin(target, source, run_identity, execution.method, is_outdated)
     skipped = _all_skipped_spans(plan.skipped, beginning.checkpoint)
     preemption = Preemption(plan.grace_period_seconds, can_save=target is not None)
     observer.clock.on_phase_change = recorder.enter_phase
@@ -281,14 +279,13 @@ def build(
     parts = TrainerParts(loaded, config, prompts, rewards, skipped, history, make_engine, stop)
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
-        remote_code = plan.model.trust_remote_code
-        strategy = strategy_for(plan.execution, plan.reference, trust_remote_code=remote_code)
-        sub_batch = plan.execution.generation_sub_batch
+        remote_code, sub_batch = plan.model.trust_remote_code, execution.generation_sub_batch
+        strategy = strategy_for(execution, plan.reference, trust_remote_code=remote_code)
         trainer = make_trainer(
             parts, strategy, observer, callbacks, seal.save, generation_sub_batch=sub_batch
         )
-    if plan.execution.engine is not None:
-        trainer.engine_guard, trainer.canary_guard = _engine_guards(plan.execution, plan.training)
+    if execution.engine is not None:
+        trainer.engine_guard, trainer.canary_guard = _engine_guards(execution, training)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(
         trainer, step_exchange, seal, rewards, prompts, beginning, cadence, history, target, source
@@ -376,18 +373,6 @@ def _engine_guards(
     make_guard = partial(EngineGuard, engine, execution.compute_dtype, completions=completions)
     of_canaries = make_guard(canary_tokens=canaries * canary.length(training))
     return make_guard() if training.has_engine_comparison else None, of_canaries
-
-
-def _open_places(
-    plan: TrainingPlan, recorder: Recorder
-) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
-    """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin
-    with."""
-    processes, on_answer = plan.execution.processes_per_node, recorder.record_store_answer
-    target = open_target(
-        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, on_answer=on_answer
-    )
-    return target, open_source(plan.resume_from, plan.resume_store, processes, on_answer)
 
 
 def _all_skipped_spans(

@@ -42,10 +42,7 @@ def train(
     watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, abort)
     watchdog.start()
     _join_and_import(plan, place, recorder)
-    processes, on_answer = plan.execution.processes_per_node, recorder.record_store_answer
-    target = open_target(
-        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, on_answer=on_answer
-    )
+    target = open_target(plan, on_answer=recorder.record_store_answer)
     if target:
         target.claim()
     earlier = target.find_success() if target else None
