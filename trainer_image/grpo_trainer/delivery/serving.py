@@ -235,34 +235,22 @@ def serve(
     """
     state.mkdir(parents=True, exist_ok=True)
     record_request(state)
-    files = prepare_files(state, dtype, merge=merge, history=history, clock=clock)
+    plan = read_plan(os.environ)
+    if history:
+        files = copy_history(plan, state / "history", clock)
+    else:
+        files = exported_model(plan, clock)
+        if merge or dtype:
+            from .converting import convert_export
+
+            folder = files.local_folder(state / "brought")
+            converted = convert_export(plan, folder, state / "converted", dtype, merge=merge)
+            files = FolderSource(converted)
     publish_listing(state, files, make_listing(files))
     record_request(state)
     while idle_seconds(state) < idle:
         clock.sleep(min(POLL_SECONDS, idle))
     return 0
-
-
-def prepare_files(
-    state: Path,
-    dtype: str | None,
-    *,
-    merge: bool,
-    history: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
-) -> Source:
-    """What is handed out: the export itself, or its conversion or the run's history below
-    `state`."""
-    plan = read_plan(os.environ)
-    if history:
-        return copy_history(plan, state / "history", clock)
-    export = exported_model(plan, clock)
-    if not (merge or dtype):
-        return export
-    from .converting import convert_export
-
-    folder = export.local_folder(state / "brought")
-    return FolderSource(convert_export(plan, folder, state / "converted", dtype, merge=merge))
 
 
 def make_listing(model: Source) -> Listing:
