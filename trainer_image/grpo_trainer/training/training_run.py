@@ -17,7 +17,6 @@ import torch
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import MemoryShortage, Result
 from grpo_api.report.training_metrics import OUTCOME_KEYS
-from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import MAX_COUNT
 from grpo_api.text.timing import Beginning
@@ -230,38 +229,26 @@ def _deliver_export(
     clock: Clock,
 ) -> str:
     """Send an exported model on to where the plan wants it; says where it is. A collective."""
-    hub, base = plan.export.hub if plan.export else None, plan.model.name
     url = target.send_export(folder) if target else None
     local_copy = str(folder) if target else ""
     durable_copy = url or local_copy
-    address = _push_to_hub(base, folder, hub, durable_copy, recorder, clock=clock) if hub else ""
+    hub, address = plan.export.hub if plan.export else None, ""
+    if hub:
+        message = f"GRPO of {plan.model.name}, {recorder.step} steps"
+        push = partial(
+            push_folder, folder, hub, message, lambda _: recorder.record_event(),
+            is_only_copy=not durable_copy, clock=clock,
+            on_wait=partial(recorder.record_wait, "Hub"),
+        )  # fmt: skip
+        try:
+            commit = rank0_task.run_on_rank0(push)
+        except (BadInput, HubUnavailable) as error:
+            elsewhere = f"; the model is in {durable_copy}" if durable_copy else ""
+            raise type(error)(f"{error}{elsewhere}") from error
+        address = f"hf://{hub.repository}@{commit}"
     if recorder.place.is_main:
         recorder.export = describe_export(folder, url)
         if hub:
             at_hub = {"to": "Hub", "path": address}
             recorder.export = recorder.export.model_copy(update=at_hub)
     return "the model is in " + " and in ".join(filter(None, (address, durable_copy)))
-
-
-def _push_to_hub(
-    base: str,
-    folder: Path,
-    hub: HubExportSpec,
-    durable_copy: str,
-    recorder: Recorder,
-    *,
-    clock: Clock,
-) -> str:
-    """Push an exported model; its address on the hub. `durable_copy` is where else it is, empty for
-    nowhere. A collective."""
-    message = f"GRPO of {base}, {recorder.step} steps"
-    push = partial(
-        push_folder, folder, hub, message, lambda _: recorder.record_event(),
-        is_only_copy=not durable_copy, clock=clock, on_wait=partial(recorder.record_wait, "Hub"),
-    )  # fmt: skip
-    try:
-        commit = rank0_task.run_on_rank0(push)
-    except (BadInput, HubUnavailable) as error:
-        elsewhere = f"; the model is in {durable_copy}" if durable_copy else ""
-        raise type(error)(f"{error}{elsewhere}") from error
-    return f"hf://{hub.repository}@{commit}"
