@@ -73,12 +73,12 @@ class Extent:
         )
 
     @property
-    def candidates_with_memory(self) -> set[Engine | None]:
+    def candidates_with_memory(self) -> list[Engine | None]:
         """The engines among `candidates` beside which a node has enough host memory; None for
         Transformers."""
         place = self.place
         has_memory: dict[tuple[str, bool] | None, bool] = {}
-        fitting: set[Engine | None] = set()
+        fitting: list[Engine | None] = []
         for engine in self.candidates:
             # What an engine takes of the host depends on no more of it.
             sort = (engine.kind, engine.offloads_base) if engine else None
@@ -86,7 +86,7 @@ class Extent:
                 host_bytes = self.variants_with(engine).host(place.per_node)
                 has_memory[sort] = host_bytes <= place.host_memory
             if has_memory[sort]:
-                fitting.add(engine)
+                fitting.append(engine)
         return fitting
 
     @cached_property
@@ -284,14 +284,14 @@ class Extents:
             # The same GPUs on more nodes have more host memory and slower links. So the first
             # number of nodes with enough memory for an engine is the only one that may be better.
             have_memory = extent.candidates_with_memory
-            if not have_memory <= samplers:
-                samplers |= have_memory
+            if not samplers.issuperset(have_memory):
                 yield extent
             # Fewer GPUs per node may be split by an engine that more can't be, unless those are a
             # power of two, as an engine's are.
             is_power_of_two = wider.per_node & (wider.per_node - 1) == 0
-            if is_power_of_two and have_memory.issuperset(extent.candidates):
-                break
+            if is_power_of_two and len(have_memory) == len(extent.candidates):
+                return
+            samplers.update(have_memory)
         if narrowest and not samplers:
             yield narrowest
 
