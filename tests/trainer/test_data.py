@@ -60,6 +60,30 @@ def test_first_rows_of_a_parquet_file_with_categories_come_from_several_row_grou
     assert not rows.is_whole
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_column_that_begins_after_the_first_rows_is_null_there(kind: str, tmp_path: Path) -> None:
+    late = datasets.Dataset.from_dict({"prompt": ["c"], "answer": [3]})
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c", "hint": 1}]
+    )
+    getattr(late, f"to_{kind}".removesuffix("l"))(tmp_path / f"b.{kind}")
+    dataset = spec("a.jsonl", f"b.{kind}", columns={"solution": "answer"})
+    for most_rows in (1, 2, 3):
+        rows = read_rows(dataset, root=tmp_path, most_rows=most_rows)
+        first = {"prompt": "a", "hint": None, "solution": None}
+        assert (rows.table[0], len(rows.table), rows.is_whole) == (first, most_rows, False)
+
+
+def test_what_a_newer_version_of_datasets_wrote_of_the_features_is_not_read(tmp_path: Path) -> None:
+    features = {"prompt": {"dtype": "string", "_type": "Value"}, "answer": {"_type": "New"}}
+    table = pa.table({"prompt": ["a"], "answer": ["1"]})
+    for number, text in enumerate((json.dumps({"info": {"features": features}}), "{")):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table.replace_schema_metadata({"huggingface": text}), path)
+        rows = read_rows(spec(path.name), root=tmp_path)
+        assert list(rows.table) == [{"prompt": "a", "answer": "1"}]
+
+
 def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"question": "1+1=", "answer": "2"}])
     dataset = spec("a.jsonl", promptColumn="question", systemPrompt="Count.")
@@ -269,8 +293,9 @@ def test_the_first_rows_are_those_that_are_trained_on_whatever_the_files(
     whole = datasets.Dataset.from_dict({"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
     getattr(whole, f"to_{kind}")(tmp_path / f"test.{kind}")
     dataset = DatasetSpec(name=str(tmp_path), split="test")
-    assert read_hub(dataset, Hub()).to_list() == whole.to_list()
-    assert read_hub(dataset, Hub(), most_rows=2).to_list() == whole.to_list()[:2]
+    assert read_hub(dataset, Hub())[0].to_list() == whole.to_list()
+    first, is_whole = read_hub(dataset, Hub(), most_rows=2)
+    assert (first.to_list(), is_whole) == (whole.to_list()[:2], False)
 
 
 PARTS = st.builds(
@@ -292,9 +317,18 @@ def test_the_first_rows_are_in_a_part_of_a_split_whatever_follows(
         assert list(rows) == list(trained_on)
 
 
-@pytest.mark.parametrize("split", ["train", "train[2:]", "train[:50%]", "train[2:]+test", "all"])
+@pytest.mark.parametrize(
+    ("split", "is_whole"),
+    [
+        ("train", True),
+        ("train[2:]", True),
+        ("train[:50%]", True),
+        ("train[2:]+test", False),
+        ("all", True),
+    ],
+)
 def test_a_preflight_reads_rows_that_are_trained_on(
-    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: str, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
@@ -306,8 +340,23 @@ def test_a_preflight_reads_rows_that_are_trained_on(
     first = read_rows(dataset, root=tmp_path, most_rows=200)
     count = len(first.table)
     assert first.table["prompt"][:] == whole[:count]
-    assert first.is_whole <= (count == len(whole))
+    assert first.is_whole == is_whole == (count == len(whole))
     assert count
+    beginning = read_rows(dataset, root=tmp_path, most_rows=3)
+    assert not beginning.is_whole
+    assert beginning.table["prompt"][:] == whole[: len(beginning.table)]
+
+
+def test_a_part_of_a_split_without_a_row_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write_jsonl(tmp_path / "set" / "train.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    dataset = DatasetSpec(name=str(tmp_path / "set"), split="train[:20%]")
+    for most_rows in (None, 200):
+        with pytest.raises(BadInput, match=r"^dataset: it has no row; |corresponds to no data"):
+            read_rows(dataset, root=tmp_path, most_rows=most_rows)
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
@@ -319,6 +368,17 @@ def test_a_dataset_without_rows_is_bad_input(
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / name).write_text("prompt\n" if name.endswith("csv") else "")
     with pytest.raises(BadInput, match=r"can't be loaded: (it has no row|a file of|.*no data)"):
+        read_rows(DatasetSpec(name=str(tmp_path / "set")), root=tmp_path, most_rows=most_rows)
+
+
+@pytest.mark.parametrize("most_rows", [None, 200])
+def test_a_damaged_file_of_a_dataset_is_bad_input_with_its_cause(
+    most_rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text("prompt\na\nb,c\n")
+    with pytest.raises(BadInput, match=r"can't be loaded: .*Expected 1 fields in line 3.*; check"):
         read_rows(DatasetSpec(name=str(tmp_path / "set")), root=tmp_path, most_rows=most_rows)
 
 

@@ -4,7 +4,10 @@
 """
 
 import json
+import os
+import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +17,16 @@ import pytest
 from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_trainer.data.dataset import load_prompts
+from grpo_trainer.data.dataset import load_prompts, read_rows
 from grpo_trainer.runtime.errors import BadInput
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 CHAT = {"role": "user", "content": "hi"}
+
+
+def spec(name: str, **fields: Any) -> DatasetSpec:
+    files = {"configMap": {"name": "data"}, "paths": [name], "format": fields.pop("format", "Auto")}
+    return DatasetSpec.model_validate({"files": files, **fields})
 
 
 def load(
@@ -28,8 +36,7 @@ def load(
     template: bool = True,
     **fields: Any,
 ) -> None:
-    files = {"configMap": {"name": "data"}, "paths": [name], "format": fields.pop("format", "Auto")}
-    dataset = DatasetSpec.model_validate({"files": files, **fields})
+    dataset = spec(name, **fields)
     tokenizer = tiny_tokenizer() if template else tiny_tokenizer(None)
     load_prompts(dataset, training or TrainingSpec(prompts_per_step=1), tokenizer, root=root)
 
@@ -41,7 +48,7 @@ def load(
         (b"\n\n", r"a.jsonl has no rows"),
         (
             GOOD.encode() + b"\n{oops}\n",
-            r"a.jsonl line 2 is not a JSON object: Expecting property name",
+            r"a.jsonl line 2 is not a JSON object: Expecting property name.*; write one per line, ",
         ),
         (b'["a"]\n', r"a.jsonl line 1 is not a JSON object but '\[\"a\"\]'; write one per line"),
         (b'{"prompt": "x", "prompt": "y"}\n', r"a.jsonl line 1: column 'prompt' occurs twice"),
@@ -141,6 +148,39 @@ def test_parquet_faults(tmp_path: Path) -> None:
         load(tmp_path, "d.parquet")
 
 
+@pytest.mark.parametrize("most_rows", [None, 2])
+def test_a_parquet_column_that_occurs_twice_is_named(most_rows: int | None, tmp_path: Path) -> None:
+    column = pa.array(["x", "y"])
+    pq.write_table(pa.table([column] * 3, ["prompt", "a", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"^a.parquet: column 'a' occurs twice; give each column"):
+        read_rows(spec("a.parquet"), root=tmp_path, most_rows=most_rows)
+
+
+def test_a_table_without_a_row_is_named_in_a_preflight_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    for most_rows in (None, 2):
+        with pytest.raises(BadInput, match=r"^dataset: it has no row; name files, or a split"):
+            read_rows(spec("a.parquet"), root=tmp_path, most_rows=most_rows)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([0, 2932897], pa.date32()),
+        pa.array([0, -(2**62)], pa.timestamp("ms")),
+        pa.array([0, 0], pa.timestamp("us", tz="Nowhere/There")),
+        pa.array([0, 2**62], pa.duration("s")),
+        pa.array([[0], [1, 2932897]], pa.list_(pa.date32())),
+        pa.array([{"day": 0}, {"day": 2932897}], pa.struct({"day": pa.date32()})),
+    ],
+    ids=str,
+)
+def test_a_time_that_python_does_not_have_is_named(times: pa.Array, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["x", "y"], "at": times}), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"^a.parquet row [12], column 'at': a date or time that "):
+        load(tmp_path, "a.parquet")
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
@@ -196,6 +236,43 @@ def test_the_row_that_a_chat_template_rejects_is_named(tmp_path: Path) -> None:
         match=r"a.jsonl line 2, column 'prompt': the model's chat template rejects .*no tools",
     ):
         load_prompts(dataset, TrainingSpec(prompts_per_step=1), tokenizer, root=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_pointer_of_git_lfs_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(BadInput, match=rf"^{name} is a pointer of Git LFS.*run `git lfs pull`"):
+        load(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "closed"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("a.parquet", "a.parquet"),
+        ("*.jsonl", "a.jsonl"),
+        ("folder/a.csv", "folder"),
+        ("a.jsonl", "."),
+        ("*.jsonl", "."),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_named(path: str, closed: str) -> None:
+    with TemporaryDirectory() as name:  # everybody may enter those above it, unlike tmp_path's
+        root = Path(name)
+        (root / "folder").mkdir()
+        for file in ("a.jsonl", "b.jsonl", "folder/a.csv"):
+            (root / file).write_text('{"prompt": "x"}' if "jsonl" in file else "prompt\nx\n")
+        pq.write_table(pa.table({"prompt": ["x"]}), root / "a.parquet")
+        assert len(read_rows(spec(path), root=root).table)
+        root.chmod(0o755)
+        (root / closed).chmod(0o700 if (root / closed).is_dir() else 0o600)
+        os.seteuid(65534)
+        try:
+            told = rf"^{re.escape(str(root))}\S* can't be read by user 65534; `chmod -R a\+rX`"
+            with pytest.raises(BadInput, match=told):
+                read_rows(spec(path), root=root)
+        finally:
+            os.seteuid(0)
 
 
 def test_missing_files_are_named_with_what_is_there(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.preflight.model_checks import _read_config
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights import model_files
 from grpo_trainer.weights.checkpoint_files import INDEX, open_weights, shards
+from grpo_trainer.weights.model_files import Source
 from tests.generated import cases
 from tests.trainer.hub import hub_server, use
 
@@ -94,6 +96,13 @@ def test_a_damaged_index_is_bad_input(index: str, tmp_path: Path) -> None:
         shards(tmp_path)
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(BadInput, match=r"model\.safetensors is a pointer of Git LFS.*lfs pull`"):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize("closed", [INDEX, "."])
 def test_an_index_that_may_not_be_read_is_bad_input(closed: str) -> None:
     with TemporaryDirectory() as name:  # everybody may enter those above it, unlike tmp_path's
@@ -108,5 +117,19 @@ def test_an_index_that_may_not_be_read_is_bad_input(closed: str) -> None:
                 BadInput, match=r"can't be read by user 65534; `chmod -R a\+rX` its"
             ):
                 open_weights(folder)
+        finally:
+            os.seteuid(0)
+
+
+def test_a_configuration_that_may_not_be_read_is_bad_input() -> None:
+    with TemporaryDirectory() as name:  # everybody may enter it, unlike tmp_path
+        folder = Path(name)
+        (folder / "config.json").write_text("{}")
+        folder.chmod(0o755)
+        (folder / "config.json").chmod(0o600)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(BadInput, match=r"config\.json can.t be read by user 65534; `chmod"):
+                _read_config(Source("own", folder, "", "float32"))
         finally:
             os.seteuid(0)

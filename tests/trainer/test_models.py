@@ -49,6 +49,16 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
         load_model(runs.plan(model))
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_model_of_other_layers_than_its_weights_is_rejected(model: Path, layers: int) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": layers}))
+    with pytest.raises(
+        BadInput, match=rf"num_hidden_layers {layers}, and its weights have 2 layers"
+    ):
+        load_model(runs.plan(model))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

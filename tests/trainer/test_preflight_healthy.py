@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from grpo_api.report.preflight import PreflightReport
 from grpo_api.text.contract import (
@@ -91,6 +92,24 @@ def test_a_row_without_an_answer_is_named_by_its_place_among_those_that_are_trai
     assert "row 6 of those that are trained on: the answer is empty" in problem.message
 
 
+def test_rows_that_begin_with_the_longest_are_no_mistake(job: Job) -> None:
+    long = [{"prompt": f"{number} " + "x" * 99, "answer": "1"} for number in range(40)]
+    plan = job.plan(
+        dataset=dataset(job, [*long, *ROWS]),
+        training={"maxPromptLength": 99, "promptsPerStep": 2},
+    )
+    report = run_checks(plan, replace(POD, most_rows=20))
+    assert report.problems == []
+    assert report.prompts is not None
+    assert (report.prompts.rows, report.prompts.dropped) == (80, 40)
+    too_few = job.plan(
+        dataset=dataset(job, [*long, ROWS[0]]),
+        training={"maxPromptLength": 99, "promptsPerStep": 2},
+    )
+    problem = only_problem(run_checks(too_few, replace(POD, most_rows=20)))
+    assert problem.message.startswith("1 prompts are left (40 dropped as too long)")
+
+
 def test_a_laptop_does_not_judge_what_the_cluster_alone_can_reach(job: Job) -> None:
     plan = job.plan(
         rewards=[{"http": {"url": "http://127.0.0.1:1/score"}}],
@@ -170,6 +189,8 @@ def test_a_model_s_own_code_may_import_torch(job: Job) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads 0, and a model has at least 1"),
         ({"vocab_size": -1}, "vocab_size -1, and a model has at least 1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers 0, and a model has at least 1"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers 1, and its weights have 2 layers; copy both"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers 3, and its weights have 2 layers; copy both"),
     ],
 )
 def test_a_configuration_that_can_t_be_used_is_one_mistake(
@@ -180,6 +201,27 @@ def test_a_configuration_that_can_t_be_used_is_one_mistake(
     problem = only_problem(run_checks(job.plan(), POD))
     assert "config.json" in problem.message
     assert setting in problem.message
+
+
+def test_a_token_of_a_prompt_that_the_model_does_not_have_is_named(job: Job) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(job.model)
+    assert run_checks(job.plan(), POD).problems == []
+    plan = job.plan(dataset=dataset(job, [*ROWS[:3], {"prompt": "say <new>", "answer": "1"}]))
+    problem = only_problem(run_checks(plan, POD))
+    assert problem.path == "spec.dataset"
+    told = "train.jsonl line 4, column 'prompt': the tokenizer makes token 101, '<new>', of it, and"
+    assert told in problem.message
+    assert "the model has 101 tokens; take the model's own tokenizer" in problem.message
+
+
+def test_layers_that_predict_further_tokens_are_no_mistake(job: Job) -> None:
+    config = json.loads((job.model / "config.json").read_text())
+    config.pop("layer_types", None)
+    fewer = config | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    (job.model / "config.json").write_text(json.dumps(fewer))
+    assert run_checks(job.plan(), POD).problems == []
 
 
 def test_a_token_to_pad_with_that_the_model_does_not_have_is_named(job: Job) -> None:

@@ -78,7 +78,7 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
         progress.begin_repository(f"spec.dataset.name: {dataset.name}")
-        rows = read_hub(dataset, hub)
+        rows, _ = read_hub(dataset, hub)
         log.info(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows")
         names.append(dataset.name)
     outcome = Outcome(result=Result.SUCCEEDED, revisions=hub.commits)

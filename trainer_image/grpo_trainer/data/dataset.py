@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ PICTURES = ("image", "images")
 _HIDDEN = "column "
 
 _MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
+_TIMES = re.compile("date|time|duration")
+"""In Arrow's names of the types of columns, whatever they are nested in."""
 
 
 def hide_columns(rows: datasets.Dataset) -> datasets.Dataset:
@@ -123,17 +126,19 @@ def load_prompts(
     tokenizer: Any,
     *,
     template_kwargs: Mapping[str, Any] | None = None,
+    vocabulary: int | None = None,
     root: Path | None = None,
     hub: Hub | None = None,
 ) -> Prompts:
     """The prompts of a run; `root` is where files are mounted (None: the pod's mount),
-    `template_kwargs` are those of spec.model. A collective for a dataset of the hub.
+    `template_kwargs` and `vocabulary` are as for PromptEncoder. A collective for a dataset of the
+    hub.
 
     Raises:
         BadInput: the dataset can't be used as declared; with the row and the column.
         Transient: the hub can't be asked now, or there is no room.
     """
-    encoder = PromptEncoder(tokenizer, template_kwargs)
+    encoder = PromptEncoder(tokenizer, template_kwargs, vocabulary)
     rows = read_rows(dataset, root=root or data_root(), hub=hub)
     return make_prompts(rows, dataset, training, encoder)
 
@@ -166,14 +171,33 @@ def read_rows(
         Transient: the hub can't be asked now, or there is no room.
     """
     if dataset.name:
-        rows, place = _read_hub(dataset, hub or Hub(), most_rows)
+        rows, is_whole = read_hub(dataset, hub or Hub(), most_rows)
+        place = _hub_place(dataset)
     else:
         assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
         table, place = read_files(dataset.files, root, most_rows)
         rows = datasets.Dataset(datasets.table.InMemoryTable(table))
-    is_part = dataset.name is not None and "[" in dataset.split
-    is_whole = most_rows is None or (len(rows) < most_rows and not is_part)
+        is_whole = most_rows is None or len(rows) < most_rows
+    if is_whole and not len(rows):
+        raise BadInput("dataset: it has no row; name files, or a split, that have some")
+    _require_times(rows, place)
     return Rows(_rename(without_decoding(rows), dataset.columns), place, is_whole)
+
+
+def _require_times(rows: datasets.Dataset, place: Place) -> None:
+    """Make sure that Python, which rewards are written in, has each date and time of the rows."""
+    for column in rows.data.schema:
+        if not _TIMES.search(str(column.type)):
+            continue
+        for index, cell in enumerate(rows.data.column(column.name)):
+            try:
+                cell.as_py()
+            # Python's years end at 9999, and Arrow's do not.
+            except (ValueError, OverflowError) as error:
+                raise BadInput(
+                    f"{place(index)}, column {column.name!r}: a date or time that Python does not "
+                    f"have ({error}); correct it, or write the column as text"
+                ) from error
 
 
 def build_prompts(rows: Rows, dataset: DatasetSpec) -> dict[int, Prompt]:
@@ -227,13 +251,8 @@ def prompt_lengths(counts: Sequence[int], dropped: int) -> PromptLengths:
     return PromptLengths(rows=len(counts), mean=mean, p95=sorted(counts)[rank - 1], dropped=dropped)
 
 
-def _read_hub(
-    dataset: DatasetSpec, hub: Hub, most_rows: int | None
-) -> tuple[datasets.Dataset, Place]:
-    rows = read_hub(dataset, hub, most_rows)
-    if most_rows is not None:
-        rows = rows.select(range(min(most_rows, len(rows))))
-    return rows, lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
+def _hub_place(dataset: DatasetSpec) -> Place:
+    return lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
 
 
 def _rename(rows: datasets.Dataset, columns: dict[str, str]) -> datasets.Dataset:

@@ -21,7 +21,7 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
     """
     if isinstance(value, str):
         if not value.strip():
-            raise BadInput(f"{place}: the prompt is empty")
+            raise BadInput(f"{place}: the prompt is empty; write one, or remove the row")
         if system_prompt is None:
             return value
         messages = [{"role": "user", "content": value}]
@@ -67,10 +67,17 @@ class PromptEncoder:
     """Encodes prompts as TRL does: chats by the tokenizer's chat template with the generation
     prompt, text as it is."""
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """`template_kwargs` are spec.model.chatTemplateKwargs."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
+        """`template_kwargs` are spec.model.chatTemplateKwargs. `vocabulary`: tokens that the model
+        has; None leaves that unchecked."""
         self.tokenizer = tokenizer
         self.template_kwargs = template_kwargs or {}
+        self.vocabulary = vocabulary
 
     def render(self, prompt: Prompt) -> str:
         """The text that the model reads."""
@@ -91,8 +98,8 @@ class PromptEncoder:
         """Tokens of each prompt, by its key.
 
         Raises:
-            BadInput: the tokenizer has no chat template, or its template rejects a prompt; names
-                the prompt's place.
+            BadInput: the tokenizer has no chat template, its template rejects a prompt, or it makes
+                a token of one that the model does not have; names the prompt's place.
         """
         has_chats = any(isinstance(prompt, list) for prompt in prompts.values())
         if has_chats and self.tokenizer.chat_template is None:
@@ -106,8 +113,21 @@ class PromptEncoder:
         for start in range(0, len(all_keys), _BATCH):
             keys = all_keys[start : start + _BATCH]
             encoded = self._ids({key: prompts[key] for key in keys}, place)
-            counts |= {key: len(tokens) for key, tokens in zip(keys, encoded, strict=True)}
+            for key, tokens in zip(keys, encoded, strict=True):
+                self._require_known(tokens, place(key))
+                counts[key] = len(tokens)
         return counts
+
+    def _require_known(self, tokens: list[int], place: str) -> None:
+        """On a GPU, such a token would end the process without a word about it."""
+        largest = max(tokens, default=0)
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            text = self.tokenizer.convert_ids_to_tokens(largest)
+            raise BadInput(
+                f"{place}: the tokenizer makes token {largest}, {text!r}, of it, and the model has "
+                f"{self.vocabulary} tokens; take the model's own tokenizer, or resize its "
+                "embeddings"
+            )
 
     def _ids(self, prompts: dict[int, Prompt], place: Callable[[int], str]) -> list[list[int]]:
         batch = list(prompts.values())

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,13 @@ from grpo_api.text.contract import DATASET_TOKEN_ENV
 from ..gang import rank0_task
 from ..hub.repositories import Hub, Repository, run_under_lease
 from ..hub.retry import passing_error
-from ..runtime.durable_files import sync_folder, sync_tree
+from ..runtime.durable_files import (
+    POINTER_REMEDY,
+    is_lfs_pointer,
+    name_unreadable,
+    sync_folder,
+    sync_tree,
+)
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 
 Row = dict[str, Any]
@@ -59,12 +65,13 @@ class FileTable:
         return f"{self.name} line {self.lines[index]}"
 
 
+@name_unreadable()
 def read_files(
     files: DatasetFiles, root: Path, most_rows: int | None = None
 ) -> tuple[pa.Table, Callable[[int], str]]:
     """The rows of `spec.dataset.files` below `root`; the first `most_rows` of them, if it is set. A
-    column that a file lacks is null there. Also where a row (from 0) is, such as `train.jsonl line
-    7`.
+    column that a file lacks is null there, and so is one that only later rows have. Also where a
+    row (from 0) is, such as `train.jsonl line 7`.
 
     Raises:
         BadInput: a file is missing, empty, not UTF-8 or malformed; with file, row and column.
@@ -75,8 +82,6 @@ def read_files(
         tables.append(_read_file(path, root, files.format, rows_left))
         if rows_left is not None:
             rows_left -= tables[-1].table.num_rows
-            if rows_left <= 0:
-                break
     starts = [0, *accumulate(file.table.num_rows for file in tables)]
 
     def place(index: int) -> str:
@@ -84,11 +89,13 @@ def read_files(
         return tables[part].place(index - starts[part])
 
     try:
-        return pa.concat_tables([file.table for file in tables], promote_options="default"), place
+        table = pa.concat_tables([file.table for file in tables], promote_options="default")
+        # What another version of `datasets` wrote there of the features, this one may not read.
+        return table.replace_schema_metadata(), place
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         names = ", ".join(file.name for file in tables)
         raise BadInput(
-            f"dataset.files.paths: a column has different types in {names}: {error}"
+            f"dataset.files.paths: a column has different types in {names}: {error}; give it one"
         ) from error
 
 
@@ -121,6 +128,8 @@ def _read_file(path: Path, root: Path, declared: str, most_rows: int | None) -> 
         )
     if path.stat().st_size == 0:
         raise BadInput(f"{name} is empty; every file must have at least one row")
+    if is_lfs_pointer(path):
+        raise BadInput(f"{name} {POINTER_REMEDY}")
     if kind == "Parquet":
         return _read_parquet(path, name, most_rows)
     parse = _json_rows if kind == "JSONL" else _csv_rows
@@ -137,6 +146,7 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
         if is_volume_away(error):
             raise DiskFailed(f"{name}: {error}") from error
         raise BadInput(f"{name} can't be read as Parquet: {error}; copy the file again") from error
+    _require_distinct(file.table.column_names, name)
     for field in file.table.schema:
         try:
             datasets.Features.from_arrow_schema(pa.schema([field]))
@@ -156,12 +166,12 @@ def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
 
 
 def _parquet_table(path: Path, most_rows: int | None) -> pa.Table:
-    if most_rows is None:
-        return pq.read_table(path)
     batches: list[pa.RecordBatch] = []
     with pq.ParquetFile(path) as file:
+        if most_rows is None:
+            return file.read()
         # A batch with a column of categories ends with its row group, however small that is.
-        for batch in file.iter_batches(batch_size=most_rows):
+        for batch in file.iter_batches(batch_size=most_rows or 1):
             batches.append(batch)
             if sum(each.num_rows for each in batches) >= most_rows:
                 break
@@ -184,12 +194,18 @@ def _table(
     path: Path,
     most_rows: int | None,
 ) -> FileTable:
-    numbered = list(islice(parse(path, name), most_rows))
-    if not numbered:
+    numbered = parse(path, name)
+    columns: dict[str, None] = {}
+    lines: list[int] = []
+    rows: list[Row] = []
+    for line, row in numbered:
+        columns.update(dict.fromkeys(row))
+        # Rewards get every column from the first row on, also one that a later row begins.
+        if most_rows is None or len(rows) < most_rows:
+            lines.append(line)
+            rows.append(row)
+    if not columns:
         raise BadInput(f"{name} has no rows; every file must have at least one")
-    lines = [line for line, _ in numbered]
-    rows = [row for _, row in numbered]
-    columns = dict.fromkeys(column for row in rows for column in row)
     return FileTable(
         name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines
     )
@@ -228,10 +244,7 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     def unique(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
         if len(row) < len(pairs):
-            raise BadInput(
-                f"{name} line {number}: column {_first_repeated([key for key, _ in pairs])!r} "
-                "occurs twice"
-            )
+            _require_distinct([key for key, _ in pairs], f"{name} line {number}")
         return row
 
     # undecodable bytes become lone surrogates here, so that the check below can name the column
@@ -242,7 +255,10 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
             try:
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
-                raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
+                raise BadInput(
+                    f"{name} line {number} is not a JSON object: {error}; write one per line, as "
+                    "plain text in UTF-8"
+                ) from error
             if not isinstance(row, dict):
                 raise BadInput(
                     f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write "
@@ -259,9 +275,7 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
         records = filter(None, reader)  # without blank lines
         try:
             header = next(records, [])
-            repeated = _first_repeated(header)
-            if repeated is not None:
-                raise BadInput(f"{name} line 1: column {repeated!r} occurs twice")
+            _require_distinct(header, f"{name} line 1")
             for cells in records:
                 if len(cells) != len(header):
                     problem = f"{len(cells)} cells under a header of {len(header)}"
@@ -272,11 +286,17 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
                 _check_text(name, reader.line_num, row)
                 yield reader.line_num, row
         except csv.Error as error:
-            raise BadInput(f"{name} line {reader.line_num} is not CSV: {error}") from error
+            raise BadInput(
+                f"{name} line {reader.line_num} is not CSV: {error}; quote each cell with quotes "
+                'or commas, and write its " as ""'
+            ) from error
 
 
-def _first_repeated(names: list[str]) -> str | None:
-    return next((name for position, name in enumerate(names) if name in names[:position]), None)
+def _require_distinct(columns: list[str], place: str) -> None:
+    for position, column in enumerate(columns):
+        if column in columns[:position]:
+            problem = f"column {column!r} occurs twice"
+            raise BadInput(f"{place}: {problem}; give each column its own name")
 
 
 def _check_text(name: str, line: int, row: Row) -> None:
@@ -324,8 +344,11 @@ def _token() -> str | None:
     return os.environ.get(DATASET_TOKEN_ENV, "").strip() or None
 
 
-def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> datasets.Dataset:
-    """The rows of a hub dataset, or of a folder that stands in for one. A collective.
+def read_hub(
+    dataset: DatasetSpec, hub: Hub, most_rows: int | None = None
+) -> tuple[datasets.Dataset, bool]:
+    """The rows of a hub dataset, or of a folder that stands in for one, and whether these are all.
+    A collective.
 
     With `most_rows` only the first rows, of which no more is fetched than is needed, unless the
     cache has all of them.
@@ -339,7 +362,7 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
     if repository.folder is not None:
         if most_rows is not None:
             return _first_rows(dataset, dataset.revision, most_rows)
-        return _load_dataset(dataset, dataset.revision)
+        return _load_dataset(dataset, dataset.revision), True
     commit = hub.commit(repository)
     folder = _folder(dataset, repository, commit)
 
@@ -353,12 +376,19 @@ def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> da
 
     if is_offline_mode():
         if not _has_rows(folder):
-            return _load_dataset(dataset, dataset.revision)
+            return _beginning(_load_dataset(dataset, dataset.revision), most_rows)
     elif most_rows is None:
         rank0_task.run_on_node_leader(convert_once)
     elif not _has_rows(folder):
         return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
-    return datasets.load_from_disk(str(folder))
+    return _beginning(datasets.load_from_disk(str(folder)), most_rows)
+
+
+def _beginning(rows: datasets.Dataset, most_rows: int | None) -> tuple[datasets.Dataset, bool]:
+    """The first of all rows, and whether these are all."""
+    if most_rows is None or len(rows) <= most_rows:
+        return rows, True
+    return rows.select(range(most_rows)), False
 
 
 def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
@@ -412,9 +442,11 @@ def _load_dataset(
         )  # fmt: skip
 
 
-def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> datasets.Dataset:
-    """The first rows of the split. A part such as `train[:10%]` can't be streamed: those of the
-    first part that are in it for certain."""
+def _first_rows(
+    dataset: DatasetSpec, revision: str | None, most_rows: int
+) -> tuple[datasets.Dataset, bool]:
+    """The first rows of the split, and whether these are all. A part such as `train[:10%]` can't
+    be streamed: those of the first part that are in it for certain."""
     has_parts = "[" in dataset.split
     part = dataset.split.partition("+")[0] if has_parts else dataset.split
     split = part.partition("[")[0]
@@ -431,7 +463,11 @@ def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> d
         if not first:
             raise ValueError("it has no row")
         rows = datasets.Dataset.from_list(first, features=stream.features)
-        return rows.select(_rows_of_part(part, len(rows), most_rows)) if has_parts else rows
+        is_whole = len(rows) < most_rows
+        if not has_parts:
+            return rows, is_whole
+        some = rows.select(_rows_of_part(part, len(rows), most_rows))
+        return some, is_whole and part == dataset.split
 
 
 def _rows_of_part(part: str, count: int, most_rows: int) -> range:
@@ -455,7 +491,9 @@ def _refusals(dataset: DatasetSpec) -> Iterator[None]:
             raise
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
         problem = "a file of it is empty" if isinstance(error, StopIteration) else error
+        if type(error) is datasets.exceptions.DatasetGenerationError:
+            problem = error.__cause__ or error  # it says itself that there was an error
         raise BadInput(
-            f"dataset {which} can't be loaded: {problem}; check name, config, split and "
-            "tokenSecretRef"
+            f"dataset {which} can't be loaded: {' '.join(str(problem).split())}; check name, "
+            "config, split, tokenSecretRef and its files"
         ) from error

@@ -63,8 +63,9 @@ def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
         if preflight.plan.generation.stop:
             with findings.check("spec.generation.stop"):
                 require_decoder(tokenizer)
-        encoder = PromptEncoder(tokenizer, preflight.plan.model.chat_template_kwargs)
-        with findings.check("spec.dataset"), render_limit(preflight.scope.render_seconds):
+        shape, kwargs = findings.architecture, preflight.plan.model.chat_template_kwargs
+        encoder = PromptEncoder(tokenizer, kwargs, shape.vocab_size if shape else None)
+        with findings.check("spec.dataset"):
             trained_on = _measure(rows, prompts[0], encoder, preflight)
     if trained_on is not None:
         return FirstRows(trained_on, list(trained_on["prompt"]), are_trained_on=True)
@@ -77,7 +78,12 @@ def _measure(
     """Report the prompts' lengths, and what the chat template makes of the first. Return the rows
     that are trained on. Raises BadInput where there are none."""
     plan, findings = preflight.plan, preflight.findings
-    prompts = make_prompts(rows, plan.dataset, plan.training, encoder)
+    with render_limit(preflight.scope.render_seconds):
+        prompts = make_prompts(rows, plan.dataset, plan.training, encoder)
+    if not len(prompts.rows) and plan.dataset.files:
+        # Rows that are sorted by length, the longest first, are no mistake.
+        all_rows = read_rows(plan.dataset, root=data_root())
+        prompts = make_prompts(all_rows, plan.dataset, plan.training, encoder)
     lengths = prompts.lengths
     findings.first_prompt = encoder.render(first)
     template = _template_use(first, encoder)
@@ -86,7 +92,7 @@ def _measure(
         raise BadInput(
             f"training.maxPromptLength: {plan.training.max_prompt_length} is less than each of the "
             f"first {lengths.rows} prompts has, whose mean is {lengths.mean:.0f} tokens; write "
-            f"{lengths.p95} to keep 95 % of them"
+            f"{lengths.p95} to keep 95 % of them, or put shorter ones first"
         )
     return prompts.rows
 

@@ -15,8 +15,10 @@ from grpo_api.spec.rewards import ModelReward
 
 from ..data.chat_template import FIELD, render_limit, require_template
 from ..hub.repositories import Repository
+from ..runtime.durable_files import name_unreadable
 from ..runtime.errors import BadInput
 from ..weights.model_files import (
+    CONFIG,
     Dtype,
     Source,
     load_tokenizer,
@@ -25,7 +27,6 @@ from ..weights.model_files import (
 )
 from .findings import NotChecked, Preflight
 
-CONFIG = "config.json"
 _NEEDS_TORCH = re.compile(r"not found in your environment:[^.]*\btorch\b|No module named 'torch\b")
 """What transformers and Python say of code that imports torch where there is none."""
 
@@ -93,6 +94,7 @@ def _locate(repository: Repository, dtype: Dtype, preflight: Preflight) -> Sourc
     return locate_config(repository, dtype, preflight.hub)
 
 
+@name_unreadable()
 def _read_config(source: Source) -> dict[str, Any]:
     """The model's config.json, which must be a JSON object."""
     path = source.folder / CONFIG

@@ -1,4 +1,5 @@
-"""Writes files that a crash can't tear, and waits for disks that fail for a while.
+"""Writes files that a crash can't tear, waits for disks that fail for a while, and says why a file
+can't be read.
 
 A write goes to a temporary name, then fsync, rename and fsync of the folder: manifests, owner files
 and outcomes must be whole or absent.
@@ -14,7 +15,7 @@ from typing import TypeVar
 from grpo_api.text.clock import Clock
 
 from .clock import SYSTEM_CLOCK
-from .errors import DiskFailed, is_disk_error
+from .errors import BadInput, DiskFailed, is_disk_error
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,27 @@ def sync_folders(folder: Path) -> None:
     """Make the entries of a folder, of all folders below it and its own name durable."""
     for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
         sync_folder(path)
+
+
+_LFS_POINTER = b"version https://git-lfs"
+POINTER_REMEDY = "is a pointer of Git LFS, and not the file: run `git lfs pull` in its folder"
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a clone without Git LFS left this in the place of a file."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+@contextmanager
+def name_unreadable() -> Iterator[None]:
+    """Raises BadInput where the body may not read a file, or look into its folder."""
+    try:
+        yield
+    except PermissionError as error:
+        raise BadInput(
+            f"{error.filename} can't be read by user {os.geteuid()}; `chmod -R a+rX` its folder"
+        ) from error
 
 
 @contextmanager

@@ -250,8 +250,10 @@ def build(
     recorder.record_architecture(architecture_of(loaded.model))
     require_router(training.overrides, loaded.model)
     with recorder.measure_part("data"):
-        kwargs, tokenizer = plan.model.chat_template_kwargs, loaded.tokenizer
-        prompts = load_prompts(plan.dataset, training, tokenizer, template_kwargs=kwargs, hub=hub)
+        prompts = load_prompts(
+            plan.dataset, training, loaded.tokenizer, vocabulary=loaded.vocabulary,
+            template_kwargs=plan.model.chat_template_kwargs, hub=hub,
+        )  # fmt: skip
         rewards.check_dataset(prompts.rows)
     recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 
+from ..runtime.durable_files import POINTER_REMEDY, is_lfs_pointer, name_unreadable
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 
 if TYPE_CHECKING:
@@ -78,17 +79,6 @@ class WeightFiles:
         return self._open[path]
 
 
-@contextmanager
-def name_unreadable() -> Iterator[None]:
-    """Raises BadInput where the body may not read a file, or look into its folder."""
-    try:
-        yield
-    except PermissionError as error:
-        raise BadInput(
-            f"{error.filename} can't be read by user {os.geteuid()}; `chmod -R a+rX` its folder"
-        ) from error
-
-
 @name_unreadable()
 def open_weights(folder: Path) -> WeightFiles:
     """The weights of a model folder, and of an adapter in it; every file's header is read and its
@@ -126,20 +116,30 @@ def _weight_files(folder: Path) -> list[Path]:
     return files + ([adapter] if adapter.exists() else [])
 
 
-@name_unreadable()
 def shards(folder: Path) -> list[str]:
     """Names of the files that the folder's index says the weights are in, sorted; empty without an
     index.
+
+    Raises:
+        BadInput: as indexed_files.
+    """
+    return sorted(set(indexed_files(folder).values()))
+
+
+@name_unreadable()
+def indexed_files(folder: Path) -> dict[str, str]:
+    """Names of all tensors, and of the files that the folder's index says they are in; empty
+    without an index.
 
     Raises:
         BadInput: the index is damaged or can't be read.
     """
     index = folder / INDEX
     if not index.exists():
-        return []
+        return {}
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted(set(map(os.fspath, weight_map.values())))
+        return {key: os.fspath(name) for key, name in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
             f"{index} is no index of weights ({type(error).__name__}); copy the model again"
@@ -162,6 +162,8 @@ def _keys(path: Path) -> list[str]:
     except (SafetensorError, OSError, ValueError) as error:
         if is_volume_away(error):
             raise DiskFailed(f"{path}: {error}") from error
+        if is_lfs_pointer(path):
+            raise BadInput(f"{path} {POINTER_REMEDY}") from error
         raise BadInput(
             f"{path} can't be read ({error}); it is truncated or damaged, copy the model again"
         ) from error

@@ -6,6 +6,9 @@ Every rank provably means the same files. Nothing here needs torch, so that a pr
 same files in the same way.
 """
 
+import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -18,12 +21,13 @@ from grpo_api.spec.model_config import position_count
 
 from ..gang import ranks
 from ..hub.repositories import CONFIG_FILES, Fetch, Hub, Repository, listed_files
+from ..runtime.durable_files import name_unreadable
 from ..runtime.errors import BadInput, DiskFailed, is_volume_away
 from .checkpoint_files import (
     ADAPTER,
     INDEX,
     WHOLE,
-    name_unreadable,
+    indexed_files,
     no_weights_message,
     open_weights,
     shards,
@@ -36,6 +40,11 @@ MODEL_FILES = [*CONFIG_FILES, WHOLE, ADAPTER]
 """What is fetched of a hub repository: CONFIG_FILES and the weights; and the shards of an index.
 No pickles, and none of the copies in other formats that lie beside (`consolidated.safetensors`,
 `onnx/`)."""
+
+CONFIG = "config.json"
+_LAYER = re.compile(r"(?:model\.|transformer\.|gpt_neox\.)?(?:layers|h)\.([0-9]{1,4})\.")
+"""Names of the tensors of a decoder's layers."""
+_FURTHER = re.compile("nextn|mtp")
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -61,8 +70,8 @@ def locate_model(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
         BadInput: not found, or a file is missing, truncated or damaged.
         Transient: the hub can't be asked now, or there is no room.
     """
-    folder = Path(repository.name)
-    if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
+    if any(ranks.gather(repository.folder is not None)):
+        folder = Path(repository.name)
         commit = ranks.run_on_all(lambda: _check_folder(repository))
     else:
         folder, commit = hub.snapshot(repository, _download)
@@ -82,10 +91,12 @@ def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
             Source(repository.name, repository.folder, _check_folder(repository), dtype)
         )
     folder, commit = hub.snapshot(repository, lambda fetch: fetch(CONFIG_FILES))
+    source = Source(repository.name, folder, commit, dtype)
     names = listed_files(repository, commit)
     if names is not None and not {WHOLE, ADAPTER} & names:
         needed = set(shards(folder))
         missing = sorted(needed - names)
+        _require_layers(source, indexed_files(folder))
         if not needed:
             raise BadInput(f"{repository.description} {no_weights_message(names)}")
         if missing:
@@ -93,7 +104,7 @@ def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
                 f"{repository.description} lacks {missing[0]}, which its {INDEX} lists; push the "
                 "whole model again"
             )
-    return Source(repository.name, folder, commit, dtype)
+    return source
 
 
 @name_unreadable()
@@ -117,8 +128,41 @@ def _download(fetch: Fetch) -> Path:
 
 
 def _check_weights(source: Source) -> Source:
-    open_weights(source.folder)
+    _require_layers(source, open_weights(source.folder).paths)
     return source
+
+
+def _require_layers(source: Source, tensors: Iterable[str]) -> None:
+    """Make sure that the weights have the layers that config.json says: transformers drops the
+    rest without an error.
+
+    Raises:
+        BadInput: they have more or fewer.
+    """
+    try:
+        config = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
+        configured = int(config.get("num_hidden_layers") or config["n_layer"])
+    # What else is wrong with the file is named by whoever reads all of it.
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):
+        return
+    numbers = [int(match[1]) for match in map(_LAYER.match, tensors) if match]
+    stored = max(numbers, default=-1) + 1
+    # Layers that predict further tokens follow the others, and are not counted with them.
+    has_more = any(_FURTHER.search(name) for name in config)
+    if not stored or stored == configured or (stored > configured and has_more):
+        return
+    raise BadInput(
+        f"{CONFIG} of model {source.name} has num_hidden_layers {configured}, and its weights have "
+        f"{stored} layers; copy both from one model"
+    )
 
 
 def load_tokenizer(
@@ -171,6 +215,12 @@ def _require_files(tokenizer: Any, source: Source) -> None:
         )
 
 
+def vocabulary_of(config: Any) -> int | None:
+    """Tokens that the model has; None where its own code has another name for that."""
+    size: int | None = getattr(config.get_text_config(), "vocab_size", None)
+    return size
+
+
 def require_pad_token(tokenizer: "PreTrainedTokenizerBase", config: Any, name: str) -> None:
     """Make sure that batches are padded with a token that the model of that name has.
 
@@ -183,8 +233,7 @@ def require_pad_token(tokenizer: "PreTrainedTokenizerBase", config: Any, name: s
             f"the tokenizer of model {name} has neither pad_token nor eos_token, and batches are "
             "padded with one of them; name it in tokenizer_config.json"
         )
-    # A model's own code may call it otherwise.
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    vocabulary = vocabulary_of(config)
     if vocabulary is not None and token >= vocabulary:
         raise BadInput(
             f"the tokenizer of model {name} pads with {tokenizer.pad_token!r}, token {token}, and "

@@ -50,6 +50,7 @@ from .model_files import (
     load_tokenizer,
     locate_model,
     require_pad_token,
+    vocabulary_of,
 )
 from .proof import prove_weights
 
@@ -130,6 +131,11 @@ class LoadedModel:
     """The adapter to train; absent if all parameters are trained."""
     adapter: Path | None = None
     """Folder of the exported adapter that it begins with; absent for a fresh one."""
+
+    @property
+    def vocabulary(self) -> int | None:
+        """As vocabulary_of."""
+        return vocabulary_of(self.model.config)
 
 
 def load_policy(
