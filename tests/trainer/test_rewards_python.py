@@ -254,6 +254,14 @@ def test_an_import_that_takes_for_ever_is_bad_input(folder: Path) -> None:
         FunctionProcess("sleeps:any", folder, start_seconds=10.0)
 
 
+@pytest.mark.parametrize("module", ["json", "math"])
+def test_a_file_with_the_name_of_a_module_of_python_is_named(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(MODULE)
+    told = rf"Python has a module '{module}' of its own, .*; rename {module}.py, such as to my_"
+    with pytest.raises(BadInput, match=told):
+        FunctionProcess(f"{module}:some", tmp_path)
+
+
 def test_the_image_s_functions_need_no_configmap() -> None:
     spec = PythonReward(function="trl.rewards:think_format_reward")
     function = python_function("think", spec, RewardCounters(), Path("absent"))

@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,11 @@ def _ready(parent: Connection) -> Callable[..., Any]:
 
 def _find(module: ModuleType, name: str) -> Callable[..., Any]:
     """The module's attribute of that name."""
+    if _is_in_place_of_another(module):
+        raise ImportError(
+            f"Python has a module {module.__name__!r} of its own, which goes before yours; rename "
+            f"{module.__name__}.py, such as to my_{module.__name__}.py"
+        )
     if not hasattr(module, name):
         functions = [
             key
@@ -88,6 +94,14 @@ def _find(module: ModuleType, name: str) -> Callable[..., Any]:
         raise AttributeError(f"module {module.__name__!r} has no {name!r}; it has {present}")
     function: Callable[..., Any] = getattr(module, name)
     return function
+
+
+def _is_in_place_of_another(module: ModuleType) -> bool:
+    """Whether a file of that name comes first on the path, but Python had imported its own."""
+    folder = Path(sys.path[0])
+    loaded = getattr(module, "__file__", None)
+    is_there = (folder / f"{module.__name__}.py").is_file()
+    return is_there and (loaded is None or not Path(loaded).is_relative_to(folder))
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
