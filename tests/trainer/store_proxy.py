@@ -19,9 +19,10 @@ from tests.trainer.hub import serving
 
 FAULTS = ("503", "cut before", "cut amid", "cut after")
 """What may befall a request: a refusal that passes, a connection that is cut, half an answer, an
-answer that is lost. There are also `ignores HEADER`: the store seems to have taken what it refused
-because of this condition; `dies before` and `dies after`: StoreProxy.struck is called, and nobody
-gets an answer; `held`: it waits for StoreProxy.released."""
+answer that is lost. There are also `403`: a refusal for good; `ignores HEADER`: the store seems to
+have taken what it refused because of this condition; `dies before` and `dies after`:
+StoreProxy.struck is called, and nobody gets an answer; `held`: it waits for
+StoreProxy.released."""
 CHUNK = 64 * 1024
 Fault = Callable[[int, str], str]
 """From the request's number, from 0, and its words (`PUT /bucket/key`) to its fault; empty to let
@@ -104,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.noted(words)
         if fault == "503":
             self._send(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+        elif fault == "403":
+            self._send(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
         elif fault in ("cut before", "dies before"):
             self._hang_up(fault)
         else:

@@ -302,6 +302,10 @@ def test_a_model_on_the_hub_without_all_weights_is_named(job: Job, hub: HubServe
     lost = next(name for name in files if name.endswith(".safetensors"))
     hub.add("model", "team/model", {n: c for n, c in files.items() if n != lost})
     assert lost in only_problem(run_checks(hub_plan(job), QUICK)).message
+    config = json.loads(files["config.json"]) | {"num_hidden_layers": 1}
+    hub.add("model", "team/model", files | {"config.json": json.dumps(config).encode()})
+    message = only_problem(run_checks(hub_plan(job), QUICK)).message
+    assert "num_hidden_layers 1, and its weights have 2 layers" in message
     small = {n: c for n, c in files.items() if "safetensors" not in n}
     hub.add("model", "team/model", small | {"pytorch_model.bin": b"x"})
     assert "pytorch_model.bin" in only_problem(run_checks(hub_plan(job), QUICK)).message
@@ -346,8 +350,14 @@ def test_a_store_is_tried_with_the_run_s_own_client(
         for name, value in CREDENTIALS.items():
             monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}{name}", value)
         assert run_checks(plan, QUICK).problems == []
+        bucket = f"GET /{BUCKET}"
+        world.proxy.reset(lambda _, words: "403" if words.rstrip("/") == bucket else "")
+        unlisted = only_problem(run_checks(plan, QUICK))
+        world.proxy.reset()
         monkeypatch.setenv(f"{CHECKPOINT_STORE_ENV}AWS_SECRET_ACCESS_KEY", "wrong")
         problem = only_problem(run_checks(plan, QUICK))
+    assert (unlisted.path, unlisted.transient) == ("spec.checkpoint.store", False)
+    assert ": list is refused: HTTP 403 Forbidden: AccessDenied. Check the" in unlisted.message
     assert (problem.path, problem.transient) == ("spec.checkpoint.store", False)
     assert re.search("put attempt-1/probe-[0-9a-f]+ if it is unchanged is refused", problem.message)
     assert problem.message.endswith(

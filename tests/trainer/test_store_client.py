@@ -21,6 +21,13 @@ Answer = tuple[int, dict[str, str], bytes]
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "s3cret"}
 OBJECT: Answer = (200, {"ETag": '"1"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"{}")
 PAGE: Answer = (200, {"Content-Type": "text/html"}, b"<html>please log in</html>")
+LISTING: Answer = (
+    200,
+    {},
+    b"""<ListBucketResult><Contents><Key>runs/head.json</Key>
+<LastModified>2015-10-21T07:28:00.000Z</LastModified><ETag>"1"</ETag><Size>2</Size></Contents>
+</ListBucketResult>""",
+)
 CONFLICT: Answer = (409, {}, b"<Error><Code>OperationAborted</Code></Error>")
 DENIED = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SignatureDoesNotMatch</Code><Message>Check your
@@ -90,6 +97,14 @@ def test_what_is_not_the_store_s_answer_to_a_request_passes(
     server.answers = [answer]
     with pytest.raises(StoreFailed):
         ask(store_at(server.url))
+
+
+def test_a_page_is_no_list_without_an_object(server: ScriptedStore) -> None:
+    server.answers = [PAGE, LISTING]
+    assert store_at(server.url).object_sizes() == {"head.json": 2}
+    server.answers = [PAGE]
+    with pytest.raises(StoreFailed, match=r"list: no answer .*a proxy's page\?$"):
+        store_at(server.url).object_sizes()
 
 
 def test_a_refusal_says_the_store_s_reason_and_repeats_no_key(server: ScriptedStore) -> None:

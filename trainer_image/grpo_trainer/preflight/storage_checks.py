@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import uuid
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def check_places(preflight: Preflight) -> None:
             if run is not None:
                 store = run.store.within(wait_seconds)
                 require_conditions(store, attempt_folder_name(plan.job.attempt))
+                # An attempt asks for both first; the right to list is one of its own.
+                replace(run, store=store).head()
+                store.object_sizes(may_be_empty=True)
     elif plan.checkpoint_directory is not None:
         with findings.check("spec.checkpoint"):
             run_folder = Path(plan.checkpoint_directory)

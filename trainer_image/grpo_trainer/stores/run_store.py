@@ -178,6 +178,8 @@ class StoredRun:
 
     def history_keys(self) -> dict[str, str]:
         """Keys of the newest attempt's history files, by their names."""
+        if self.head() is None:
+            return {}
         return _history_keys(self.store.object_sizes())
 
 
@@ -230,7 +232,8 @@ class RunStore(StoredRun):
     def _require_new_run(self) -> None:
         # A manifest is only ever written below a head. Without this check a lost head would cost
         # all checkpoints: what no head names is deleted.
-        manifests = [key for key in self.store.object_sizes() if key.endswith(f"/{MANIFEST}")]
+        keys = self.store.object_sizes(may_be_empty=True)
+        manifests = [key for key in keys if key.endswith(f"/{MANIFEST}")]
         if manifests and self.head() is None:
             raise BadInput(
                 f"{self.store.url}/{HEAD} is gone, which names the checkpoints that count, such as "

@@ -170,12 +170,16 @@ class Store:
 
         return self._ask(f"put {key} if it is unchanged", put_matching)
 
-    def object_sizes(self, folder: str = "") -> dict[str, int]:
+    def object_sizes(self, folder: str = "", *, may_be_empty: bool = False) -> dict[str, int]:
         """Keys of all objects of a folder, with their sizes in bytes."""
 
         def list_sizes() -> dict[str, int]:
             pages = obstore.list(self._backend, folder or None, chunk_size=1000)
-            return {entry["path"]: entry["size"] for page in pages for entry in page}
+            sizes = {entry["path"]: entry["size"] for page in pages for entry in page}
+            # The client takes any XML for a list, such as a page, in which nothing is named.
+            if not sizes and not may_be_empty:
+                raise ConnectionError("a list without the objects that are there: a proxy's page?")
+            return sizes
 
         return self._ask(f"list {folder}".strip(), list_sizes)
 
