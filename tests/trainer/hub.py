@@ -11,6 +11,7 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,8 @@ class HubServer(ThreadingHTTPServer):
         """One is used up per request, the first first; an empty one lets the request pass."""
         self.held = ""
         """Requests with this in their path get no answer, until `release`."""
+        self.trickling = ""
+        """Requests with this in their path get 20 bytes per second."""
         self.requests: list[str] = []
         """`GET /path` of every request."""
         self.change: Callable[[str, Answer], Answer] = lambda _, answer: answer
@@ -205,7 +208,11 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
-        if body and not cut:
+        if body and self.server.trickling and self.server.trickling in self.path:
+            for place in range(len(content)):
+                self.wfile.write(content[place : place + 1])
+                time.sleep(0.05)
+        elif body and not cut:
             self.wfile.write(content)
         elif body:
             self.wfile.write(content[: len(content) // 2])

@@ -157,6 +157,22 @@ def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(hub: 
     assert len(hub.requests) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
 
 
+@pytest.mark.parametrize("trickling", ["/api/", "/resolve/"])
+def test_a_hub_that_sends_a_few_bytes_now_and_then_is_left(hub: HubServer, trickling: str) -> None:
+    hub.trickling = trickling
+    way = Hub(clock=SteppedClock(), longest_wait=0.5, takes_leases=False)
+    with pytest.raises(HubUnavailable, match=rf"{trickling}\S+: only \d+ bytes in \d+ s"):
+        located(way)
+
+
+@pytest.mark.parametrize("name", ["team/" + "m" * 300, "m" * 300])
+def test_a_name_that_no_hub_has_is_bad_input_at_once(hub: HubServer, name: str) -> None:
+    repository = Repository("model", name, None, "model")
+    with pytest.raises(BadInput, match=r"^spec.model.name: .* can't be fetched: Repo id must"):
+        locate_model(repository, "float32", Hub())
+    assert hub.requests == []
+
+
 def test_nobody_there_is_waited_for_too(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,9 @@ from huggingface_hub.utils._http import default_client_factory, hf_request_event
 
 from grpo_api.report.artifacts import ReportBytes
 
+from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from .retry import TryLater
+from .retry import LEAST_BYTES, TryLater
 
 ANSWER_SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
@@ -46,6 +47,32 @@ class _CountingStream(httpx2.SyncByteStream):
         self._body.close()
 
 
+class _PacedStream(httpx2.SyncByteStream):
+    """An answer's body that fails where it comes too slowly ever to end, although bytes come."""
+
+    def __init__(self, body: httpx2.SyncByteStream, where: str, seconds: float) -> None:
+        self._body, self._where, self._seconds = body, where, seconds
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces, waited, received = iter(self._body), 0.0, 0
+        while True:
+            # The time of who writes the pieces to a disk is not the hub's.
+            asked_at = SYSTEM_CLOCK.now()
+            piece = next(pieces, None)
+            waited += SYSTEM_CLOCK.now() - asked_at
+            if piece is None:
+                return
+            received += len(piece)
+            if waited > self._seconds:
+                if received < LEAST_BYTES:
+                    raise TryLater(f"{self._where}: only {received} bytes in {waited:.0f} s")
+                waited, received = 0.0, 0
+            yield piece
+
+    def close(self) -> None:
+        self._body.close()
+
+
 class Client(httpx2.Client):
     """An HTTP client that raises TryLater instead of returning what says so."""
 
@@ -60,6 +87,7 @@ class Client(httpx2.Client):
         super().__init__(**options)
         self._sent = on_sent
         self._answer_seconds = answer_seconds
+        self.event_hooks["response"] = [self._pace]
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """One request with its redirects.
@@ -70,7 +98,7 @@ class Client(httpx2.Client):
         timeouts = request.extensions.get("timeout", {})
         unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
         request.extensions["timeout"] = {**timeouts, **unset}
-        where = f"{request.method} {_address(request.url)}"
+        where = _words(request)
         # A file that is taken is not sent again, but a commit's own body is at every try: counted,
         # it would pass for progress for ever.
         sent = self._sent if request.method == "PUT" else None
@@ -85,6 +113,15 @@ class Client(httpx2.Client):
             response.close()
             raise TryLater(f"{where}: {problem}", _retry_after(response))
         return response
+
+    def _pace(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        where = _words(response.request)
+        response.stream = _PacedStream(response.stream, where, self._answer_seconds)
+
+
+def _words(request: httpx2.Request) -> str:
+    return f"{request.method} {_address(request.url)}"
 
 
 def _address(url: httpx2.URL) -> str:

@@ -42,7 +42,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id  # type: ignore[attr-defined]  # both are in __all__
 
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import error_chain
@@ -180,8 +180,14 @@ class Repository:
     def folder(self) -> Path | None:
         """The folder that the name is the path of; None for a repository of the hub."""
         path = Path(self.name)
-        is_folder = path.is_absolute() or (self.kind == "model" and path.is_dir())
-        return path if is_folder else None
+        if path.is_absolute():
+            return path
+        if self.kind == "dataset":
+            return None
+        try:
+            return path if path.is_dir() else None
+        except OSError:  # No file system takes a name of that length.
+            return None
 
     @property
     def storage(self) -> Path:
@@ -247,6 +253,9 @@ class Hub:
 
 
 def _resolve_commit(repository: Repository, hub: Hub) -> str:
+    with _translated_refusals(repository):
+        # No file system takes a lease whose name is too long.
+        validate_repo_id(repository.name)
     if repository.revision and COMMIT.fullmatch(repository.revision):
         return repository.revision
     commit_file = repository.storage / "refs" / (repository.revision or "main")

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 ReportByteCount = Callable[[int], None]
 """Called with how many bytes have arrived so far: a sign for the watchdog that the process is at
 work."""
+LEAST_BYTES = 64 * 1024
+"""Bytes that count as progress: at one byte per second, a hub would be waited for without end."""
 T = TypeVar("T")
 
 
@@ -76,7 +78,7 @@ class Arrivals:
         if measured != self._last:
             self._last = measured
             self._tell(measured)
-        if measured > self._most:
+        if measured >= self._most + LEAST_BYTES:
             self._most, self._grew_at = measured, self._clock.now()
             self.report_wait("")
 
@@ -93,7 +95,7 @@ class Arrivals:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since there was more than ever before."""
+        """Seconds since there was more than ever before, by LEAST_BYTES."""
         return self._clock.now() - self._grew_at
 
 
