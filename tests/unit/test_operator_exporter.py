@@ -141,6 +141,29 @@ async def test_a_partial_success_counts_what_was_refused(answer: str, refused: i
     assert counts["refused"] == refused
 
 
+@pytest.mark.parametrize("status", [200, 404])
+async def test_a_page_at_a_wrong_address_takes_no_span_and_is_logged_once(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = "<!DOCTYPE html><p>sign in"
+    answers = [web.Response(status=status, text=page) for _ in range(3)]
+    receiver = Receiver(lambda: answers.pop() if answers else web.json_response({}))
+    async with serving(receiver.handle) as url, sending(url) as (exporter, counts):
+        for number in range(4):
+            exporter.put(span(number))
+            await until(lambda number=number: counts.total() == number + 1)  # type: ignore[misc]
+        answers.append(web.Response(status=404))
+        exporter.put(span())
+        await until(lambda: counts["refused"] == 4)
+    assert counts == {"refused": 4, "sent": 1}
+    first, second = [
+        record.getMessage() for record in caplog.records if record.name == module.__name__
+    ]
+    assert first.startswith("the collector refuses spans: ")
+    assert "sign in" in first
+    assert second == "the collector refuses spans: HTTP 404: b''"
+
+
 async def test_a_collector_that_is_away_costs_nobody_a_wait_and_no_more_than_the_backlog() -> None:
     async with sending(f"http://127.0.0.1:{free_port()}") as (exporter, counts):
         for number in range(BACKLOG + 50):

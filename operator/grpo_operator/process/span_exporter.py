@@ -64,6 +64,7 @@ class SpanExporter:
         self._waiting: deque[Span] = deque()
         self._some = asyncio.Event()
         self._full = False
+        self._logged_problems: set[str] = set()
 
     def put(self, span: Span) -> None:
         """Queues a span, or drops it."""
@@ -100,7 +101,7 @@ class SpanExporter:
             try:
                 await self._send_batch()
             except NotNow as error:
-                log.info("spans wait: %s", error)
+                self._log_once("spans wait: %s", str(error))
                 if error.pause:
                     await asyncio.sleep(error.pause * random.uniform(1.0, 1.1))
                 else:
@@ -117,16 +118,26 @@ class SpanExporter:
         status, text = await self._post(json.dumps(export_request(batch)).encode())
         for _ in batch:
             self._waiting.popleft()
-        if status // 100 == 2:
-            refused, why = _rejected_spans(text)
-        else:
+        refused, why = _rejected_spans(text)
+        if status // 100 != 2:
             refused, why = len(batch), f"HTTP {status}: {text[:200]!r}"
+        # A page is the answer of whoever else is at that address, and not in OTLP.
+        elif text.lstrip().startswith(b"<"):
+            refused, why = len(batch), f"a page, so no collector's: {text[:200]!r}"
         # The collector's number may be anything; more than were sent can't have been refused.
         refused = min(refused, len(batch))
         self._count("sent", len(batch) - refused)
         self._count("refused", refused)
         if refused or why:
-            log.warning("the collector refused %d of %d spans: %s", refused, len(batch), why)
+            self._log_once("the collector refuses spans: %s", why)
+        else:
+            self._logged_problems.clear()
+
+    def _log_once(self, message: str, why: str) -> None:
+        """Log a problem of a kind, once until the collector has taken a batch whole."""
+        if message not in self._logged_problems:
+            log.warning(message, why)
+        self._logged_problems.add(message)
 
     async def _post(self, body: bytes) -> tuple[int, bytes]:
         """Status and the beginning of the answer."""
