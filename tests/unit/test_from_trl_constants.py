@@ -384,14 +384,15 @@ if base:
 )
 @pytest.mark.parametrize("name", ["lr", "other", "twice", "base"])
 @pytest.mark.parametrize("change", ["", "settings.lr = 1.0", "base = 0.125"])
+@pytest.mark.parametrize("above", ["", "lr = base = other = twice = 0.0625\n"])
 def test_a_constant_of_a_module_beside_the_script_is_taken_or_named(
-    tmp_path: Path, imports: str, name: str, change: str
+    tmp_path: Path, imports: str, name: str, change: str, above: str
 ) -> None:
     (tmp_path / "settings.py").write_text(NEIGHBOUR)
     value = f"settings.{name}" if imports.startswith("import") else name
     if imports.endswith(" s"):
         value, change = value.replace("settings", "s"), change.replace("settings", "s")
-    text = f"{imports}\n{change}\n" + script(f"learning_rate={value}")
+    text = f"{above}{imports}\n{change}\n" + script(f"learning_rate={value}")
     names = dict[str, Any]()
     exec(NEIGHBOUR, names)
     module = SimpleNamespace(**names)

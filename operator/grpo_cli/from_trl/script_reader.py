@@ -21,6 +21,7 @@ from .reward_reader import RewardReader
 from .side_settings import (
     OWN_CODE,
     TOKENIZER_LOADING,
+    bind_neighbours,
     bodies_in_branches,
     change_advice,
     is_named,
@@ -91,7 +92,7 @@ class _ScriptReader:
         self.run = TrlRun(source)
         self.read_module = read_module
         self.root = Scope(module, module.body)
-        _bind_neighbours(self.root, read_module)
+        bind_neighbours(self.root, read_module)
         self._objects: dict[tuple[int, int | None], str] = {}
         """Arguments of the trainer by the expressions that make them."""
 
@@ -451,49 +452,3 @@ class _ScriptReader:
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _bind_neighbours(root: Scope, read_module: ReadModule) -> None:
-    """Give what the script imports from beside it the constants that it has there."""
-    for statement in root.body:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                constants = _constants(alias.name, read_module, with_functions=False)
-                if constants:  # read as the fields of a class
-                    body = [ast.Assign([ast.Name(name)], constants[name]) for name in constants]
-                    settings = ast.ClassDef(alias.name, [], [], list(body), [])
-                    settings = ast.fix_missing_locations(ast.copy_location(settings, statement))
-                    root.rebind(alias.asname or alias.name, statement, settings)
-        elif isinstance(statement, ast.ImportFrom) and statement.level <= 1:
-            constants = _constants(statement.module or "", read_module)
-            names = {alias.name: alias.asname or alias.name for alias in statement.names}
-            if "*" in names:
-                names = {name: name for name in constants if not name.startswith("_")}
-            for name in names.keys() & constants:
-                value = ast.fix_missing_locations(ast.copy_location(constants[name], statement))
-                root.rebind(names[name], statement, value)
-
-
-def _constants(
-    module_name: str, read_module: ReadModule, *, with_functions: bool = True
-) -> dict[str, ast.expr]:
-    """The constants of a module beside the script; unless `with_functions`, none of one that
-    defines some."""
-    text = read_module(module_name)
-    try:
-        module = parse(text or "")
-    except (SyntaxError, ValueError):
-        return {}
-    if not with_functions and any(isinstance(part, ast.FunctionDef) for part in module.body):
-        return {}
-    scope, constants = Scope(module, module.body), dict[str, ast.expr]()
-    for name in scope.bindings:
-        try:
-            value = scope.deferred_scope().evaluate(ast.Name(name, lineno=0, col_offset=0))
-            literal = ast.parse(repr(value), mode="eval").body
-        except (Computed, SyntaxError):
-            continue
-        if not scope.assumptions:  # that a variable of the environment may replace
-            constants[name] = literal
-        scope.assumptions.clear()
-    return constants

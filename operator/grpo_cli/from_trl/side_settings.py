@@ -2,10 +2,13 @@
 
 Calls and variables say where its run is tracked and goes on, and in which environment. Other stages
 change the model that is trained, and so do statements between its loading and the training.
+Modules beside the script have constants, which are taken.
 """
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from grpo_api.spec.trl_places import FIELDS
 
@@ -17,9 +20,10 @@ from .syntax import (
     dotted_name,
     is_trl_import,
     own_expressions,
+    parse,
     statements,
 )
-from .trl_run import NO_CALLBACKS, TrlRun
+from .trl_run import NO_CALLBACKS, ReadModule, TrlRun
 
 _RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
 _TRACKER_CALLS = {
@@ -50,6 +54,7 @@ TOKENIZER_LOADING = (
 _WITHOUT_EFFECT = ("eval", "pad_token_id", "use_cache")
 _ALWAYS_NAMED = ("chat_template", "eos_token", "eos_token_id", "requires_grad", "requires_grad_")
 """Fields that are named whatever object they belong to."""
+N = TypeVar("N", bound=ast.AST)
 Part = tuple[ast.stmt, bool, Scope]
 """A statement, whether a condition or a loop decides on it, and its scope."""
 
@@ -216,3 +221,59 @@ def bodies_in_branches(module: ast.Module, parts: Sequence[Part]) -> set[int]:
         for node in ast.walk(module)
         if isinstance(node, ast.FunctionDef) and node.name in branch_calls
     }
+
+
+def bind_neighbours(root: Scope, read_module: ReadModule) -> None:
+    """Give what the script imports from beside it the constants that it has there."""
+    for statement in root.body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                constants = _constants(alias.name, read_module, with_functions=False)
+                if constants:
+                    settings = _settings_class(alias.name, constants)
+                    name = alias.asname or alias.name
+                    root.rebind(name, statement, _placed(settings, statement))
+        elif isinstance(statement, ast.ImportFrom) and statement.level <= 1:
+            constants = _constants(statement.module or "", read_module)
+            names = {alias.name: alias.asname or alias.name for alias in statement.names}
+            if "*" in names:
+                names = {name: name for name in constants if not name.startswith("_")}
+            for name in names.keys() & constants:
+                # It hides what the script binds above, also where nobody knows its value.
+                value = constants[name] or statement
+                root.rebind(names[name], statement, _placed(value, statement))
+
+
+def _settings_class(name: str, constants: Mapping[str, ast.expr | None]) -> ast.ClassDef:
+    """A class whose fields are read as those of a module."""
+    pairs = [(ast.Name(key), value) for key, value in constants.items() if value]
+    return ast.ClassDef(name, [], [], [ast.Assign([key], value) for key, value in pairs], [])
+
+
+def _placed(node: N, statement: ast.stmt) -> N:
+    """The node with the place of a statement."""
+    return ast.fix_missing_locations(ast.copy_location(node, statement))
+
+
+def _constants(
+    module_name: str, read_module: ReadModule, *, with_functions: bool = True
+) -> dict[str, ast.expr | None]:
+    """What a module beside the script assigns, with None for what is computed; unless
+    `with_functions`, nothing of one that defines some."""
+    text = read_module(module_name)
+    try:
+        module = parse(text or "")
+    except (SyntaxError, ValueError):
+        return {}
+    if not with_functions and any(isinstance(part, ast.FunctionDef) for part in module.body):
+        return {}
+    scope, constants = Scope(module, module.body), dict[str, ast.expr | None]()
+    for name, bindings in scope.bindings.items():
+        if not all(isinstance(made.value, ast.stmt) for made in bindings):
+            constants[name] = None
+        with suppress(Computed, SyntaxError):
+            value = scope.deferred_scope().evaluate(ast.Name(name, lineno=0, col_offset=0))
+            if not scope.assumptions:  # that a variable of the environment may replace
+                constants[name] = ast.parse(repr(value), mode="eval").body
+        scope.assumptions.clear()
+    return constants
