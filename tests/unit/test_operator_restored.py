@@ -14,7 +14,7 @@ from grpo_operator.records.names import GRPOJOBS, WORKLOADS
 from tests.generated import cases
 from tests.unit.operator_world import job_object
 from tests.unit.test_operator_slow_ends import QUEUED_KINDS, SlowEnds
-from tests.unit.test_operator_writes import ENDS, KINDS, LIMIT, MOMENTS, check, end_of
+from tests.unit.test_operator_writes import ACTS, ENDS, KINDS, LIMIT, MOMENTS, check, end_of
 from tests.unit.write_world import DEATHS, Act, Story, World
 from tests.virtual_time import virtually
 
@@ -159,4 +159,18 @@ def test_a_job_whose_status_is_lost_ends_and_never_runs_twice(kind: str, moment:
 def test_a_workload_that_is_stopped_goes_on_when_it_may(kind: str, moment: str) -> None:
     story = ((moment, set_active(False)), ("Queued", set_active(True)))
     world = live(kind, "well", story)
+    assert world.job["status"]["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("moment", ["Starting", "placed", "Running"])
+@pytest.mark.parametrize("lag", [0.0, 1.0])
+def test_a_job_that_is_resumed_while_kueue_evicts_it_waits_for_no_event_of_its_own_writes(
+    moment: str, lag: float
+) -> None:
+    def manage(world: World) -> None:
+        for item in world.all_of(WORKLOADS):
+            world._manage(item)
+
+    story = ((moment, ACTS["suspend"]), ("Suspended", manage), ("Suspended", ACTS["resume"]))
+    world = live("queued", "well", story, lags={"pods": lag, "workloads": lag})
     assert world.job["status"]["phase"] == "Succeeded"

@@ -26,6 +26,7 @@ from grpo_kube.objects.errors import (
 )
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
+from grpo_kube.objects.times import shortest_pause
 
 from ..admission.queue import AdmissionQueue
 from ..admission.snapshot import Snapshot
@@ -71,6 +72,8 @@ log = logging.getLogger(__name__)
 
 DENIED_PAUSE = 15.0
 """Seconds until what was refused is tried again: somebody must change something."""
+NEXT_STEP_PAUSE = 1.0
+"""Seconds from a write to a Workload until its job is reconciled again."""
 
 
 class Refused(Exception):
@@ -142,7 +145,9 @@ class Workloads:
             reason = error.reason if isinstance(error, Refused) else Reason.WAITING_FOR_KUEUE
             message = f"its Workload can't be brought about: {error}"
             return replace(decision, reason=reason, message=message)
-        return decision
+        # Another write may be due, and the event of this one is no news after its answer.
+        next_look = shortest_pause(decision.requeue_after, NEXT_STEP_PAUSE)
+        return replace(decision, requeue_after=next_look)
 
     async def _holds_quota_for_pods(self, due: Step, observation: Observation) -> bool:
         """True if the write would give quota back while pods still end.
