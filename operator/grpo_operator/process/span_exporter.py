@@ -121,7 +121,7 @@ class SpanExporter:
         refused, why = _rejected_spans(text)
         if status // 100 != 2:
             refused, why = len(batch), f"HTTP {status}: {text[:200]!r}"
-        # A page is the answer of whoever else is at that address, and not in OTLP.
+        # A page comes from another server at that address: OTLP answers in JSON.
         elif text.lstrip().startswith(b"<"):
             refused, why = len(batch), f"a page, so no collector's: {text[:200]!r}"
         # The collector's number may be anything; more than were sent can't have been refused.

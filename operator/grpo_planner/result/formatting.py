@@ -55,7 +55,7 @@ def gpus_name(plan: ExecutionPlan) -> str:
 
 
 def distinct(first: float, second: float, digits: int = 1) -> tuple[str, str]:
-    """Two numbers to be compared, with at least so many digits and enough of them to differ."""
+    """Two numbers to be compared, with at least `digits` decimals, and enough of them to differ."""
     texts = (f"{first:.{digits}f}", f"{second:.{digits}f}")
     is_enough = texts[0] != texts[1] or first == second
     return texts if is_enough else distinct(first, second, digits + 1)

@@ -142,7 +142,7 @@ def _require_layers(source: Source, tensors: Iterable[str]) -> None:
     try:
         config = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
         configured = int(config.get("num_hidden_layers") or config["n_layer"])
-    # What else is wrong with the file is named by whoever reads all of it.
+    # Other damage is reported when the whole file is read.
     except (
         OSError,
         ValueError,
