@@ -103,13 +103,7 @@ class GRPOClient:
             TimeoutError: it is not so after `timeout` seconds.
             JobFailed: it has ended with another phase.
         """
-        is_several = isinstance(status, Iterable) and not isinstance(status, str)
-        wanted: list[str] = list(status) if is_several else [str(status)]
-        unknown = [str(phase) for phase in wanted if str(phase) not in PHASES]
-        if unknown or not wanted:
-            raise OptionError(
-                f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}"
-            )
+        wanted = _wanted_phases(status)
         _require_seconds("timeout", timeout)
         _require_seconds("polling_interval", polling_interval)
         deadline = self._clock.now() + timeout
@@ -176,6 +170,16 @@ class GRPOClient:
 def _has_ended(job: Job) -> bool:
     """True unless the job goes on, or is about to be tried again."""
     return job.phase in ENDED and not is_retry_pending(job.spec, job.status)
+
+
+def _wanted_phases(status: str | Collection[str]) -> list[str]:
+    """The phase, or the phases, that a caller waits for."""
+    is_several = isinstance(status, Iterable) and not isinstance(status, str)
+    wanted: list[str] = list(status) if is_several else [str(status)]
+    unknown = [str(phase) for phase in wanted if str(phase) not in PHASES]
+    if unknown or not wanted:
+        raise OptionError(f"status is {unknown or 'empty'}; it takes {', '.join(sorted(PHASES))}")
+    return wanted
 
 
 def _require_seconds(name: str, seconds: object) -> None:
