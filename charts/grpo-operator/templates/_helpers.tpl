@@ -2,16 +2,12 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* A release may have dots in its name, and a Service may not. */ -}}
+{{- /* A release may have dots in its name and begin with a digit, and a Service may not. */ -}}
 {{- define "grpo-operator.fullname" -}}
 {{- $name := include "grpo-operator.name" . -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains $name .Release.Name -}}
-{{- .Release.Name | replace "." "-" | trunc 50 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | replace "." "-" | trunc 50 | trimSuffix "-" -}}
-{{- end -}}
+{{- $release := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- $full := default $release .Values.fullnameOverride | replace "." "-" | trunc 50 | trimAll "-" -}}
+{{- regexReplaceAll "^[0-9]" $full "grpo-${0}" -}}
 {{- end -}}
 
 {{- define "grpo-operator.selector" -}}
