@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from kubernetes import client, config
 
 from harness.fixtures import AnyCluster
 from harness.programs.build import component
@@ -71,8 +73,10 @@ def test_a_page_s_commands_work_as_they_stand(ended_jobs: AnyCluster, block: Blo
     assert done.returncode == 0, (block.text, done.stdout, done.stderr)
 
 
-def pipeline_step(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The page's function, without Kubeflow around it."""
+def pipeline_step(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[..., None]
+) -> Callable[..., str]:
+    """The page's function, without Kubeflow around it. `connect` is `load_incluster_config`."""
     page = (ROOT / "docs/how-to/integrate/kubeflow-pipelines.md").read_text()
     (code,) = (
         found["text"] for found in FENCE.finditer(page) if "pipeline.py" in found["language"]
@@ -81,12 +85,7 @@ def pipeline_step(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Calla
     as_it_is = {"component": lambda **_: lambda function: function}
     kfp.dsl = type("dsl", (), as_it_is | {"pipeline": lambda **_: lambda function: function})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kfp", kfp)
-    from kubernetes import config
-
-    def load() -> None:
-        config.load_kube_config(str(cluster.kubeconfig))
-
-    monkeypatch.setattr(config, "load_incluster_config", load)
+    monkeypatch.setattr("kubernetes.config.load_incluster_config", connect)
     names: dict[str, Any] = {}
     exec(compile(code, "pipeline.py", "exec"), names)
     step: Callable[..., str] = names["train_grpo"]
@@ -97,7 +96,8 @@ def pipeline_step(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Calla
 def test_the_pipeline_s_step_ends_as_its_job_does(
     crd_cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = pipeline_step(crd_cluster, monkeypatch)
+    connect = partial(config.load_kube_config, str(crd_cluster.kubeconfig), None)
+    step = pipeline_step(monkeypatch, connect)
     ends: dict[str, dict[str, Any]] = {
         "step-trains": {"phase": "Succeeded", "export": EXPORT},
         "step-fails": {"phase": "Failed"},
@@ -119,6 +119,40 @@ def test_the_pipeline_s_step_ends_as_its_job_does(
     until("both steps to end", lambda: results.keys() == ends.keys())
     crd_cluster.kubectl("delete", "grpojobs", *ends)
     assert results == {"step-trains": "pvc://a/b", "step-fails": "step-fails: failed"}
+
+
+class RestartingApi(BaseHTTPRequestHandler):
+    """An API server that is away whenever a job is read for the first time."""
+
+    reads = 0
+
+    def do_POST(self) -> None:
+        self.answer(201, {"metadata": {"name": "run"}})
+
+    def do_GET(self) -> None:
+        type(self).reads += 1
+        is_away = self.reads == 1
+        self.answer(503 if is_away else 200, {"status": {"phase": "Succeeded", "export": EXPORT}})
+
+    def answer(self, code: int, body: dict[str, Any]) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
+@pytest.mark.realtime
+def test_the_pipeline_s_step_outlives_a_restart_of_the_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def connect(configuration: client.Configuration) -> None:
+        configuration.host = f"http://127.0.0.1:{server.server_port}"
+
+    step = pipeline_step(monkeypatch, connect)
+    with ThreadingHTTPServer(("127.0.0.1", 0), RestartingApi) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert step(job("run", SPEC), "default") == "pvc://a/b"
+        server.shutdown()
 
 
 def exists(cluster: AnyCluster, name: str) -> bool:
