@@ -1,6 +1,8 @@
 """Engines that never come, and engines that never come back: what the job says meanwhile, and how
 the attempt ends."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,12 +12,15 @@ from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.progress import targets
+from grpo_operator.records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
 from grpo_operator.records.parsing import job_record
 from grpo_operator.records.records import JobRecord
 from tests.generated import cases
+from tests.unit.kueue_world import QUEUED
 from tests.unit.operator_world import (
     KILLED,
     LIMITS,
+    NOW,
     PLAN,
     SERVED_PLAN,
     TRAINERS,
@@ -36,6 +41,11 @@ from tests.unit.operator_world import (
     stored,
     terminated,
 )
+from tests.unit.test_operator_provisioning import DECLARED
+from tests.unit.test_operator_slow_ends import SlowEnds
+from tests.unit.test_operator_writes import check
+from tests.unit.write_world import STEP, owner
+from tests.virtual_time import virtually
 
 NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
 PULLED = make_engine(1, state=NO_IMAGE, phase="Pending")
@@ -186,3 +196,34 @@ def test_a_gang_that_hangs_ends_also_while_its_engines_can_not_be_created() -> N
     pull = make_pull(step=3, stage="Training", still=100_000)
     decision = judged(make_seen(make_job(status=status), *TRAINERS, pull=pull))
     assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, "Hang", True)
+
+
+class Unserved(SlowEnds):
+    """A cluster in which a gang trains only beside its engines, and theirs can't be created."""
+
+    held = 0.0
+    """The longest time that a gang has held its place."""
+
+    async def live(self, rounds: int = 600) -> "Unserved":
+        self.outage = ("POST jobs run-1-engine", "unavailable", NOW + 10_000)
+        await super().live(rounds)
+        return self
+
+    def _end_gang(self, uid: str) -> None:
+        trains = any(owner(pod) == uid for pod in self.pods_of(COMPONENT_TRAINER))
+        if trains and not self.pods_of(COMPONENT_ENGINE):
+            self.held = self.now - NOW
+            self.timers[uid] = self.now + STEP
+        else:
+            super()._end_gang(uid)
+
+
+@pytest.mark.parametrize("spec", [{}, QUEUED, {"placement": DECLARED, "preflight": "Off"}])
+def test_a_gang_whose_engines_can_not_be_created_gives_its_place_back(spec: Any) -> None:
+    world = Unserved(spec, SERVED_PLAN)
+    virtually(world.live())
+    check(world)
+    assert world.held <= LIMITS.scheduling_timeout_seconds + STEP
+    end, status = world.job["status"]["ends"][0], world.job["status"]
+    assert (end["counted"], status["phase"], status["attempt"]) == (False, "Succeeded", 2)
+    assert ("Running", "False", "SchedulingTimeout") in world.news

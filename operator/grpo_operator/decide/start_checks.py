@@ -189,16 +189,18 @@ def count_bound(observation: Observation) -> str:
 def engines_not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Engines without a Job: they follow as soon as the training pods have their nodes, so that the
     scheduler gives these to whom admission gave them; where Kueue gives both roles their places, at
-    once."""
+    once. Release a gang whose engines could not be created in time."""
     job = observation.job
     if not _lacks_engines(observation) or observation.has_gang_run:
         return None
-    if job.should_create_pods or observation.queue_name:
+    if not (observation.is_training_bound or job.should_create_pods or observation.queue_name):
+        return None
+    scheduled = job.condition(ConditionType.SCHEDULED)
+    may_wait = observation.admitted_seconds < limits.scheduling_timeout_seconds
+    # Kueue lets a gang wait for its nodes for long, and its engines may have been deleted since.
+    if may_wait or scheduled is None or scheduled.reason not in UNCREATED:
         return Decision(Action.START)
-    may_wait = _seconds_to_bind(observation) < limits.scheduling_timeout_seconds
-    if observation.is_training_bound and may_wait:
-        return Decision(Action.START)
-    return None
+    return _release_uncreated(limits, scheduled.message)
 
 
 def engines_gone(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -239,6 +241,10 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     why = "its Job could not be created"
     if scheduled and reason in UNCREATED:
         why = scheduled.message
+    return _release_uncreated(limits, why)
+
+
+def _release_uncreated(limits: Limits, why: str) -> Decision:
     message = f"not started in {limits.scheduling_timeout_seconds:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
