@@ -197,7 +197,7 @@ class World:
             assert not [job for job in self.jobs if (job.owner, job.attempt) == (UID, attempt)]
         self.made += 1
         assert seen.job.spec
-        version = spec_version(seen.job.generation, seen.job.spec)
+        version = spec_version(seen.job.spec)
         job = Child(f"new-{self.made}", attempt, UID, engines, version=version)
         if any(other.name == job.name for other in self.jobs):
             return seen, Decision(Action.WAIT, "NameTaken", "taken", requeue_after=15)

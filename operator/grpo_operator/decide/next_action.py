@@ -17,7 +17,7 @@ from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
-from ..pods.spec_version import CHANGES_OF_A_SUSPENSION, has_changed
+from ..pods.spec_version import has_changed
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Limits, RequeueAfter
@@ -354,12 +354,11 @@ def suspended_unseen(observation: Observation, limits: Limits) -> Decision | Non
     job, child = observation.job, observation.child
     if job.spec is None:
         return None
-    if child:
-        changed = has_changed(child.spec_version, job.generation, job.spec)
-    else:
-        # Nothing was made from the spec of the plan yet.
-        changed = job.generation >= job.observed_generation + CHANGES_OF_A_SUSPENSION
-    if not changed:
+    # One change of the spec suspends the job, and another resumes it. What the operator saw is not
+    # compared: a version of it with other fields and defaults makes another hash.
+    is_unseen = job.generation >= job.observed_generation + 2
+    # Without a Job nothing was made from the spec of the plan yet.
+    if not is_unseen or (child and not has_changed(child.spec_version, job.spec)):
         return None
     message = (
         "the job was suspended, changed and resumed before the operator looked: attempt "
@@ -385,9 +384,9 @@ CHECKS: tuple[Check, ...] = (
     job_ended,
     suspended_unseen,
     not_started,
-    engines_not_started,
     pods_missing,
     never_bound,
+    engines_not_started,
     never_started,
     hub_unreachable,
     hangs,

@@ -74,8 +74,6 @@ class Attempt:
     plan: ExecutionPlan
     number: int
     """From 1, over the job's whole life."""
-    generation: int = 0
-    """The GRPOJob's, which has this spec."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The GRPOJob's labels for its Job and pods; see names.inheritable_metadata."""
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +101,6 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         spec=spec,
         plan=plan,
         number=number,
-        generation=job.generation,
         labels=job.labels,
         annotations=job.annotations,
         source=status.resume_from,
@@ -272,7 +269,7 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
         "labels": {**attempt.labels, **operator_labels},
         "annotations": {
             **attempt.annotations,
-            ANNOTATION_SPEC: spec_version(attempt.generation, attempt.spec),
+            ANNOTATION_SPEC: spec_version(attempt.spec),
         },
         "ownerReferences": [owner_reference(job_name, attempt.uid)],
     }
