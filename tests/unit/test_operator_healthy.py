@@ -99,6 +99,10 @@ def test_a_finding_and_its_end_are_an_event() -> None:
     told = telling_change(sick.conditions, well.conditions)
     assert told is not None
     assert event(job, told, NOW)["type"] == "Normal"
+    begun = status(step=3, known=to_json(sick))
+    told = telling_change(sick.conditions, begun.conditions)
+    assert told is not None
+    assert (told.status, event(job, told, NOW)["type"]) == ("Unknown", "Normal")
     unchanged = [one for one in sick.conditions if one.type != "Healthy"]
     assert telling_change(unchanged, [*unchanged, *well.conditions]) is None, "no news"
 

@@ -34,13 +34,16 @@ _TOLD = (
 )
 """The most telling change of a write becomes the event; the others are in the conditions."""
 
-_WARN_WHEN_TRUE = (
-    ConditionType.FAILED,
-    ConditionType.DEGRADED,
-    ConditionType.TRAINS_ADAPTER_ONLY,
-    ConditionType.ENGINE_FALLBACK,
-    ConditionType.PROMPTS_DROPPED,
-)
+_WARNINGS: dict[str, str] = {
+    ConditionType.FAILED: "True",
+    ConditionType.DEGRADED: "True",
+    ConditionType.TRAINS_ADAPTER_ONLY: "True",
+    ConditionType.ENGINE_FALLBACK: "True",
+    ConditionType.PROMPTS_DROPPED: "True",
+    ConditionType.ADMITTED: "False",
+    ConditionType.HEALTHY: "False",
+}
+"""The status of a condition that is a Warning; Unknown is none."""
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 REPEAT_SECONDS = 120.0
@@ -88,11 +91,7 @@ def event(
 ) -> dict[str, Any]:
     """A core/v1 Event on a condition; of the end, with the model's place and GPU usage."""
     is_true = condition.status == "True"
-    if is_true:
-        warns = condition.type in _WARN_WHEN_TRUE
-    else:
-        warns = condition.type in (ConditionType.ADMITTED, ConditionType.HEALTHY)
-    kind = "Warning" if warns else "Normal"
+    kind = "Warning" if _WARNINGS.get(condition.type) == condition.status else "Normal"
     message = f"{condition.type}={condition.status}: {condition.message}"
     if status and condition.type in _ENDS and is_true:
         results = [result for result in (status.export, status.usage) if result]
