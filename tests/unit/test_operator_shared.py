@@ -2,6 +2,7 @@
 is being deleted."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -142,6 +143,31 @@ async def test_jobs_that_start_together_make_it_once() -> None:
     server = Slow()
     await asyncio.gather(*(server.shared.ensure_policy("team") for _ in range(3)))
     assert server.requests == ["create"]
+
+
+async def test_a_namespace_whose_writes_take_long_holds_no_other_up() -> None:
+    """A webhook that does not answer delays each write there until its timeout."""
+    server = Slow()
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await asyncio.gather(*(server.shared.ensure_service(name) for name in ("a", "b", "c")))
+    assert loop.time() - begin < 2.0
+
+
+async def test_nothing_is_remembered_of_namespaces_that_are_gone() -> None:
+    server = Server()
+    for number in range(20):
+        server.denies = number % 2 == 1
+        namespace = f"ci-{number}"
+        for ensure in (server.shared.ensure_service, server.shared.ensure_policy):
+            with contextlib.suppress(Denied):
+                await ensure(namespace)
+            server.kept = None
+        for cache in (server.caches.services, server.caches.network_policies):
+            for record in [*cache]:
+                cache.discard(record.key, record.uid)
+        server.now += STAYS_PAUSE
+    assert sum(len(kept) for kept in vars(server.shared).values() if isinstance(kept, dict)) <= 4
 
 
 @pytest.mark.parametrize("known", [False, True])

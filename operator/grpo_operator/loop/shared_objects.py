@@ -8,6 +8,7 @@ or one that is being deleted. Such an object is reported and not used.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grpo_kube.cache import Cache, version_of
@@ -59,6 +60,44 @@ class _Kind(NamedTuple):
     foreign: Callable[[SharedRecord], str]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """One object of one namespace, there or not."""
+
+    kind: _Kind
+    key: ObjectKey
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the object is made: jobs of a namespace that start together would all make it."""
+    correct_version: int = 0
+    """The resourceVersion that is right, whatever defaults the API server has added."""
+    conflict: NameConflict | None = None
+    """Why its name can't be had: every job asks, so it is believed for a while."""
+    denied: Denied | None = None
+    """Why it may not be made, believed for a while, too."""
+    until: float = 0.0
+    """Monotonic seconds until which these are believed."""
+
+    @property
+    def is_correct(self) -> bool:
+        """True if the object is known to be as it should be."""
+        cached_object = self.kind.cache.get(self.key)
+        if cached_object is None or cached_object.deleting:
+            return False
+        # A version that was found right needs no comparison: each reconcile of each running job
+        # asks.
+        return (
+            self.correct_version == cached_object.version
+            or repair(cached_object, self.kind.wanted(*self.key)) is None
+        )
+
+    def store(self, answer: Object) -> None:
+        """Take the API server's answer to a write or a read as right."""
+        self.kind.cache.put(answer)
+        # Of the answer alone: the cache may have had the event of somebody's later change already,
+        # which would pass for correct until the next LIST.
+        _, self.correct_version = version_of(answer)
+
+
 class SharedObjects:
     """Creates and repairs the objects that attempts share."""
 
@@ -74,13 +113,7 @@ class SharedObjects:
         makes none of; `storage_classes` as of a Snapshot."""
         self._cluster = cluster
         self._clock = clock
-        self._lock = asyncio.Lock()
-        self._conflicts: dict[tuple[str, ObjectKey], tuple[float, NameConflict]] = {}
-        """Names that can't be had, by kind, and until when that is believed: every job asks."""
-        self._correct_versions: dict[tuple[str, ObjectKey], int] = {}
-        """resourceVersions that are right, whatever defaults the API server has added."""
-        self._denied: dict[str, tuple[float, Denied]] = {}
-        """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
+        self._places: dict[tuple[str, ObjectKey], _Place] = {}
         self._storage_classes = storage_classes
         self._services = _Kind("Service", caches.services, wanted_service, foreign_service)
         self._policies: _Kind | None = None
@@ -146,7 +179,7 @@ class SharedObjects:
         Raises:
             ClusterError: the API server refused or did not answer.
         """
-        return await self._ensure(self._services, ObjectKey(namespace, name))
+        return await self._ensure(self._place(self._services, ObjectKey(namespace, name)))
 
     async def ensure_policy(self, namespace: str) -> None:
         """Create or repair the NetworkPolicy of the namespace's pods.
@@ -159,65 +192,64 @@ class SharedObjects:
         """
         if self._policies is None:
             return
-        # Every start of every job asks, so a denial is believed for a while instead of being asked
-        # for again.
-        until, denied = self._denied.pop(namespace, (0.0, None))
-        if denied and self._clock() < until:
-            self._denied[namespace] = until, denied
-            raise denied
+        place = self._place(self._policies, ObjectKey(namespace, NETWORK_POLICY))
+        if place.denied and self._clock() < place.until:
+            raise place.denied
+        place.denied = None
         try:
-            await self._ensure(self._policies, ObjectKey(namespace, NETWORK_POLICY))
+            await self._ensure(place)
         except Denied as error:
-            self._denied[namespace] = self._clock() + STAYS_PAUSE, error
+            place.denied, place.until = error, self._clock() + STAYS_PAUSE
             log.warning(
                 "namespace %s: no NetworkPolicy holds strangers off its pods: %s", namespace, error
             )
             raise
 
-    async def _ensure(self, kind: _Kind, key: ObjectKey) -> NameConflict | None:
+    def _place(self, kind: _Kind, key: ObjectKey) -> _Place:
+        """The place of an object; places of namespaces that are gone are dropped for a new one."""
+        known = self._places.get((kind.kind, key))
+        if known:
+            return known
+        now = self._clock()
+        self._places = {
+            name: place
+            for name, place in self._places.items()
+            if place.kind.cache.get(place.key) or place.lock.locked() or now < place.until
+        }
+        place = _Place(kind=kind, key=key)
+        self._places[kind.kind, key] = place
+        return place
+
+    async def _ensure(self, place: _Place) -> NameConflict | None:
         """Makes or mends an object, where it is not known to be right; says why it can't be had."""
-        # One at a time: jobs of a namespace that start together would all create the same object.
-        async with self._lock:
-            place = kind.kind, key
-            if self._is_correct(kind, key):
-                self._conflicts.pop(place, None)
+        async with place.lock:
+            if place.is_correct:
+                place.conflict = None
                 return None
-            until, last_conflict = self._conflicts.get(place, (0.0, None))
-            if last_conflict and self._clock() < until:
-                return last_conflict
-            conflict = await self._make(kind, key)
-            self._conflicts.pop(place, None)
+            if place.conflict and self._clock() < place.until:
+                return place.conflict
+            conflict = await self._make(place)
+            # once, not for every job of the namespace that asks
+            if conflict and conflict != place.conflict:
+                log.warning("namespace %s: %s", place.key.namespace, conflict.message)
+            place.conflict = conflict
             if conflict:
-                # once, not for every job of the namespace that asks
-                if conflict != last_conflict:
-                    log.warning("namespace %s: %s", key.namespace, conflict.message)
-                self._conflicts[place] = (self._clock() + conflict.requeue_after, conflict)
+                place.until = self._clock() + conflict.requeue_after
             return conflict
 
-    def _is_correct(self, kind: _Kind, key: ObjectKey) -> bool:
-        cached_object = kind.cache.get(key)
-        if cached_object is None or cached_object.deleting:
-            return False
-        # A version that was found right needs no comparison: each reconcile of each running job
-        # asks.
-        return (
-            self._correct_versions.get((kind.kind, key)) == cached_object.version
-            or repair(cached_object, kind.wanted(*key)) is None
-        )
-
-    async def _make(self, kind: _Kind, key: ObjectKey) -> NameConflict | None:
+    async def _make(self, place: _Place) -> NameConflict | None:
+        kind, key = place.kind, place.key
         wanted = kind.wanted(*key)
         try:
             answer = await self._cluster.create(kind.cache.resource, key.namespace, wanted)
         except AlreadyExists:
-            return await self._repair_existing(kind, key, wanted)
-        self._store(kind, key, answer)
+            return await self._repair_existing(place, wanted)
+        place.store(answer)
         return None
 
-    async def _repair_existing(
-        self, kind: _Kind, key: ObjectKey, wanted: Manifest
-    ) -> NameConflict | None:
+    async def _repair_existing(self, place: _Place, wanted: Manifest) -> NameConflict | None:
         """The object that is there: ours is repaired, a stranger's is reported."""
+        kind, key = place.kind, place.key
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
         # has none of them.
         existing_object = await self._get(kind.cache.resource, key)
@@ -240,14 +272,8 @@ class SharedObjects:
             log.info(
                 "namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch
             )
-        self._store(kind, key, existing_object)
+        place.store(existing_object)
         return None
-
-    def _store(self, kind: _Kind, key: ObjectKey, answer: Object) -> None:
-        kind.cache.put(answer)
-        # Of the answer alone: the cache may have had the event of somebody's later change already,
-        # which would pass for correct until the next LIST.
-        _, self._correct_versions[kind.kind, key] = version_of(answer)
 
     async def _get(self, resource: Resource, key: ObjectKey) -> Object | None:
         try:
