@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from .objects.errors import Stale
 from .objects.json_reader import JsonObject, Unreadable
 from .objects.resources import ObjectKey, Resource, identity
 from .quarantine import Quarantine
@@ -34,6 +35,8 @@ R = TypeVar("R", bound=Record)
 REMEMBERED = 1024
 """How many objects that left are remembered, lest the answer to an earlier write bring one back:
 more than leave in the time of an answer."""
+AGED = 1
+"""A resourceVersion that is older than that of any object."""
 
 
 class Cache(Generic[R]):
@@ -64,6 +67,8 @@ class Cache(Generic[R]):
         self._removed: dict[str, float] = {}
         """Up to which version a removed object is out of date, by uid."""
         self._relists: list[Relist[R]] = []
+        self.newest: float = 0
+        """The newest resourceVersion that was received."""
         self.ghosts = 0
         """Count of objects that a LIST found missing without an event of their deletion."""
 
@@ -104,6 +109,7 @@ class Cache(Generic[R]):
         """
         # Answers to our writes and events come on two connections, in any order.
         uid, version = version_of(item)
+        self.newest = max(self.newest, version)
         if self._removed.get(uid, -1) > version:
             return None
         cached_record = self._items.get(identity(item))
@@ -121,6 +127,8 @@ class Cache(Generic[R]):
     def discard(self, key: ObjectKey, uid: str, version: float = inf) -> R | None:
         """Forgets an object as of a version, unless it is newer or another one has taken its name;
         returns what was forgotten."""
+        if version != inf:
+            self.newest = max(self.newest, version)
         cached_record = self._items.get(key)
         # a label that the selection asks for was off, and is on again
         if cached_record and cached_record.uid == uid and cached_record.version > version:
@@ -143,6 +151,13 @@ class Cache(Generic[R]):
             yield relist
         finally:
             self._relists.remove(relist)
+
+    def age(self) -> None:
+        """Take whatever comes for newer than what is known; no write can stand on that."""
+        self.newest = 0
+        self._removed.clear()
+        for record in list(self._items.values()):
+            self._store(replace(record, version=AGED))
 
     def _quarantine_item(self, item: Any) -> R | None:
         """Drops what was known of an object that can't be read any more; returns it."""
@@ -206,6 +221,7 @@ class Relist(Generic[R]):
     def __init__(self, cache: Cache[R], namespace: str | None) -> None:
         """Begin a LIST of a namespace; None: of all namespaces."""
         self._cache = cache
+        self._newest = cache.newest
         self._namespace = namespace
         self._listed: set[ObjectKey] = set()
         self._unreadable: set[ObjectKey] = set()
@@ -253,8 +269,19 @@ class Relist(Generic[R]):
             self._unreadable.add(key)
 
     def finish(self, version: int) -> None:
-        """End the LIST: remove the objects that are older than it and not in it."""
+        """End the LIST: remove the objects that are older than it and not in it.
+
+        Raises:
+            Stale: the API server was restored from a backup, and another LIST is needed.
+        """
         cache = self._cache
+        if version < self._newest:
+            cache.age()
+            raise Stale(
+                f"{cache.resource.plural} are at resourceVersion {version} after {self._newest}: "
+                "the API server was restored from a backup"
+            )
+        cache.newest = max(cache.newest, version)
         cache._quarantine.forget_unlisted(cache.resource.plural, self._unreadable, self._namespace)
         for key in [key for key in cache._quarantined if self._namespace in (None, key.namespace)]:
             if key not in self._unreadable:
