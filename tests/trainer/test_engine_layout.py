@@ -219,7 +219,7 @@ def test_writes_of_one_name_keep_their_order() -> None:
 
 class Network(nn.Module):
     """What an engine may hold: a head of its own or the embedding, norms, biases, a rotary table,
-    and the cache's scale, which vLLM keeps as a buffer and as a number."""
+    and the cache's scale, which vLLM keeps as a buffer, as a number and as a tensor."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -230,6 +230,7 @@ class Network(nn.Module):
         self.register_buffer("table", torch.arange(16.0).view(4, 4), persistent=False)
         self.register_buffer("_k_scale", torch.tensor(1.0))
         self._k_scale_float = 1.0
+        self._k_scale_cpu = torch.tensor(1.0)
 
     def load_weights(self, weights: Weights) -> None:
         """Each to the parameter of its name."""
@@ -358,6 +359,9 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         lambda network: network.norm.register_parameter("bias", nn.Parameter(torch.zeros(4))),
         lambda network: network.register_buffer("other", torch.ones(1)),
         lambda network: setattr(network, "_k_scale_float", 2.0),
+        lambda network: network._k_scale_cpu.mul_(1 + 2**-23),
+        lambda network: setattr(network.norm, "eps", 1e-6),
+        lambda network: setattr(network, "scale", 2.0),
         lambda network: setattr(network.square.weight, "data", network.square.weight.clone()),
         lambda network: delattr(network, "norm"),
         lambda network: setattr(network.square, "weight", None),

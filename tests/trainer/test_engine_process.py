@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -123,20 +123,34 @@ def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> 
     assert engine_settings(plan(tmp_path), tmp_path, None)["dtype"] == "float32"
 
 
-CAPABILITIES = st.one_of(st.none(), st.tuples(st.integers(0, 99), st.integers(0, 9)))
+CAPABILITIES = st.one_of(st.none(), st.tuples(st.integers(8, 12), st.integers(0, 9)))
+CACHES = st.sampled_from([None, "auto", "fp8", "fp8_e4m3", "fp8_e5m2"])
 
 
-@given(dtype=st.sampled_from(["bfloat16", "float32"]), capability=CAPABILITIES)
-@example(dtype="bfloat16", capability=(10, 0))
-@example(dtype="bfloat16", capability=(10, 3))
-@example(dtype="float32", capability=(10, 0))
+def vllms_backends(capability: tuple[int, int], cache: str | None) -> list[str]:
+    """vLLM 0.30's attention backends for this GPU and cache, in bfloat16, its first choice first
+    (platforms/cuda.py, fa_utils.py)."""
+    major = capability[0]
+    order = ["FLASHINFER", "FLASH_ATTN"] if major == 10 else ["FLASH_ATTN", "FLASHINFER"]
+    reads_cache = cache in (None, "auto") or (cache != "fp8_e5m2" and major in (9, 10))
+    return [name for name in [*order, "TRITON_ATTN"] if name != "FLASH_ATTN" or reads_cache]
+
+
+@given(dtype=st.sampled_from(["bfloat16", "float32"]), capability=CAPABILITIES, cache=CACHES)
 def test_no_engine_takes_an_attention_that_has_to_be_compiled_by_nvcc(
-    dtype: str, capability: tuple[int, int] | None
+    dtype: str, capability: tuple[int, int] | None, cache: Any
 ) -> None:
-    """vLLM's own first choice is FlashInfer on 10.x alone, and FlashAttention has no float32."""
-    wanted = "FLASH_ATTN" if capability and capability[0] == 10 and dtype == "bfloat16" else None
-    assert attention_backend(dtype, capability) == wanted
-    job = plan(Path("/models/demo"), autocast=dtype == "bfloat16")
+    wanted = attention_backend(dtype, capability, cache)
+    if capability is None or dtype == "float32":
+        # Neither FlashAttention nor FlashInfer has float32.
+        assert wanted is None
+    else:
+        able = vllms_backends(capability, cache)
+        assert (wanted or able[0]) in set(able) - {"FLASHINFER"}
+    arguments = EngineArguments(kv_cache_dtype=cache)
+    job = plan(Path("/models/demo"), autocast=dtype == "bfloat16").model_copy(
+        update={"generation": GenerationSpec(engine_arguments=arguments)}
+    )
     for settings in (
         vllm_arguments(job, Path("/models/demo"), capability),
         engine_settings(job, Path("/models/demo"), capability),

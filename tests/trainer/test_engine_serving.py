@@ -156,8 +156,23 @@ async def test_an_engine_with_another_configuration_is_refused(
     await world.client.learn(request, PATIENCE)
     for changes in ({"rms_norm_eps": 1e-5}, {"rope": {"theta": 1e6}}):
         write(**changes)
-        with pytest.raises(WeightsLost, match=r"config\.json is another than rank 0's"):
+        with pytest.raises(WeightsLost, match=r"config\.json or .* is another than rank 0's"):
             await world.client.learn(request, PATIENCE)
+
+
+async def test_an_engine_with_another_tokenizer_is_refused(world: World, tmp_path: Path) -> None:
+    """It would end completions at other stop strings than the trainer finds."""
+    sampler: Any = world.sampler
+    sampler.folder = tmp_path
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    config = config_fingerprint(tmp_path)
+    request = Learn(shapes=SHAPES, dtype="float32", config=config)
+    await world.client.learn(request, PATIENCE)
+    tokenizer.write_text('{"model": {"vocab": {"b": 0, "a": 1}}}')
+    with pytest.raises(WeightsLost, match=r"tokenizer\.json is another than rank 0's"):
+        await world.client.learn(request, PATIENCE)
 
 
 async def test_what_was_not_confirmed_is_not_sampled_with(world: World) -> None:

@@ -238,6 +238,19 @@ def test_model_runner_v1_has_no_graphs_and_no_sleep_whatever_the_job_says(folder
         )
 
 
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(("tf32", "precision"), [(True, "high"), (False, None), (None, None)])
+def test_an_engine_leaves_the_trainer_the_precision_that_it_asks_for(
+    tf32: bool | None, precision: str | None, folder: Path
+) -> None:
+    """vLLM's worker sets that of the process, which is the trainer's, too, to this variable."""
+    plan = make_plan(folder)
+    overrides = plan.training.overrides.model_copy(update={"tf32": tf32})
+    training = plan.training.model_copy(update={"overrides": overrides})
+    generated(plan.model_copy(update={"training": training}), folder)
+    assert os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION") == precision
+
+
 def guard(limit: float | None = 0.01, tokens: int = 8) -> EngineGuard:
     """The guard over an engine in float32 whose generations have 8 completions."""
     engine = EnginePlan.model_validate(ENGINE | {"maxMismatch": limit})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import STEP_PHASES, Outcome, Result
@@ -98,8 +99,32 @@ def test_the_host_s_memory_is_told_apart_and_other_ends_have_no_shortage() -> No
     assert found is not None
     assert (found.memory, found.requested_bytes) == ("Host", 9)
     assert found.allocated_bytes > 2**20
+    assert memory_of(OSError(12, "Cannot allocate memory")) == "Host"
+    assert memory_of(MemoryError()) == "Host"
     assert shortage_of(BadInput("no"), clock) is None
     assert shortage_of(RuntimeError("shape mismatch"), clock) is None
+
+
+def memory_of(error: Exception) -> str:
+    """Which memory was short."""
+    found = shortage_of(error, PhaseClock(lambda: 0.0))
+    assert found is not None
+    return found.memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        dist.DistBackendError("ncclUnhandledCudaError: Cuda failure 2 'out of memory'"),
+        RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:162"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["cuBLAS", "CUDA", "NCCL", "vLLM's sleep", "Triton"],
+)
+def test_device_memory_that_torch_does_not_allocate_is_the_device_s(error: Exception) -> None:
+    assert memory_of(error) == "Device"
 
 
 def attempt(

@@ -49,6 +49,28 @@ def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(
     assert device_bytes() == 70
 
 
+def test_what_a_sleeping_engine_gave_back_is_in_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, clock = Counters(monkeypatch), PhaseClock(lambda: 0.0)
+    # torch's allocator goes on to count the engine's 60.
+    counters.use(100, left=60)
+    clock.leave_out(60)
+    for _ in range(2):
+        with clock.phase("generate"):
+            with clock.phase("sync"):
+                counters.use(70, left=60)
+                clock.leave_out(0)
+                counters.use(75, left=60)
+            counters.use(95, left=60)
+            clock.leave_out(60)
+            counters.use(90, left=65)
+        with clock.phase("forward"):
+            counters.use(85, left=60)
+            assert clock.record_shortage() == ("forward", 25)
+    wanted = {"load": 100, "sync": 75, "generate": 95, "forward": 25}
+    assert {name: peak for name, peak in clock.peaks.items() if peak} == wanted
+    assert clock.reserved == 105
+
+
 def test_loading_is_no_part_of_a_step_s_time() -> None:
     now = iter([1.0, 3.0, 3.0])
     clock = PhaseClock(lambda: next(now))

@@ -54,11 +54,13 @@ _SETTLED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "us
 
 
 def config_fingerprint(folder: Path) -> str:
-    """32 hex digits over what the config.json of a model says of how it computes: epsilons, scales
-    and rotary bases are in no weight."""
+    """32 hex digits over what no weight says of a model: epsilons, scales and rotary bases, in its
+    config.json, and the tokenizer, by which an engine finds stop strings and bad words."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     read = {key: value for key, value in config.items() if key not in _SETTLED}
-    return xxhash.xxh3_128_hexdigest(json.dumps(read, sort_keys=True).encode())
+    tokenizer = folder / "tokenizer.json"
+    vocabulary = tokenizer.read_bytes() if tokenizer.exists() else b""
+    return xxhash.xxh3_128_hexdigest(json.dumps(read, sort_keys=True).encode() + vocabulary)
 
 
 def new_seed() -> int:

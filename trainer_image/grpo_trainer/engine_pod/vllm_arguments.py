@@ -9,7 +9,7 @@ place in it, and on nothing else. Whichever engine samples it, at the first try 
 this attempt or in one that resumed, it draws the same numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,6 +148,11 @@ MODEL_RUNNER_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 GPUs)."""
 FLASHINFER_MAJOR = 10
 """Major compute capability on which vLLM prefers FlashInfer's attention (platforms/cuda.py)."""
+EIGHT_BIT_CACHES: Mapping[str, Sequence[int]] = {
+    "fp8": (9, 10), "fp8_e4m3": (9, 10), "fp8_e5m2": ()
+}  # fmt: skip
+"""Major compute capabilities whose FlashAttention reads a cache of 8 bits, by its type
+(v1/attention/backends/fa_utils.py)."""
 NO_VLLM = (
     "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this "
     "version with vLLM, or set spec.generation.engine to Transformers"
@@ -161,19 +166,28 @@ def engine_environment(engine: EnginePlan) -> dict[str, str]:
     return ENGINE_ENVIRONMENT | (MODEL_RUNNER_V1 if engine.model_runner == "V1" else {})
 
 
-def attention_backend(dtype: str, capability: tuple[int, int] | None) -> str | None:
+def attention_backend(
+    dtype: str, capability: tuple[int, int] | None, cache_dtype: str | None = None
+) -> str | None:
     """Name of vLLM's attention backend; None leaves the choice to vLLM.
 
     FlashInfer's kernels are compiled by nvcc at the first start, and the image has no nvcc on PATH.
-    FlashAttention needs none. It has no float32, and neither has FlashInfer, so that vLLM itself
-    takes another backend there.
+    vLLM takes them first on some GPUs, and wherever FlashAttention can't read the cache.
+    FlashAttention and Triton need no nvcc. FlashAttention and FlashInfer have no float32, so that
+    vLLM itself takes another backend there.
 
     Args:
         dtype: the engine's type, as torch names it: the one that the policy computes in.
         capability: CUDA compute capability of the GPU; None on CPUs.
+        cache_dtype: generation.engineArguments.kvCacheDtype.
     """
-    prefers_flashinfer = capability is not None and capability[0] == FLASHINFER_MAJOR
-    return "FLASH_ATTN" if prefers_flashinfer and dtype == "bfloat16" else None
+    if capability is None or dtype != "bfloat16":
+        return None
+    major = capability[0]
+    able = EIGHT_BIT_CACHES.get(cache_dtype or "auto")
+    if able is not None and major not in able:
+        return "TRITON_ATTN"
+    return "FLASH_ATTN" if major == FLASHINFER_MAJOR else None
 
 
 def require_visible_segments(environment: Mapping[str, str]) -> None:
@@ -218,12 +232,13 @@ def vllm_arguments(
     spec_arguments = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
     dtype = plan.execution.compute_dtype
+    cache_dtype = spec_arguments.kv_cache_dtype if spec_arguments else None
     # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
     # file would change how completions are sampled.
     arguments = {
         "model": str(model),
         "dtype": dtype,
-        "attention_backend": attention_backend(dtype, capability),
+        "attention_backend": attention_backend(dtype, capability, cache_dtype),
         "load_format": "dummy",
         "skip_tokenizer_init": not is_tokenizer_needed(plan.generation),
         "generation_config": "vllm",

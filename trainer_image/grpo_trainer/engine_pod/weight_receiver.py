@@ -9,7 +9,7 @@ goes from rank 0 straight into the process that holds the live model.
 Nothing is sent for buffers, such as rotary tables and scales, and the engine computes with them all
 the same. The worker hashes them when it learns the layout, and every later proof names those that
 have changed since. It does so after vLLM's sleep, too, which saves and restores them. Where
-parameters lie, how they read it, and the cache's scales as numbers may not change either.
+parameters lie, how they read it, and the numbers of modules may not change either.
 """
 
 from collections.abc import Callable
@@ -113,7 +113,8 @@ class WeightsWorker:
 
     def _describe_fixed(self) -> dict[str, object]:
         """What no sync changes, by name: buffers with their hashes, parameters with their views,
-        and the cache's scales, which vLLM also keeps as numbers."""
+        and the numbers that modules compute with, such as epsilons and multipliers. vLLM also
+        keeps the cache's scales as numbers, and in tensors that are no buffers."""
         model = self.model_runner.model
         fixed: dict[str, object] = {
             f"{name} (buffer)": (
@@ -127,8 +128,10 @@ class WeightsWorker:
             fixed[f"{name} (view)"] = view
         for name, module in model.named_modules():
             for attribute, value in vars(module).items():
-                if attribute.endswith("_scale_float"):
+                if isinstance(value, float):
                     fixed[f"{name}.{attribute}"] = repr(value)
+                elif isinstance(value, torch.Tensor) and attribute.endswith("_scale_cpu"):
+                    fixed[f"{name}.{attribute}"] = repr(value.tolist())
         return fixed
 
 

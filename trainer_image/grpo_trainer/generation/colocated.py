@@ -41,9 +41,14 @@ from ..gang import ranks
 from ..process.process_setup import set_defaults
 from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
 from ..runtime.logs import vllm_logging
+from ..telemetry.phases import device_bytes
 from ..weights.offloaded_base import OffloadedBase
 from .generation_base import EngineGeneration, EngineSetup, Sample
 from .merged_weights import weight_shapes
+
+TF32 = {"VLLM_FLOAT32_MATMUL_PRECISION": "high"}
+"""Variable for training.overrides.tf32: vLLM's worker sets the precision of the whole process, and
+without it takes TF32 from the trainer (v1/worker/gpu_worker.py)."""
 
 
 class ColocatedGeneration(EngineGeneration):
@@ -140,8 +145,12 @@ class ColocatedGeneration(EngineGeneration):
         """Give the memory back, where the plan says so; the weights are lost with it, and the
         base of the policy takes its place."""
         if self.setup.engine.sleep and torch.cuda.is_available():
+            # vLLM does the same, and that is no memory of the engine's.
+            torch.cuda.empty_cache()
+            awake_bytes = device_bytes()
             with self._vllm() as vllm:
                 vllm.sleep(level=2)
+            self.setup.clock.leave_out(awake_bytes - device_bytes())
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven_version = True, None
         if self.offloaded_base:
@@ -152,6 +161,7 @@ class ColocatedGeneration(EngineGeneration):
         if self._asleep:
             with self._vllm() as vllm:
                 vllm.wake_up()
+            self.setup.clock.leave_out(0)
             self._asleep = False
 
     def _make_room(self) -> None:
@@ -199,6 +209,8 @@ def _start_engine(setup: EngineSetup) -> Any:
     if setup.engine.sleep:
         require_visible_segments(os.environ)
     set_defaults(os.environ, engine_environment(setup.engine))
+    if setup.plan.training.overrides.tf32:
+        set_defaults(os.environ, TF32)
     set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
     try:
         from vllm import LLM

@@ -30,13 +30,8 @@ recognised by their text. A hang raises nothing: the watchdog ends the process.
 from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import EngineCause, Result
 
-_OUT_OF_MEMORY = (
-    "MemoryError",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "Cannot allocate memory",
-    "DefaultCPUAllocator",
-)
+_HOST_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")
+_OUT_OF_MEMORY = ("MemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", *_HOST_MEMORY)
 _DISK = ("(os error ", "inline_container.cc", "iostream error")
 """What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own
 raise OSError."""
@@ -218,6 +213,15 @@ def classify_error(error: BaseException) -> tuple[Result, str]:
             f"lost the connection to another rank, which probably failed first: {text}",
         )
     return Result.ERROR, text
+
+
+def is_host_shortage(error: BaseException) -> bool:
+    """Whether an error that is classified as OutOfMemory is of the host's memory.
+
+    torch.OutOfMemoryError comes from its own allocator alone. cuBLAS, NCCL, Triton and vLLM's sleep
+    want memory of the device, too, and raise a RuntimeError.
+    """
+    return isinstance(error, MemoryError | OSError) or _mentions(str(error), _HOST_MEMORY)
 
 
 def is_lost_peer(error: BaseException) -> bool:

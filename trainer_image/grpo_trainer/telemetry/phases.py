@@ -30,6 +30,8 @@ class PhaseClock:
         self.shortage: tuple[str, int] | None = None
         """The phase that device memory did not suffice for, and the peak of allocated bytes in it
         by then."""
+        self._unmapped = 0
+        """See leave_out."""
         self._current: str | None = LOAD
         self._last = LOAD
         self._since = 0.0
@@ -45,8 +47,9 @@ class PhaseClock:
             self.seconds[ended] += now - self._since
         if _has_cuda_context():
             if ended is not None:
-                self.peaks[ended] = max(self.peaks[ended], torch.cuda.max_memory_allocated())
-            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
+                self.peaks[ended] = max(self.peaks[ended], self._peak())
+            reserved = torch.cuda.max_memory_reserved() - self._unmapped
+            self.reserved = max(self.reserved, reserved)
             torch.cuda.reset_peak_memory_stats()
         self._current, self._since = phase, now
         return None if ended == LOAD else ended
@@ -66,11 +69,23 @@ class PhaseClock:
     def record_shortage(self) -> tuple[str, int]:
         """Remember that device memory did not suffice for what runs now: the innermost phase, which
         says so first."""
-        peak = torch.cuda.max_memory_allocated() if _has_cuda_context() else 0
+        peak = self._peak() if _has_cuda_context() else 0
         if not self.shortage:
             phase = self._current or self._last
             self.shortage = phase, peak
         return self.shortage
+
+    def leave_out(self, size: int) -> None:
+        """From now on, do not count `size` bytes that torch's allocator has as allocated.
+
+        An engine that sleeps gives their memory back to the device without it (vLLM's cumem.py):
+        with them every phase of training would seem to need the engine's weights and cache.
+        """
+        self.enter(self._current)
+        self._unmapped = size
+
+    def _peak(self) -> int:
+        return int(torch.cuda.max_memory_allocated()) - self._unmapped
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call, and reset them to 0."""

@@ -12,8 +12,6 @@ import re
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import MemoryShortage, Result
 from grpo_api.report.training_metrics import OUTCOME_KEYS
@@ -39,6 +37,7 @@ from ..runtime.errors import (
     HubUnavailable,
     Preempted,
     classify_error,
+    is_host_shortage,
 )
 from ..runtime.paths import number_in_name
 from ..telemetry.observer import StepObserver, log_numbers, translate_logs
@@ -57,10 +56,10 @@ def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | Non
         return None
     phase, peak = clock.record_shortage()
     facts = {"phase": phase, "requested_bytes": requested_bytes(str(error))}
-    if isinstance(error, torch.OutOfMemoryError):
-        facts |= {"memory": "Device", "allocated_bytes": peak}
-    else:
+    if is_host_shortage(error):
         facts |= {"memory": "Host", "allocated_bytes": resident_bytes()}
+    else:
+        facts |= {"memory": "Device", "allocated_bytes": peak}
     return MemoryShortage.model_validate(facts)
 
 
