@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -322,6 +323,19 @@ def test_a_run_that_is_being_started_is_read_whole_or_not_at_all(
     monkeypatch.setattr(LocalProcess, "_start", lambda *_: None)
     monkeypatch.setattr(Path, "write_text", write_slowly)
     assert client.train(job("tiny", SPEC)) == "tiny"
+
+
+def test_ctrl_c_in_an_init_container_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = {"name": "prepare", "command": ["python", "-c", "pass"]}
+    template = {"podTemplate": {"spec": {"initContainers": [container]}}}
+    monkeypatch.setattr("grpo_cli.local.local_runs.require_trainer", lambda: None)
+    monkeypatch.setattr("grpo_cli.local.local_runs._require_memory", lambda *_: None)
+    monkeypatch.setattr("subprocess.call", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        GRPOClient(LocalProcess(tmp_path)).train(job("tiny", SPEC | template))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_was_cut_off_or_that_another_version_wrote_is_a_sentence(tmp_path: Path) -> None:

@@ -174,10 +174,13 @@ class LocalRuns:
             raise OptionError(
                 f"{home} can't be made: {error.strerror}; choose another folder"
             ) from error
-        for container in pod.init_containers:
-            self._run_init_container(home, container)
-        job_json = json.dumps(document_of(Job(metadata, spec)), indent=2)
-        write_whole(home / JOB_FILE, job_json)
+        try:
+            for container in pod.init_containers:
+                self._run_init_container(home, container)
+        except KeyboardInterrupt:
+            shutil.rmtree(home)  # it is no run yet, so that nobody could delete it by its name
+            raise
+        write_whole(home / JOB_FILE, json.dumps(document_of(Job(metadata, spec)), indent=2))
         self._start(attempt, pod)
         return name
 
@@ -351,13 +354,12 @@ class LocalRuns:
         metadata, job = self.read_job(name)
         volume = checkpoint_volume(name, job.spec.checkpoint)
         assert volume is not None  # local_spec has seen to it
-        uid = metadata["uid"]
         return ResumeSource(
             grpo_job=name,
-            uid=uid,
+            uid=metadata["uid"],
             claim_name=volume.claim_name,
             sub_path=volume.sub_path,
-            folder=run_folder(name, uid),
+            folder=run_folder(name, metadata["uid"]),
         )
 
     def _claim_folder(self, source: ClaimFolder) -> Path:
@@ -393,19 +395,18 @@ class LocalRuns:
         command = [_with_folder(word, folders) for word in container.command]
         log = home / f"{container.name}.log"
         with log.open("wb") as output:
-            completed_process = subprocess.run(
+            code = subprocess.call(
                 command,
                 env=_environment(container.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                check=False,
             )
-        if completed_process.returncode:
+        if code:
             last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise NotYet(
-                f"the init container {container.name} ended with exit code "
-                f"{completed_process.returncode}: {last_line}; its log is {log}"
+                f"the init container {container.name} ended with exit code {code}: {last_line}; "
+                f"its log is {log}"
             )
 
     def _start(self, attempt: Attempt, pod: LocalPod) -> None:
@@ -496,5 +497,4 @@ def _free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((LOCAL_ADDRESS, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
