@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from grpo_api.text.messages import printable_text
 
 from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
-from .show.errors import ENDED_BADLY, WRONG, CliError
+from .show.errors import ENDED_BADLY, EXIT_CODES, WRONG, CliError
 
 with suppress(ValueError):
     if _raises_interrupt:
@@ -181,7 +181,9 @@ def command_parser(line_words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of all commands. Those among the words have their arguments already, which
     completion needs before it parses."""
     parser = argparse.ArgumentParser(
-        prog="grpo", description="Plans, renders and watches GRPO training jobs."
+        prog="grpo",
+        description="Plans, renders and watches GRPO training jobs.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from grpo_api.job import parse_spec
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
-from grpo_cli.__main__ import main
+from grpo_cli.__main__ import COMMANDS, main
 from grpo_cli.commands.plan import path_of, with_change
 from grpo_cli.inputs.kubectl_yaml import load_value
 from grpo_cli.show import plan_table
@@ -266,11 +266,15 @@ def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -
     assert "spec.training.maxCompletionLength" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gpus", "--help"]])
-def test_help_and_version_end_with_0(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+)
+def test_help_and_version_fit_a_terminal_and_end_with_0(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
-    assert capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert 0 < max(map(len, lines)) <= 80

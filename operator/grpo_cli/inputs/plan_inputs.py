@@ -49,8 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     source.add_argument(
         "--gpus",
-        metavar="[[NODESx]GPUSx]PRODUCT",
-        help="such as L4, 8xL4, 4x8xH200 or 1g.10gb; `grpo gpus` lists products",
+        metavar="GPUS",
+        help="[[NODESx]GPUSx]PRODUCT, such as L4, 8xL4, 4x8xH200 or 1g.10gb; `grpo gpus` lists "
+        "products",
     )
     source.add_argument(
         "--context",
