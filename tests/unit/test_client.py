@@ -23,6 +23,7 @@ from grpo_cli.show.errors import KubectlError, KubectlExitError
 from grpo_planner.result.result import PlanResult
 from tests.samples import SPEC, changed, job
 from tests.stepped_clock import SteppedClock
+from tests.unit.cli_world import Cluster
 
 KUBEFLOW = {
     "train": (),
@@ -362,6 +363,16 @@ def test_a_job_of_a_newer_operator_does_not_hide_the_others(
     monkeypatch.setattr("grpo_cli.cluster.kubectl.get_json", lambda *_: {"items": items})
     with pytest.warns(UserWarning, match="newer.*status.phase"):
         assert [job.name for job in GRPOClient().list_jobs()] == ["known"]
+
+
+def test_a_folder_with_the_name_of_a_job_is_not_taken_for_its_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}')
+    monkeypatch.chdir(tmp_path)
+    with Cluster(None).as_kubectl(), pytest.raises(GRPOError, match="not found"):
+        GRPOClient().history("run")
 
 
 def test_a_trainer_that_is_being_started_is_ended_as_soon_as_its_file_is_there(

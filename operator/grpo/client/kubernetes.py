@@ -13,7 +13,7 @@ from grpo_cli.commands.export import fetch_model
 from grpo_cli.commands.jobs import change
 from grpo_cli.commands.logs import find_pod
 from grpo_cli.inputs import job_classes, manifest, plan_inputs
-from grpo_cli.inputs.run_history import load_history
+from grpo_cli.inputs.run_history import load_job_history
 from grpo_planner.result.result import PlanResult
 
 from .job import Event, Job, job_of, readable_jobs
@@ -81,7 +81,7 @@ class Kubernetes:
 
     def rows(self, name: str, file: str) -> list[Row]:
         """A history file, which a short-lived pod reads."""
-        return load_history(self._with_options(image=None, timeout=POD_SECONDS), name, file)
+        return load_job_history(self._with_options(image=None, timeout=POD_SECONDS), name, file)
 
     def suspend(self, name: str) -> None:
         """As `grpo suspend` does."""

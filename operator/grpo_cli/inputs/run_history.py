@@ -52,8 +52,18 @@ def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> l
         return _rows_in(path, name)
     if path.exists() or "/" in source or path.suffix:
         return load_rows(path)
+    return load_job_history(options, source, name)
+
+
+def load_job_history(options: Namespace, job_name: str, name: str) -> list[Row]:
+    """The lines of a history file of a job in the cluster.
+
+    Raises:
+        NotYet: the job has no history.
+        KubectlError: the cluster does not give it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return load_rows(_download(options, source, name, Path(folder)))
+        return load_rows(_download(options, job_name, name, Path(folder)))
 
 
 def load_steps(options: Namespace, source: str) -> list[StepRow]:
