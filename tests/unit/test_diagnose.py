@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_api.findings.diagnosis import diagnose
 from grpo_api.findings.step_row import step_row
+from grpo_api.report.report import STEP_PHASES
 from grpo_cli.__main__ import main
 from grpo_cli.inputs.printed_logs import number_steps, printed_rows
 from grpo_codegen.stories.logged_runs import SICK, STEPS, logged_steps
@@ -157,6 +158,12 @@ def test_rows_of_a_tracker_without_the_trainer_s_step_belong_to_the_next_one() -
     parsed = step_row(logged[0])
     assert parsed is not None
     assert parsed.step == 1
+
+
+def test_the_phases_of_a_step_are_no_number_of_the_step() -> None:
+    phases = {f"phase_seconds/{phase}": 0.25 for phase in STEP_PHASES}
+    logged = [{**phases, "reward": 0.5, "step": at} for at in (1, 2)]
+    assert [row["step"] for row in number_steps(logged)] == [1, 2]
 
 
 def test_a_run_without_rewards_is_not_called_well(

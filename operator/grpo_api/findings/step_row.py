@@ -92,7 +92,7 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
         number = as_number(value)
         if number is None:
             continue
-        key = _without_prefix(str(name))
+        key = without_prefix(str(name))
         reward = _reward_name(key)
         if key.lower() in STEP_KEYS:
             if 0 <= number <= MAX_COUNT:
@@ -126,7 +126,8 @@ def _is_filled_up(values: Mapping[str, float], rewards: Mapping[str, float]) -> 
     return REWARD in values and all(map(math.isnan, [*of_steps, *rewards.values()]))
 
 
-def _without_prefix(name: str) -> str:
+def without_prefix(name: str) -> str:
+    """Return a key without what trackers write before it."""
     for prefix in PREFIXES:
         rest = name.removeprefix(prefix)
         # TRL has keys of its own that begin alike, such as train_runtime.

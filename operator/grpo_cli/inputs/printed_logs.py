@@ -10,7 +10,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from grpo_api.findings.step_row import REWARD, STEP_KEYS, TRAINER_STEP_KEYS, as_number, step_row
+from grpo_api.findings.step_row import (
+    REWARD,
+    STEP_KEYS,
+    TRAINER_STEP_KEYS,
+    as_number,
+    step_row,
+    without_prefix,
+)
 from grpo_api.report.history import STEP, Row
 
 _DICT = re.compile(r"\{['\"].*\}")
@@ -40,7 +47,7 @@ def number_steps(rows: Sequence[Row]) -> Sequence[Row]:
     known_steps = [_trainer_step(row) for row in rows]
     if any(step is not None for step in known_steps):
         return _fill_steps(rows, known_steps)
-    if any(key.rpartition("/")[2] in STEP_KEYS for row in rows for key in map(str, row)):
+    if any(without_prefix(key) in STEP_KEYS for row in rows for key in map(str, row)):
         return rows
     step, steps = 0, []
     for row in rows:
@@ -55,7 +62,7 @@ def number_steps(rows: Sequence[Row]) -> Sequence[Row]:
 def _trainer_step(row: Row) -> float | None:
     """The row's step as the trainer counts it; None where it has none."""
     for key, value in row.items():
-        if str(key).rpartition("/")[2].lower() in TRAINER_STEP_KEYS:
+        if without_prefix(str(key)).lower() in TRAINER_STEP_KEYS:
             step = as_number(value)
             if step is not None and math.isfinite(step):
                 return step
