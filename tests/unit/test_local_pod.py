@@ -418,15 +418,19 @@ def test_a_folder_that_can_not_be_made_is_a_sentence(
 
 
 @pytest.mark.realtime
-def test_ctrl_c_while_a_trainer_starts_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_trainer_starts_leaves_no_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
 ) -> None:
     runs, first = runs_with_a_job(tmp_path)
     start, children = subprocess.Popen, list[subprocess.Popen[bytes]]()
 
     def interrupted_start(_: list[str], **options: Any) -> subprocess.Popen[bytes]:
         children.append(start(["sleep", "60"], **options))
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return children[-1]
 
     monkeypatch.setattr("subprocess.Popen", interrupted_start)
@@ -438,6 +442,7 @@ def test_ctrl_c_while_a_trainer_starts_leaves_no_process(
     finally:
         children[0].kill()
     assert "tiny: stopping" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "as before the run"
     assert runs.read_job("tiny").job.status.phase == Phase.FAILED
 
 

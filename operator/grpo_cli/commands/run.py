@@ -19,6 +19,7 @@ from grpo_api.text.messages import printable_text
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes
 from ..inputs.manifest import Job, load_config_maps, load_specs, read_stdin
+from ..local.attempt_state import ending_signals_interrupt
 from ..local.local_runs import LocalRuns
 from ..show.curves import curves_of, plot_lines
 from ..show.errors import NotYet, OptionError
@@ -96,12 +97,13 @@ def _volume(option: str) -> tuple[str, Path]:
 
 
 def _run_job(runs: LocalRuns, job: Job) -> int:
-    """Run one job to its end; after Ctrl-C end its trainer, too."""
+    """Run one job to its end; where that is interrupted, end its trainer, too."""
     name = job.metadata["name"]
     print(f"{name}: starting in {runs.folder / name}", flush=True)
     try:
-        runs.create(job)
-        status = _follow(runs, name)
+        with ending_signals_interrupt():
+            runs.create(job)
+            status = _follow(runs, name)
     except KeyboardInterrupt:
         print(f"\n{name}: stopping", file=sys.stderr, flush=True)
         with suppress(NotYet):  # it was not started

@@ -21,6 +21,7 @@ from grpo_operator.report.pod_reports import final_progress, metrics_status, pro
 from ..cluster.clock import SYSTEM_CLOCK
 from .local_pod import LOCAL_ADDRESS
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOCK_FILE = "lock"
 """In a run's folder; locked for as long as its trainer lives."""
 PLAN_FILE, PROCESS_FILE, LOG_FILE, OUTCOME_FILE = (
@@ -108,20 +109,39 @@ def take_lock(lock: IO[str]) -> None:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Let Ctrl-C act after the block: between the start of a trainer and the file that names it,
-    nobody could end it."""
+def deferred_signals() -> Iterator[None]:
+    """Let a signal that ends this process act after the block: between the start of a trainer and
+    the file that names it, nobody could end it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+    handlers = {
+        number: signal.signal(number, lambda number, _: signals.append(number))
+        for number in ENDING_SIGNALS
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     for number in signals[:1]:
         signal.raise_signal(number)
+
+
+@contextmanager
+def ending_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does: they would end this process
+    at once and leave its trainer behind."""
+    # One that is ignored, as under nohup, stays so.
+    numbers = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -61,7 +61,7 @@ from .attempt_state import (
     OUTCOME_FILE,
     PLAN_FILE,
     PROCESS_FILE,
-    deferred_interrupt,
+    deferred_signals,
     is_running_in,
     newest_attempt,
     read_outcome,
@@ -123,7 +123,7 @@ class LocalRuns:
             job_class: file with GRPOJobClasses; None: those in a job's own file.
 
         Raises:
-            OptionError: a volume's folder does not exist, or a ConfigMap is none.
+            OptionError: a volume's folder does not exist, or a file holds no ConfigMap.
         """
         self.folder = folder.resolve()
         self._volumes = {name: path.resolve() for name, path in (volumes or {}).items()}
@@ -443,7 +443,7 @@ class LocalRuns:
             # A pod without GPUs sees none.
             "CUDA_VISIBLE_DEVICES": "",
         }
-        with (folder / LOG_FILE).open("wb") as log, deferred_interrupt():
+        with (folder / LOG_FILE).open("wb") as log, deferred_signals():
             # What has a plan is an attempt.
             write_whole(folder / PLAN_FILE, plan_json(plan))
             process = subprocess.Popen(
