@@ -56,7 +56,7 @@ SAME_NAME: tuple[str, ...] = tuple(_TABLES["same_name"])
 
 
 def _place(decision: str | dict[str, str]) -> Place:
-    """A path of the spec, or why there is none."""
+    """A path of the spec, or the reason for having no path."""
     if isinstance(decision, str):
         return Place("Spec", decision, "")
     return Place("Refused", decision.get("path", ""), decision["reason"])

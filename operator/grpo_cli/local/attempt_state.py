@@ -115,9 +115,9 @@ def deferred_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals: list[int] = []
+    received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda number, _: signals.append(number))
+        number: signal.signal(number, lambda number, _: received.append(number))
         for number in ENDING_SIGNALS
     }
     try:
@@ -125,8 +125,8 @@ def deferred_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in signals[:1]:
-        signal.raise_signal(number)
+    if received:
+        signal.raise_signal(received[0])
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def show_sizes(out: Console, sizes: Sequence[Size], planned: int = 0) -> None:
     """Prints one row per number of GPUs, fewest first, and what would fill the columns that are
     empty.
 
-    `planned`: GPUs of the plan on what is free; 0 where there is none.
+    `planned`: GPUs of the plan on what is free; 0 without a plan.
     """
     show_table(out, HEADINGS, sizes, _cells, _stacked_cells, right=NUMBERS, style=_style)
     if chosen := next((size for size in sizes if size.rule), None):

@@ -35,7 +35,7 @@ class Preflights:
         self._first_seen_tracker = FirstSeenTracker()
 
     def look(self, job: GRPOJobRecord, now: float, at: Observed) -> Preflight | None:
-        """The preflight as the caches show it; None if there is none and none is needed."""
+        """The preflight as the caches show it; None for a job that has and needs no preflight."""
         key = job.key
         name = preflight_name(job.name)
         children = (child for child in self._caches.jobs.owned_by(key) if child.name == name)

@@ -124,8 +124,11 @@ class EngineClient:
     async def _ask(
         self, method: str, path: str, body: BaseModel | None, seconds: float | None
     ) -> bytes:
-        """The answer's body. An answer that is none raises the kind of EngineFailed that says what
-        follows from it."""
+        """Return the answer's body.
+
+        Raises:
+            EngineFailed: no usable answer; its subclass says what follows from that.
+        """
         data = body.model_dump_json().encode() if body is not None else None
         # Sampling may take long, but a process that lives accepts a connection at once.
         timeout = aiohttp.ClientTimeout(total=seconds, connect=STATE_SECONDS)

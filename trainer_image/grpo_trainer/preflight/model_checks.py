@@ -28,7 +28,7 @@ from ..weights.model_files import (
 from .findings import NotChecked, Preflight
 
 _NEEDS_TORCH = re.compile(r"not found in your environment:[^.]*\btorch\b|No module named 'torch\b")
-"""What transformers and Python say of code that imports torch where there is none."""
+"""What transformers and Python say of code that imports a missing torch."""
 
 
 def check_policy(preflight: Preflight) -> Any:
@@ -137,7 +137,7 @@ def _load_config(source: Source, *, remote_code: bool) -> Any:
 
 def _wrong_setting(source: Source) -> str:
     """The setting without which transformers takes the configuration, for the beginning of a
-    message; empty where there is none."""
+    message; empty if no setting is wrong."""
     from transformers import AutoConfig
 
     config = _read_config(source)
