@@ -227,20 +227,27 @@ def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None
 
 
 def listed(
-    cache: Cache[PodRecord], objects: tuple[tuple[str, int], ...], version: int
+    cache: Cache[PodRecord],
+    objects: tuple[tuple[str, int], ...],
+    version: int,
+    written_meanwhile: tuple[tuple[str, int], ...] = (),
 ) -> set[ObjectKey]:
     with cache.relist() as listing:
         for name, at in objects:
             listing.add(item(name, at))
+        for name, at in written_meanwhile:
+            cache.put(item(name, at))
         listing.finish(version)
     return listing.changed
 
 
 def test_a_list_removes_ghosts_and_keeps_what_is_newer_than_itself() -> None:
     cache = pods()
-    for name, version in (("ghost", 3), ("same", 4), ("old", 5), ("newer", 20)):
+    for name, version in (("ghost", 3), ("same", 4), ("old", 5)):
         cache.put(item(name, version))
-    assert listed(cache, (("same", 4), ("old", 9), ("fresh", 10)), 15) == {ObjectKey("n", "run")}
+    objects = (("same", 4), ("old", 9), ("fresh", 10))
+    changed = listed(cache, objects, 15, written_meanwhile=(("newer", 20),))
+    assert changed == {ObjectKey("n", "run")}
     assert sorted(record.name for record in cache) == ["fresh", "newer", "old", "same"]
     assert cache.ghosts == 1
     assert listed(cache, (("same", 4), ("old", 9), ("fresh", 10), ("newer", 20)), 30) == set()
