@@ -3,6 +3,7 @@ rows of steps."""
 
 import json
 import math
+import socket
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from transformers import TrainerState
@@ -33,7 +35,12 @@ from grpo_trainer.telemetry.observer import (
     translate_logs,
 )
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of, serve
+from grpo_trainer.telemetry.progress_server import (
+    ProgressCollector,
+    _handler,
+    limits_of,
+    serve,
+)
 from grpo_trainer.training.guard import LossGuard
 from harness.controlplane import free_port
 from tests.support.ranks import runs
@@ -147,6 +154,14 @@ def test_rank_0_answers_over_ipv6_and_on_both_families(
     serve(limits_of(PLAN), Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()))
     with urllib.request.urlopen(f"http://{asked}:{port}/healthz", timeout=60) as answer:
         assert answer.read() == b"ok\n"
+
+
+def test_who_gives_up_asking_leaves_no_traceback_in_the_log() -> None:
+    asking, answering = socket.socketpair()
+    asking.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+    asking.close()
+    with answering:
+        _handler({"/healthz": lambda _: ("text/plain", b"ok")})(answering, ("", 0), Mock())
 
 
 def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:

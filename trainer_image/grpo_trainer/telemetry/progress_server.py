@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -205,6 +206,12 @@ def _handler(pages: dict[str, Page]) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
+
+        def handle(self) -> None:
+            # Who asks a busy process may give up. The server would print a traceback into the log
+            # of the job, which looks like a failure.
+            with suppress(ConnectionError, TimeoutError):
+                super().handle()
 
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
