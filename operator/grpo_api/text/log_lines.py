@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .messages import hide_secrets, printable_text
+from .quantity import MAX_COUNT
 
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
@@ -105,7 +106,8 @@ def _fields(line: str) -> dict[str, Any] | None:
 
 def _short_text(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.5g}"
+        is_count = value.is_integer() and abs(value) < MAX_COUNT
+        return f"{value:.0f}" if is_count else f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
