@@ -66,7 +66,8 @@ def test_whatever_is_logged_is_one_line_and_can_be_shown(message: str, extra: An
 
 
 def test_text_has_the_time_of_day_the_rank_and_the_numbers() -> None:
-    text = TextFormatter(JOB).format(record("step 7 of 9", kl=0.123456789, tokens=1234567.0, note="a b"))
+    step = record("step 7 of 9", kl=0.123456789, tokens=1234567.0, note="a b")
+    text = TextFormatter(JOB).format(step)
     assert text == "22:13:20 warning rank 3 step 7 of 9 kl=0.12346 tokens=1234567 note=a b"
     first = TextFormatter({**JOB, "rank": 0}).format(record("hello"))
     assert first == "22:13:20 warning hello"
