@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +153,23 @@ def test_an_error_until_the_first_completions_is_a_failed_start(
     result, why, message = told(lambda: generated(make_plan(folder), folder))
     assert (result, why) == (Result.ENGINE_FAILED, "NotStarted")
     assert f"vLLM did not start: {type(vllm.error).__name__}: {vllm.error}" in message
+
+
+class Unloadable(ModuleType):
+    """vLLM whose libraries don't load: it imports its parts when they are asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_that_does_not_load_is_a_failed_start(folder: Path) -> None:
+    sys.modules["vllm"] = Unloadable("vllm")  # the fixture puts it back
+    result, why, message = told(lambda: generated(make_plan(folder), folder))
+    assert (result, why) == (Result.ENGINE_FAILED, "NotStarted")
+    assert "vLLM did not start: OSError: libcuda.so.1" in message
 
 
 @pytest.mark.parametrize(

@@ -212,12 +212,12 @@ def _start_engine(setup: EngineSetup) -> Any:
     if setup.plan.training.overrides.tf32:
         set_defaults(os.environ, TF32)
     set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        missing = EngineMissing(f"{NO_VLLM} ({error})")
-        raise error_for_choice(missing, setup.plan.generation) from error
     with _same_numbers(), engine_start():
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            missing = EngineMissing(f"{NO_VLLM} ({error})")
+            raise error_for_choice(missing, setup.plan.generation) from error
         # The training processes are the engine's workers, so vLLM starts none of its own.
         return LLM(
             **vllm_arguments(setup.plan, setup.folder, gpu_capability()),
