@@ -267,6 +267,11 @@ def test_of_the_hub_only_small_files_and_the_first_rows_are_fetched(
             r"split test.*can't be loaded: .*train.*check name, config, split",
         ),
         (
+            {"dataset": {"name": "team/rows", "split": "train[:9]+tset[:9]"}},
+            "spec.dataset.name",
+            r"Bad split: train\+tset. Available splits: \['train'\]",
+        ),
+        (
             {"dataset": {"name": "team/rows", "promptColumn": "q"}},
             "spec.dataset.promptColumn",
             "no column 'q'; it has prompt, answer",
@@ -284,6 +289,20 @@ def test_a_mistake_on_the_hub_is_named(
     problem = only_problem(run_checks(hub_plan(job, **changes), QUICK))
     assert (problem.path, problem.transient) == (path, False)
     assert re.search(told, problem.message), problem.message
+
+
+def test_rows_of_the_hub_whose_longest_come_first_are_no_mistake(job: Job, hub: HubServer) -> None:
+    prompts = ["word " * 60] * 3 + [f"say {number}" for number in range(40)]
+    rows = "".join(json.dumps({"prompt": prompt, "answer": "1"}) + "\n" for prompt in prompts)
+    hub.add("dataset", "team/sorted", {"train.jsonl": rows.encode()})
+    changes = {"dataset": {"name": "team/sorted"}, "training": {"maxPromptLength": 30}}
+    report = run_checks(hub_plan(job, **changes), replace(QUICK, most_rows=3))
+    assert report.problems == []
+    (skipped,) = report.skipped
+    assert skipped.path == "spec.dataset"
+    assert "each of the first 3 prompts is longer than training.maxPromptLength = 30" in (
+        skipped.message
+    )
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -447,27 +448,27 @@ def _first_rows(
 ) -> tuple[datasets.Dataset, bool]:
     """The first rows of the split, and whether these are all. A part such as `train[:10%]` can't
     be streamed: those of the first part that are in it for certain."""
-    has_parts = "[" in dataset.split
-    part = dataset.split.partition("+")[0] if has_parts else dataset.split
-    split = part.partition("[")[0]
+    part = dataset.split.partition("+")[0] if "[" in dataset.split else dataset.split
+    open_split = partial(
+        datasets.load_dataset, dataset.name, dataset.config, revision=revision, token=_token(),
+        streaming=True,
+    )  # fmt: skip
     with _refusals(dataset):
         # It refuses what a stream takes and training does not, such as `train + test`.
         datasets.NamedSplit(dataset.split)
-        stream = datasets.load_dataset(
-            dataset.name, dataset.config, split=split, revision=revision, token=_token(),
-            streaming=True,
-        )  # fmt: skip
+        if part != dataset.split:  # a later part may be of no split
+            open_split(split="+".join(each.partition("[")[0] for each in dataset.split.split("+")))
+        stream = open_split(split=part.partition("[")[0])
         # What a CSV holds is known once it is read; it has no images to leave undecoded.
         undecoded = stream.decode(False) if stream.features else stream
         first = list(undecoded.take(most_rows))
         if not first:
             raise ValueError("it has no row")
         rows = datasets.Dataset.from_list(first, features=stream.features)
-        is_whole = len(rows) < most_rows
-        if not has_parts:
-            return rows, is_whole
-        some = rows.select(_rows_of_part(part, len(rows), most_rows))
-        return some, is_whole and part == dataset.split
+        is_whole = len(rows) < most_rows and part == dataset.split
+        if "[" in part:
+            rows = rows.select(_rows_of_part(part, len(rows), most_rows))
+        return rows, is_whole
 
 
 def _rows_of_part(part: str, count: int, most_rows: int) -> range:

@@ -11,9 +11,8 @@ from ..data.chat_template import render_limit
 from ..data.dataset import Rows, build_prompts, data_root, make_prompts, read_rows
 from ..data.prompts import Prompt, PromptEncoder
 from ..data.row_sources import dataset_repository
-from ..runtime.errors import BadInput
 from ..weights.model_files import require_decoder
-from .findings import Preflight
+from .findings import NotChecked, Preflight
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _measure(
     rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Preflight
 ) -> datasets.Dataset:
     """Report the prompts' lengths, and what the chat template makes of the first. Return the rows
-    that are trained on. Raises BadInput where there are none."""
+    that are trained on. Raises NotChecked where there are none."""
     plan, findings = preflight.plan, preflight.findings
     with render_limit(preflight.scope.render_seconds):
         prompts = make_prompts(rows, plan.dataset, plan.training, encoder)
@@ -88,11 +87,12 @@ def _measure(
     findings.first_prompt = encoder.render(first)
     template = _template_use(first, encoder)
     findings.prompts = lengths.model_copy(update={"template": template})
+    # All rows of files were read by now. Those of a hub that follow may be shorter.
     if lengths.rows and lengths.dropped == lengths.rows:
-        raise BadInput(
-            f"training.maxPromptLength: {plan.training.max_prompt_length} is less than each of the "
-            f"first {lengths.rows} prompts has, whose mean is {lengths.mean:.0f} tokens; write "
-            f"{lengths.p95} to keep 95 % of them, or put shorter ones first"
+        raise NotChecked(
+            f"each of the first {lengths.rows} prompts is longer than training.maxPromptLength = "
+            f"{plan.training.max_prompt_length} tokens, and their mean is {lengths.mean:.0f}; "
+            "training drops them, and needs shorter ones after them"
         )
     return prompts.rows
 
