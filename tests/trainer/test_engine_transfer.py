@@ -5,14 +5,19 @@ Over gloo, between threads of this process that meet as pods do. NCCL needs seve
 seen here.
 """
 
+import os
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpo_trainer.engine_pod import transfer
 from grpo_trainer.engine_pod.transfer import (
@@ -122,6 +127,39 @@ def test_a_group_that_was_left_sends_nothing() -> None:
     group.leave()
     with pytest.raises(TransferFailed, match="this side has left the group"):
         group.broadcast(torch.zeros(4), "norm.weight")
+
+
+class NcclGroup:
+    """What becomes of NCCL's group, which reads the variable while it is made."""
+
+    Options = SimpleNamespace
+    blocking: ClassVar[list[str | None]] = []
+    together = threading.Barrier(2)
+    first_is_made = threading.Event()
+
+    def __init__(self, *_: Any) -> None:
+        """Wait a moment for another one that is made meanwhile, and for the end of that."""
+        is_first = not self.blocking
+        self.blocking.append(os.environ.get(transfer.BLOCKING_WAIT_ENV))
+        with suppress(threading.BrokenBarrierError):
+            self.together.wait(0.05)
+            assert is_first or self.first_is_made.wait(60.0)
+
+
+def test_groups_of_several_engines_leave_the_variables_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(transfer.BLOCKING_WAIT_ENV, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup)
+    store: Any = None
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(transfer._nccl, store, 0, 2, timedelta(1), store) for _ in range(2)]
+        wait(made, return_when=FIRST_COMPLETED)
+        NcclGroup.first_is_made.set()
+        for one in made:
+            one.result()
+    assert NcclGroup.blocking == ["1", "1"]
+    assert transfer.BLOCKING_WAIT_ENV not in os.environ
 
 
 @pytest.mark.slow  # gloo's own clock

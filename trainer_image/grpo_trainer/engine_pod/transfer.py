@@ -11,6 +11,7 @@ What two CPUs show of gloo (time-outs, lost peers) is not shown of NCCL.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -214,17 +215,22 @@ def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
+_ENVIRONMENT = threading.Lock()
+"""Rank 0 forms the groups of several engines at a time, each in a thread."""
+
+
 def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
     # NCCL's group reads the variable when it is made. The training's own groups keep what the user
     # set.
-    before = os.environ.get(BLOCKING_WAIT_ENV)
-    os.environ[BLOCKING_WAIT_ENV] = "1"
-    try:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = limit
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        if before is None:
-            del os.environ[BLOCKING_WAIT_ENV]
-        else:
-            os.environ[BLOCKING_WAIT_ENV] = before
+    with _ENVIRONMENT:
+        before = os.environ.get(BLOCKING_WAIT_ENV)
+        os.environ[BLOCKING_WAIT_ENV] = "1"
+        try:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        finally:
+            if before is None:
+                del os.environ[BLOCKING_WAIT_ENV]
+            else:
+                os.environ[BLOCKING_WAIT_ENV] = before
