@@ -1,11 +1,11 @@
 """`python -m grpo_trainer.quickstart FOLDER`: makes the tiny model and the small sums of a first
 job.
 
-So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2
-with tied embeddings and one token per character. Its pretraining has two parts. First it learns the
-sums, until it knows them. Then it sees more and more random results. In the end it prefers the
-right result, but gives it in a third of its answers only. GRPO makes it give the right one. Little
-has to change for that, so the KL to the pretrained model stays small.
+So the quickstart needs no model hub, no download and no GPU. The model is a 78,500-parameter Qwen2
+with tied embeddings. Its tokens are characters and the few words of an answer. Its pretraining has
+two parts. First it learns the sums, until it knows them. Then it sees more and more random results.
+In the end it prefers the right result, but gives it in a third of its answers only. GRPO makes it
+give the right one. Little has to change for that, so the KL to the pretrained model stays small.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from transformers import BatchEncoding, Qwen2Config, Qwen2ForCausalLM, Qwen2Toke
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?!ĠĊ"
 """Ġ and Ċ are space and line break in the byte-level alphabet of Qwen2's tokenizer."""
+WORDS = ["Ġplus", "Ġminus", "Ġis", "####"]
+"""Each is a token: an answer of characters alone has 22 tokens, not 13, and takes longer."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' "
     "%}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -57,7 +59,7 @@ LONGEST = 2000
 DOUBT_STEPS = 150
 """Steps of the second part, in which more and more results are random."""
 DOUBT_RATE = 1e-3
-RIGHT_SHARE = 0.25
+RIGHT_SHARE = 0.28
 """Share of right results in the end; all others are random digits, of which a tenth is right."""
 RAMP_STEPS = 105
 """Steps until RIGHT_SHARE is reached. A sudden change would make the model forget how to
@@ -87,13 +89,15 @@ def write_problems(path: Path, count: int, seed: int) -> None:
 
 
 def make_tokenizer() -> Qwen2Tokenizer:
-    """One token per character (byte pairs without merges), with a chat template.
+    """Return a byte-pair tokenizer of characters and WORDS, with a chat template.
 
     Qwen2's own class, because AutoTokenizer takes that for every model of type qwen2.
     """
+    merges = [(word[:end], word[end]) for word in WORDS for end in range(1, len(word))]
+    tokens = [*SPECIAL, *CHARACTERS, *("".join(pair) for pair in merges)]
     return Qwen2Tokenizer(
-        vocab={token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])},
-        merges=[],
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=merges,
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
