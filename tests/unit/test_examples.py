@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_api.job import parse_spec
 from grpo_cli.inputs.kubectl_yaml import load_documents
@@ -42,6 +43,12 @@ def test_every_example_parses_and_opens_with_a_comment(path: Path) -> None:
     spec = parse_spec(job["spec"], creating=True)
     assert spec.rewards
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, QUICKSTART], ids=lambda path: path.name)
+def test_an_example_is_the_same_to_python_s_yaml_which_takes_5e_6_for_a_text(path: Path) -> None:
+    text = path.read_text()
+    assert list(yaml.safe_load_all(text)) == load_documents(text)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
