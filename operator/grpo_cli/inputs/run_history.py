@@ -107,8 +107,8 @@ def _file_in(folder: Path, name: str) -> Path:
     files = [place / name for place in places if (place / name).is_file()]
     if not files:
         raise ManifestError(
-            f"{folder} has no {name}: name a run's folder, with attempt-1 in it, or an exported "
-            "model's"
+            f"{folder} has no {name}: name a run's folder on its volume, which `grpo run` has in "
+            "_volumes, or an exported model's"
         )
     return files[0]
 
