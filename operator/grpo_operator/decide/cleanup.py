@@ -99,6 +99,8 @@ def _has_failed(pod: PodRecord) -> bool:
     """True if the pod has failed, or its container has and its phase is not set yet."""
     if pod.phase == "Failed":
         return True
+    if pod.others_run:
+        return False
     return pod.termination is not None and bool(pod.termination.exit_code)
 
 

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.json_reader import (
     MAX_OBJECT,
     MAX_SENTENCE,
@@ -170,6 +171,15 @@ def _running_init_container(whole: JsonObject) -> str:
     return ""
 
 
+def _do_others_run(status: JsonObject) -> bool:
+    """True if another container than the trainer's runs; sidecars of Kubernetes don't count, since
+    the kubelet ends them."""
+    return any(
+        container.text("name") != CONTAINER and "running" in container.part("state")
+        for container in status.parts("containerStatuses")
+    )
+
+
 def _start_stage(status: JsonObject, state: JsonObject) -> str:
     """What the kubelet does for a pod that has its node and whose container waits."""
     if "waiting" not in state:
@@ -219,6 +229,7 @@ def pod_record(item: object) -> PodRecord:
         bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),
         end=pack_end(end) if end else None,
+        others_run=_do_others_run(status),
         report=preflight_report(state) if is_preflight else None,
     )
 

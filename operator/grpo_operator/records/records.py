@@ -280,6 +280,8 @@ class PodRecord(ChildRecord):
     """When the scheduler gave it its node."""
     end: bytes | None
     """Its termination, packed; None while it has not ended."""
+    others_run: bool
+    """True if a container that a webhook injected still runs."""
     report: PreflightReport | None = None
     """What it reported, if it is a preflight's."""
 
