@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from grpo_kube.objects.resources import Object
+from grpo_kube.objects.resources import JOBS, Object, Resource
 from tests.unit.test_operator_slow_ends import SlowEnds
 from tests.unit.test_operator_writes import ENDS, KINDS, LIMIT, check, end_of, undisturbed
+from tests.unit.write_world import Story, World
 from tests.virtual_time import virtually
 
 
@@ -22,8 +23,8 @@ class Meshed(SlowEnds):
         super().set_state(pod, state, phase="Running", containerStatuses=containers, **status)
 
 
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ends", ["bad, well", "bad"])
+@pytest.mark.parametrize("kind", ["served", "checked, queued"])
 def test_a_pod_whose_second_container_runs_on_holds_no_gpu_after_its_attempt(
     kind: str, ends: str
 ) -> None:
@@ -32,3 +33,46 @@ def test_a_pod_whose_second_container_runs_on_holds_no_gpu_after_its_attempt(
     virtually(world.live())
     check(world)
     assert end_of(world) == end_of(undisturbed(kind, ends))
+
+
+class Unlabelled(SlowEnds):
+    """A cluster in which somebody takes the labels of Jobs away, so that no watch shows them."""
+
+    has_labels = True
+
+    def shown(self, resource: Resource, item: Object) -> Object:
+        if resource is not JOBS or self.has_labels:
+            return item
+        return {**item, "metadata": {**item["metadata"], "labels": {}}}
+
+    def _take(self, resource: Resource, item: Object, is_gone: bool = False) -> bool:
+        if resource is JOBS and not self.has_labels and not is_gone:
+            return False
+        return super()._take(resource, item, is_gone)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        return self.shown(resource, await super().get(resource, namespace, name))
+
+    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        return self.shown(resource, await super().create(resource, namespace, body))
+
+
+def take_labels(world: World) -> None:
+    """The watch shows this as a deletion."""
+    assert isinstance(world, Unlabelled)
+    world.has_labels = False
+    for job in world.all_of(JOBS):
+        world._take(JOBS, job, is_gone=True)
+        world.call_for(0.0)
+
+
+@pytest.mark.parametrize("moment", ["Queued", "Starting", "Running", "ending"])
+@pytest.mark.parametrize("kind", ["served", "checked, queued"])
+def test_a_gang_whose_job_has_lost_its_labels_trains_on(kind: str, moment: str) -> None:
+    spec, plan = KINDS[kind]
+    story: Story = ((moment, take_labels),)
+    world = Unlabelled({**spec, **LIMIT}, plan, story, ends=ENDS["bad, well"])
+    virtually(world.live())
+    check(world)
+    assert (world.second_gang, world.early_release) == ("", "")
+    assert end_of(world) == end_of(undisturbed(kind, "bad, well"))

@@ -111,9 +111,12 @@ def object_key(meta: JsonObject) -> ObjectKey:
     return ObjectKey(namespace, meta.required_text("name"))
 
 
+def controller(meta: JsonObject) -> JsonObject:
+    """The reference to the controlling owner in this metadata; empty without one."""
+    owners = (owner for owner in meta.parts("ownerReferences") if owner.is_true("controller"))
+    return next(owners, JsonObject(None))
+
+
 def controller_uid(meta: JsonObject) -> str:
     """uid of the controlling owner in this metadata; empty without one."""
-    for owner in meta.parts("ownerReferences"):
-        if owner.is_true("controller"):
-            return owner.text("uid")
-    return ""
+    return controller(meta).text("uid")

@@ -152,11 +152,12 @@ async def fetch_pods(
 async def fetch_missing_job(
     cluster: Cluster, caches: Caches, observation: Observation
 ) -> JobRecord | None:
-    """Read a Job of the last attempt into the cache that may be there although no watch has shown
-    it. Return it if it was read.
+    """Read a Job of the last attempt into the cache that may be there although no watch shows it.
+    Return it if it was read.
 
     The answer to its creation may be lost. Then the watch of pods may be back before that of Jobs.
-    Once the attempt is not to run any more, its Job must be known before the next one starts.
+    A Job that has lost its labels is out of the watch, too. Once the attempt is not to run any
+    more, its Job must be known before the next one starts.
 
     Raises:
         ClusterError: the API server did not answer, so it is not known whether the Job is there.
@@ -166,8 +167,7 @@ async def fetch_missing_job(
     if not job.is_active:
         name = caches.unanswered_creations.get(job.key, "")
     elif observation.is_job_gone:
-        is_proven = job.status.job_uid or observation.first_seen.child_uid
-        name = "" if is_proven else child_job(job.name, job.status.attempt)
+        name = child_job(job.name, job.status.attempt)
     if not name:
         return None
     try:

@@ -6,9 +6,8 @@ docs/internals/architecture.md. It is level-triggered: it may be called at any t
 times.
 
 An observation costs no request while a gang runs well. Requests are made in three cases only. A Job
-has ended without a known pod, so its pods are listed. Pods are there without the Job that made
-them, or no answer to its creation came, so the Job is read. A gang does not start, so its events
-are listed.
+has ended without a known pod, so its pods are listed. The Job of the attempt seems to be gone, or
+no answer to its creation came, so the Job is read. A gang does not start, so its events are listed.
 """
 
 import logging

@@ -120,6 +120,13 @@ def engine_job(name: str, attempt: int) -> str:
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
 
 
+def attempt_of_job(job: str, name: str) -> int:
+    """The attempt whose Job has this name, or whose engines' Job; 0 for other Jobs of the
+    GRPOJob."""
+    number = job.removeprefix(f"{name}-").removesuffix(ENGINE_SUFFIX)
+    return int(number) if number.isdecimal() else 0
+
+
 def preflight_name(name: str) -> str:
     """Name of the Job that checks a GRPOJob before its first attempt."""
     return f"{name}-preflight"

@@ -11,7 +11,7 @@ from grpo_kube.objects.json_reader import (
     reported_time,
     truncate,
 )
-from grpo_kube.objects.resources import ObjectKey, controller_uid, object_key
+from grpo_kube.objects.resources import ObjectKey, controller, controller_uid, object_key
 
 from .names import (
     ANNOTATION_DIGEST,
@@ -24,6 +24,7 @@ from .names import (
     LABEL_CONTROLLER,
     LABEL_INDEX,
     LABEL_UID,
+    attempt_of_job,
     inheritable_metadata,
 )
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
@@ -87,13 +88,17 @@ def reserving_record(item: object) -> GRPOJobRecord:
 
 
 def job_record(item: object) -> JobRecord:
-    """The record of a batch/v1 Job.
+    """The record of a batch/v1 Job, which is known by its owner and its name: others may take its
+    labels away.
 
     Raises:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
     meta = whole.part("metadata")
+    fields = child_fields(meta)
+    if owner := controller(meta).text("name"):
+        fields["job_key"] = ObjectKey(fields["key"].namespace, owner)
     annotations = meta.part("annotations")
     template = whole.part("spec").part("template").part("metadata")
     status = whole.part("status")
@@ -101,9 +106,9 @@ def job_record(item: object) -> JobRecord:
     reason = end.text("reason") or end.text("type") if end else ""
     ended_at = reported_time(end, "lastTransitionTime") if end else None
     return JobRecord(
-        **child_fields(meta),
+        **fields,
         grpojob_uid=controller_uid(meta),
-        attempt=meta.part("labels").digits(LABEL_ATTEMPT),
+        attempt=attempt_of_job(fields["key"].name, fields["job_key"].name),
         created=meta.time("creationTimestamp") or 0.0,
         ended=reason,
         ended_at=ended_at,
