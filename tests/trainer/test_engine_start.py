@@ -49,6 +49,7 @@ class FailingEngine(FakeEngine):
     fails_at = ""
     error: Exception = RuntimeError()
     logprob = -0.5
+    tokens: tuple[int, ...] = (7,)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -75,10 +76,10 @@ class FailingEngine(FakeEngine):
         self._reach("wake_up")
 
     def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[Any]:
-        """One token for each prompt."""
+        """The same tokens for each prompt."""
         self._reach("generate")
-        step = {7: SimpleNamespace(logprob=self.logprob)}
-        output = SimpleNamespace(token_ids=[7], logprobs=[step], finish_reason="stop")
+        steps = [{token: SimpleNamespace(logprob=self.logprob)} for token in self.tokens]
+        output = SimpleNamespace(token_ids=self.tokens, logprobs=steps, finish_reason="stop")
         return [SimpleNamespace(outputs=[output]) for _ in prompts]
 
 
@@ -241,6 +242,21 @@ def test_log_probabilities_that_are_no_numbers_are_a_mismatch(
     result, _, message = told(lambda: generated(make_plan(folder), folder))
     assert result is Result.ENGINE_MISMATCH
     assert "2 of the engine's log-probabilities" in message
+
+
+@pytest.mark.parametrize("tokens", [(7, 1, 7), (1, 1), (7,) * (runs.COMPLETION + 1)])
+def test_completions_that_do_not_end_as_they_should_are_a_mismatch(
+    tokens: tuple[int, ...], folder: Path, vllm: type[FailingEngine]
+) -> None:
+    """Token 1 ends a completion."""
+    plan = make_plan(folder)
+    for right in ((7, 1), (1,), (7,) * runs.COMPLETION):
+        vllm.tokens = right
+        assert generated(plan, folder).failures == 0
+    vllm.tokens = tokens
+    result, _, message = told(lambda: generated(plan, folder))
+    assert result is Result.ENGINE_MISMATCH
+    assert "2 completions of generation 0 go on after a token that ends them" in message
 
 
 def test_model_runner_v1_has_no_graphs_and_no_sleep_whatever_the_job_says(folder: Path) -> None:

@@ -107,6 +107,8 @@ class Sampling(ColocatedGeneration):
             tokens = [*tokens, token]
             drawn.append(token)
             logprobs.append(float(scores[token]))
+            if token in self.stop_tokens:
+                break
         return Sample(drawn, logprobs, self.proven_version)
 
     def release_memory(self) -> None:

@@ -190,6 +190,7 @@ class EngineGeneration(ABC):
             self.failures += 1
             self.proven_version = None
         self._require_numbers(samples)
+        self._require_ends(samples, arguments)
         self._record_metrics()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
@@ -217,6 +218,27 @@ class EngineGeneration(ABC):
             raise EngineMismatch(
                 f"{wrong_of_all} of the engine's log-probabilities of generation "
                 f"{self._generation} are not finite numbers: set generation.engine to Transformers"
+            )
+
+    def _require_ends(self, samples: Sequence[Sample], arguments: dict[str, Any]) -> None:
+        """Log-probabilities are right in an engine, too, that does not end completions as it is
+        asked to. A collective, as _require_numbers.
+
+        Raises:
+            EngineMismatch: a completion of any rank goes on after a token that ends it, or is
+                longer than allowed.
+        """
+        stops, most = frozenset(self.stop_tokens), arguments["max_tokens"]
+        wrong = sum(
+            len(sample.tokens) > most or not stops.isdisjoint(sample.tokens[:-1])
+            for sample in samples
+        )
+        wrong_of_all = sum(ranks.gather(wrong))
+        if wrong_of_all:
+            raise EngineMismatch(
+                f"{wrong_of_all} completions of generation {self._generation} go on after a token "
+                f"that ends them, or have more than {most} tokens (training.maxCompletionLength): "
+                "set generation.engine to Transformers"
             )
 
     @abstractmethod
