@@ -200,6 +200,45 @@ def test_a_penalty_on_length_may_grow_by_what_the_other_rewards_gain(seed: int) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_penalty_that_grows_with_longer_answers_is_no_game_if_more_are_right_or_the_sum_falls(
+    seed: int,
+) -> None:
+    right, style = ramp(0.3, 0.55, 150, 20), always(0.5)
+    overlong = lambda step: min(ramp(-0.2, -0.05, 20, 0)(step), ramp(-0.05, -0.2, 150, 20)(step))  # noqa: E731
+    dip = lambda step: max(ramp(600, 400, 20, 0)(step), ramp(400, 800, 150, 20)(step))  # noqa: E731
+    assert first_found(penalised(seed, right, overlong, dip, style)) == {}
+    longer, costly = ramp(400, 730, 150, 20), ramp(-0.03, -0.5, 150, 50)
+    assert set(first_found(penalised(seed, right, costly, longer, style))) == {"RewardFalling"}
+
+
+def evaluated(seed: int, steps: list[dict[str, Any]], score: Line) -> list[dict[str, Any]]:
+    """The steps with an evaluation of thousands of prompts in each fifth."""
+    chance = random.Random(seed)
+    return [
+        row if row["step"] % 5 else {**row, "eval_reward": chance.gauss(score(row["step"]), 0.01)}
+        for row in steps
+    ]
+
+
+@pytest.mark.parametrize(
+    ("beside", "right", "found"),
+    [
+        ({"completions/mean_length": ramp(300, 1200, 200)}, always(0.5), "LengthExploding"),
+        ({"kl": ramp(0.02, 1.5, 260)}, always(0.5), "KLRising"),
+        ({}, ramp(0.75, 0.45, 150, 140), "RewardFalling"),
+        ({}, always(0.4), "NotLearning"),
+    ],
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_evaluation_that_rises_shows_what_harder_prompts_hide(
+    seed: int, beside: dict[str, Line], right: Line, found: str
+) -> None:
+    steps = batches(seed, right, {**STILL, **beside}, prompts=24, steps=300)
+    assert found in first_found(evaluated(seed, steps, always(0.4)))
+    assert first_found(evaluated(seed, steps, ramp(0.3, 0.7, 260, 0))) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_an_accuracy_that_is_half_lost_is_named_without_a_kl_and_at_the_same_length(
     seed: int,
 ) -> None:

@@ -57,8 +57,6 @@ EVALUATIONS = 4
 """Evaluations that a trend needs."""
 SURE = 3
 """Values in a row, and standard errors, of which noise alone makes one in hundreds."""
-_MEAN_BEND = 1.9544
-"""Mean of |x - 2y + z| for independent normal x, y, z of standard deviation 1: sqrt(12 / pi)."""
 
 
 def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -191,10 +189,14 @@ def _has_paid_for_length(run: RunNumbers) -> bool:
 
 
 def _may_have_gained_since(run: RunNumbers, then: Record) -> bool:
-    """Whether the reward stands noticeably above what it was then, or may do so within its noise.
+    """Whether the evaluation or the reward stands noticeably above what it was then, or the reward
+    may do so within its noise.
 
     By means of all rewards that are kept: levels of ten steps hide what a run learns slowly.
     """
+    # Always of the same prompts: a batch of few prompts, or of ever harder ones, hides a gain.
+    if run.evaluations.gain_in_errors(then.num_rewards) > SURE:
+        return True
     if not then.num_rewards:
         return False
     reward = run.series[REWARD]
@@ -222,12 +224,13 @@ def _fallen_reward(run: RunNumbers) -> Verdict | None:
     reward, spread = run.series[REWARD], run.level("reward_std")
     scores = []
     for peak in (run.reward_peak, run.long_reward_peak):
-        if peak.count:
+        # Where the evaluation has risen since, prompts became harder, and the policy no worse.
+        if peak.count and run.evaluations.gain_in_errors(peak.count, EVALUATIONS) <= SURE:
             gain = max(peak.height, 0.0 if math.isnan(spread) else spread)
             limit = peak.least_loss(limits.REWARD_LOSS.value * gain, reward)
             scores.append(_ratio(peak.loss(reward), limit))
     evidence = {"reward": reward.level(), "bestReward": run.reward_peak.value}
-    return Verdict(max(scores), evidence)
+    return Verdict(max(scores, default=0.0), evidence)
 
 
 def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
@@ -250,7 +253,7 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
         return Verdict(0.0, {})
     other, before = rival
     if peak.value <= 0:
-        size = max(size, _price(run, name, peak))
+        size = max(size, _price(run, name, peak, other))
     evidence = {
         name: fallen.level(),
         f"{name} at its best": peak.value,
@@ -262,26 +265,22 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
     return Verdict(score, evidence)
 
 
-def _price(run: RunNumbers, name: str, penalty: Peak) -> float:
-    """How much a penalty may grow for what the other rewards gain: by a part of it. Where it was
-    hardly learned and has grown with the answers' length, it may grow by all of it, and by more
-    where its weight leaves their sum as high as it was."""
+def _price(run: RunNumbers, name: str, penalty: Peak, rival: str) -> float:
+    """How much a penalty may grow for what the other rewards gain: by a part of it. One that has
+    grown with the answers' length is their price, and no game, if it was hardly learned or answers
+    are right more often: where the rewards' sum falls too, RewardFalling says so."""
     gains = [
         series.level() - penalty.beside.get(f"rewards/{other}", math.inf)
         for other, series in run.rewards.items()
     ]
-    gain = sum(max(0.0, each) for each in gains)
-    part = limits.HACKED_LOSS.value * gain
+    part = limits.HACKED_LOSS.value * sum(max(0.0, gain) for gain in gains)
     least_length = penalty.beside.get(LENGTH, math.inf)
     if run.has_values(LENGTH):
         least_length += limits.NOTICEABLE.value * run.series[LENGTH].error
-    series = run.rewards[name]
-    was_learned = penalty.height >= max(part, LEAST_GAIN * (penalty.value - series.level()))
-    if was_learned or not run.level(LENGTH) > least_length:
-        return part
-    least_sum = penalty.beside.get(REWARD, math.nan)
-    least_sum -= limits.NOTICEABLE.value * run.series[REWARD].error
-    return gain if run.level(REWARD) < least_sum else math.inf
+    loss = penalty.value - run.rewards[name].level()
+    was_learned = penalty.height >= max(part, LEAST_GAIN * loss)
+    is_game = was_learned and not _FOR_RIGHT_ANSWERS.search(rival)
+    return math.inf if run.level(LENGTH) > least_length and not is_game else part
 
 
 def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] | None:
@@ -316,16 +315,13 @@ def _fallen_evaluation(run: RunNumbers, *, with_reward: bool) -> Verdict | None:
     if len(evaluations) < EVALUATIONS:
         return None
     scores = [evaluation.score for evaluation in evaluations]
-    neighbours = list(zip(scores, scores[1:], scores[2:], strict=False))
-    levels = [median(three) for three in neighbours]
+    levels = [median(three) for three in zip(scores, scores[1:], scores[2:], strict=False)]
     best = max(range(len(levels)), key=lambda at: levels[at])
     reward_then = evaluations[best + 1].reward
     least_reward = reward_then - limits.BEST_OF_NOISE.value * run.series[REWARD].error
     if (run.level(REWARD) < least_reward) != with_reward:
         return Verdict(0.0, {})
-    # A trend of few evaluations would count as noise by their jumps, not by how they bend.
-    bends = [abs(before - 2 * between + after) for before, between, after in neighbours]
-    error = error_of_level(sum(bends) / len(bends) / _MEAN_BEND, 3)
+    error = error_of_level(run.evaluations.noise, 3)
     gain = max(levels[best] - min(levels[: best + 1]), LEAST_GAIN * abs(levels[best]))
     limit = max(limits.HACKED_LOSS.value * gain, limits.SIGNIFICANT.value * error)
     loss = levels[best] - levels[-1]
@@ -354,7 +350,8 @@ def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
         peak.height > 2 * SURE * peak.error(reward)
         for peak in (run.reward_peak, run.long_reward_peak)
     )
-    is_harmless = is_moving or has_peak or not has_signal
+    has_risen = has_peak or run.evaluations.gain_in_errors(KEPT) > SURE
+    is_harmless = is_moving or has_risen or not has_signal
     # Of a policy that stands still a small gain is noise.
     least_gain = limits.BEST_OF_NOISE if has_kl else limits.NOTICEABLE
     score = least_gain.value / max(1.0, _gain_in_errors(run))

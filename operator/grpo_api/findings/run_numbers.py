@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from .evaluations import Evaluations
+from .evaluations import Evaluation, Evaluations, in_errors
 from .step_row import REWARD, StepRow
 from .thresholds import BEST_OF_NOISE, NOTICEABLE, SIGNIFICANT
 from .thresholds import DEAD_GROUPS as DEAD_GROUPS_LIMIT
@@ -119,10 +119,7 @@ class Series:
         """How far the mean of all values that are kept stands above that of the first `size`, in
         standard errors of this difference; negative where it stands below."""
         change = self.average - self.first_average(size)
-        error = self.noise * math.sqrt(1 / size + 1 / KEPT)
-        if error > 0:
-            return change / error
-        return math.copysign(math.inf, change) if change else 0.0
+        return in_errors(change, self.noise * math.sqrt(1 / size + 1 / KEPT))
 
     def bounds(self, size: int = SMOOTH) -> tuple[float, float]:
         """Median and mean of the `size` newest values, the lower one first.
@@ -338,7 +335,8 @@ class RunNumbers:
         self._count_saves(values)
         self._move_peaks(row)
         if row.evaluation is not None and math.isfinite(row.evaluation):
-            self.evaluations.add(row.evaluation, self.level(REWARD))
+            num_rewards = self.series[REWARD].count
+            self.evaluations.add(Evaluation(row.evaluation, self.level(REWARD), num_rewards))
         self._last_values |= values
 
     def has_values(self, key: str, count: int = SMOOTH) -> bool:
