@@ -18,7 +18,7 @@ from .batch import whole_node_gpus
 from .engines import Engines
 from .footprints import Family, Footprints, Update, Variants
 from .methods import Method, methods
-from .option import SHARES, Option, Score, place_risk
+from .option import CROWDED, SHARES, Option, Score, place_risk
 
 WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
@@ -109,14 +109,22 @@ class Extent:
         return self.without_engine.may_train(self.place.pool.usable_bytes)
 
     @cached_property
-    def fitting_updates(self) -> list[list[Update]]:
+    def fitting_updates(self) -> list[tuple[list[Update], float]]:
         """For each of SHARES the updates that may be the fastest which fill a GPU up to it, beside
-        an engine that takes nothing; up to the share in which the fastest of all fits."""
+        an engine that takes nothing, and the factor by which their time counts longer.
+
+        A share in which no others fit than in less can't win, nor one past that in which the
+        fastest of all fits.
+        """
         alone, usable = self.without_engine, self.place.pool.usable_bytes
-        fitting = []
-        for share in SHARES:
-            fitting.append(alone.fastest_updates(int(share * usable)))
-            if alone.fastest_update in fitting[-1]:
+        fitting: list[tuple[list[Update], float]] = []
+        earlier: list[Update] = []
+        for share, crowded in zip(SHARES, CROWDED, strict=True):
+            updates = alone.fastest_updates(int(share * usable))
+            if updates != earlier:
+                fitting.append((updates, crowded))
+                earlier = updates
+            if alone.fastest_update in updates:
                 break
         return fitting
 

@@ -15,7 +15,7 @@ from .demand import Demand
 from .engines import Engines
 from .extent import Extent, Site
 from .footprints import Update, Variants
-from .option import CROWDED, ROUNDING
+from .option import ROUNDING
 
 
 class BatchTime(NamedTuple):
@@ -106,7 +106,7 @@ class Times:
             site.least_products = 0.0
             if not self._is_measured:
                 setup, _ = site.stand_in.without_engine.quickest
-                site.least_products = self.training(site.stand_in, setup).compute
+                site.least_products = self._update_seconds(site.place, setup)
         return site.least_products
 
     def least_step_at(self, site: Site) -> float:
@@ -247,11 +247,10 @@ class Times:
         scores = setup.scores_old_policy
         if scores not in extent.fitting_training:
             fitting = extent.fitting_training[scores] = []
-            for updates, crowded in zip(extent.fitting_updates, CROWDED, strict=False):
+            for updates, crowded in extent.fitting_updates:
                 setups = map(variants.update_setup, updates)
-                times = [sum(self.training(extent, setup)) for setup in setups]
-                if times:
-                    fitting.append((min(times), crowded))
+                least = min(sum(self.training(extent, setup)) for setup in setups)
+                fitting.append((least, crowded))
         return extent.fitting_training[scores]
 
     def sampling(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
