@@ -302,10 +302,10 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     """The rejection, with the claim named where it is what keeps the gang on one node."""
     if demand.spec.placement.nodes or not demand.spec.checkpoint.is_on_one_node:
         return result
-    message = (
-        f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node: with "
-        "ReadWriteMany it may have more"
-    )
+    message = f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node"
+    # The fixes of a plan that fits nowhere are part of its message.
+    if ACCESS_MODE not in result.message:
+        message += ": with ReadWriteMany it may have more"
     return result.model_copy(update={"message": message})
 
 

@@ -101,3 +101,16 @@ def test_nodes_that_are_not_there_yet_have_enough() -> None:
     )
     (found,), _ = build_pools(declared_inventory(job.placement), job)
     assert found.default_millicores(8) == 16000
+
+
+def test_few_cores_per_gpu_are_warned_of() -> None:
+    def warning(cores: float, **changes: Any) -> str:
+        chosen = plan(spec(QWEN_7B, **changes), nodes(1, 8, H100, cpu_total=cores, cpu_free=cores))
+        return next((text for text in chosen.warnings if "cores" in text), "")
+
+    assert warning(8.0) == (
+        "8 GPUs have 7 cores on these nodes, 2 for each are usual: rewards, tokenizing and engines "
+        "may take longer than estimated"
+    )
+    assert warning(192.0) == ""
+    assert warning(8.0, resources__requests={"cpu": "4"}) == ""

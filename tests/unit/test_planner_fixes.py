@@ -256,6 +256,9 @@ def test_a_claim_that_keeps_the_gang_on_one_node_is_named() -> None:
     (change,) = answer.fixes[0].changes
     assert (change.path, change.value) == (ACCESS_MODE, "ReadWriteMany")
     assert f"{ACCESS_MODE} ReadWriteOnce keeps the gang on one node" in answer.message
+    assert answer.message.count("ReadWriteMany") == 1
+    large = spec(LLAMA_70B, adapter__use="Never", checkpoint__volumeClaimTemplate=ONCE)
+    assert result(large, nodes(4, 4, A100)).message.count("ReadWriteMany") == 1
     assert plan_job(
         with_value(job, ACCESS_MODE, "ReadWriteMany"), inventory(nodes(2, 8, H100))
     ).feasible

@@ -451,3 +451,30 @@ def test_a_job_that_takes_too_long_everywhere_is_refused_after_few_predictions(
     there = [nodes(count, 8, product) for count, product in ((4, H100), (2, A100), (3, L4))]
     assert result(spec(QWEN_7B, **sizes), *there).reason == "TooSlow"
     assert predictions < 1500
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "reason"),
+    [
+        ((6,), {"tensorParallel": 4}, "2 of 6 GPUs stay idle: spec.generation.tensorParallel 4"),
+        ((3,), {"tensorParallel": 2}, "1 of 3 GPUs stay idle: spec.generation.tensorParallel 2"),
+        ((8, 4), {}, "4 of 12 GPUs stay idle: every pod has as many GPUs, and a node has 4"),
+        ((8, 8), {}, ""),
+        ((4,), {"tensorParallel": 2}, ""),
+    ],
+)
+def test_gpus_that_a_gang_cannot_use_are_named(
+    gpus: tuple[int, ...], changes: dict[str, Any], reason: str
+) -> None:
+    job = spec(
+        QWEN_7B,
+        generation={"engine": "Colocated", **changes},
+        training__promptsPerStep=12,
+        placement__objective="Fastest",
+    )
+    idle = [
+        text
+        for text in plan(job, *(nodes(1, each, H100) for each in gpus)).warnings
+        if "idle" in text
+    ]
+    assert [text[: len(reason)] for text in idle] == ([reason] if reason else [])

@@ -19,6 +19,7 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 from grpo_api.text.messages import shorten
 
+from ..hardware.pools import MILLICORES_PER_GPU
 from ..hardware.products import is_slice, obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from ..result.formatting import (
@@ -26,6 +27,7 @@ from ..result.formatting import (
     needs_message,
     plan_name,
     plan_texts,
+    plural,
 )
 from ..result.result import Candidate, PlanResult
 from ..search.batch import generation_share
@@ -186,6 +188,8 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round "
             "away; set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
+    of_nodes = (_few_cores_message(demand, option), _uneven_nodes_message(demand, option))
+    sentences += filter(None, of_nodes)
     if not hardware.has_bfloat16:
         sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
     is_declared = option.place.nodes == 1 or hardware.node_network
@@ -215,6 +219,33 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             f"not after spec.guard.hangTimeoutSeconds = {hang_timeout}; raise that"
         )
     return sentences
+
+
+def _few_cores_message(demand: Demand, option: Option) -> str:
+    """Cores that are fewer than usual for a node's GPUs; empty where they are enough."""
+    gpus = option.place.per_node
+    cores = option.place.pool.default_millicores(gpus) / 1000
+    usual = MILLICORES_PER_GPU // 1000
+    if demand.pod_cpu is not None or cores >= usual * gpus:
+        return ""
+    return (
+        f"{plural(gpus, 'GPU')} have {cores:g} cores on these nodes, {usual} for each are usual: "
+        "rewards, tokenizing and engines may take longer than estimated"
+    )
+
+
+def _uneven_nodes_message(demand: Demand, option: Option) -> str:
+    """GPUs that stay idle since the one other node has fewer; empty where there are none."""
+    place, pool, placement = option.place, option.place.pool, demand.spec.placement
+    is_limited = demand.spec.nodes or placement.gpus or option.engine_gpus
+    sizes = [room.gpus for room, _ in pool.rooms]
+    takes_all = place.per_node == max(sizes) and pool.nodes == place.nodes + 1
+    if is_limited or not takes_all or min(sizes) in (0, max(sizes)):
+        return ""
+    return (
+        f"{pool.gpus - place.world} of {pool.gpus} GPUs stay idle: every pod has as many GPUs, and "
+        f"a node has {min(sizes)} where the others have {max(sizes)}"
+    )
 
 
 def reason_message(option: Option, sampling: str) -> str:

@@ -389,10 +389,18 @@ def _change_message(winner: Option, faster: Option) -> str:
 
 
 def _idle_gpus_message(search: Search, winner: Option) -> Iterator[str]:
-    """GPUs that the plan leaves idle because the batch can't be split over more, and the batch with
-    which it takes them all."""
+    """GPUs that the plan leaves idle because an engine or the batch can't be split over more, and
+    the batch with which it takes them all."""
     spec, world = search.demand.spec, winner.place.world
     whole, beside = _most_gpus(search.demand, winner)
+    unit, per_node = spec.generation.tensor_parallel or 1, whole // winner.place.nodes
+    is_split = winner.footprint.setup.engine and per_node % unit
+    if is_split and per_node - per_node % unit == winner.place.per_node:
+        yield (
+            f"{whole - world} of {whole} GPUs{beside} stay idle: spec.generation.tensorParallel "
+            f"{unit} needs a multiple of {unit} GPUs on each node"
+        )
+        return
     if whole <= world or not _has_place(search, winner, whole):
         return
     larger = (size for size in divisors(step_completions(spec)) if world < size <= whole)

@@ -60,7 +60,10 @@ def _comparison(
     costs = list(_deciding_costs(option, winner, differences))
     faster = 1 - option.seconds / winner.seconds
     if round(faster, 3) < 0:
-        return "Slower", ", ".join([f"{-faster:.1%} slower", *costs])
+        times = option.seconds / winner.seconds
+        # "1221.6% slower" has to be read twice.
+        slower = f"{-faster:.1%} slower" if times < 2 else f"{times:.1f} times as long"
+        return "Slower", ", ".join([slower, *costs])
     gain = f"{faster:.1%} faster" if round(faster, 3) else "as fast"
     if not costs:
         in_order = (difference.name for difference in differences if difference.factor >= 1)
