@@ -141,16 +141,10 @@ def _read_dataset(run: TrlRun, values: Mapping[str, TrlSetting]) -> None:
         _read_mixture(run, mixture)
         return
     use = run.dataset
-    texts = {
-        field: values[key].value
-        for field, key in (
-            ("name", "dataset_name"),
-            ("config", "dataset_config"),
-            ("split", "dataset_train_split"),
-        )
-        if key in values
-    }
-    use.name, use.config, use.split = (texts.get(key) for key in ("name", "config", "split"))
+    names = {"name": "dataset_name", "config": "dataset_config", "split": "dataset_train_split"}
+    for field, key in names.items():
+        if key in values:
+            setattr(use, field, values[key].value)
     if use.name is None or is_folder(use.name):
         use.is_made_by_script = True
         why = "not given" if use.name is None else "no dataset of the hub"
@@ -177,7 +171,7 @@ def _read_rewards(run: TrlRun, values: Mapping[str, TrlSetting], read_module: Re
             run.rewards.append(RewardUse(functions.line, name, f"trl.rewards:{name}"))
         elif isinstance(name, str) and "." in name:
             module, _, function = name.rpartition(".")
-            RewardReader(run, "", read_module).add_imported(functions.line, module, function)
+            RewardReader(run, read_module).add_imported(functions.line, module, function)
         else:
             attribute = metric_name(str(name))
             advice = f"no reward function of `trl grpo`; write it as {attribute} of rewards.py"

@@ -17,13 +17,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "bool": bool,
-    "float": float,
-    "int": int,
-    "max": max,
-    "min": min,
-    "round": round,
-    "str": str,
+    function.__name__: function for function in (bool, float, int, max, min, round, str)
 }
 """Functions of numbers and texts."""
 

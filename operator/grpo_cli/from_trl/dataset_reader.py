@@ -28,9 +28,8 @@ WRITE_ROWS = (
 class DatasetReader:
     """Fills `run.dataset`."""
 
-    def __init__(self, run: TrlRun, text: str) -> None:
+    def __init__(self, run: TrlRun) -> None:
         self.run = run
-        self.text = text
         self._files: tuple[ast.Call, Any] | None = None
         """Call that loads files, and its data_files."""
 
@@ -75,9 +74,7 @@ class DatasetReader:
         if self.use.is_made_by_script:
             return
         self.use.is_made_by_script = True
-        source = ast.get_source_segment(self.text, node) or ast.unparse(node)
-        advice = f"{why}; {WRITE_ROWS}" if why else WRITE_ROWS
-        self.run.note(getattr(node, "lineno", 0), "train_dataset", source, advice)
+        self.run.note_node(node, "train_dataset", f"{why}; {WRITE_ROWS}" if why else WRITE_ROWS)
 
     def _load(self, call: ast.Call, scope: Scope) -> None:
         try:

@@ -146,22 +146,18 @@ def loading_refusal(key: str) -> str:
 
 def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
     use = run.dataset
-    if use.is_made_by_script or not (use.name or use.files):
-        paths = [ROWS_FILE]
-        builder.set_field(
-            "dataset.files", {"volume": {"claimName": f"{name}-data"}, "paths": paths}
-        )
-        return
-    if use.files:
-        files = {"volume": {"claimName": f"{name}-data"}, "paths": list(use.files)}
+    is_made = use.is_made_by_script or not (use.name or use.files)
+    paths = [ROWS_FILE] if is_made else list(use.files)
+    if paths:
+        files = {"volume": {"claimName": f"{name}-data"}, "paths": paths}
         builder.set_field("dataset.files", files)
-    else:
-        for field in ("name", "config", "split", "revision"):
-            value = getattr(use, field)
-            if value is not None:
-                builder.set_field(
-                    f"dataset.{field}", value, f"dataset {field}", TrlSetting(value, 0)
-                )
+    if is_made:
+        return
+    for field in () if paths else ("name", "config", "split", "revision"):
+        value = getattr(use, field)
+        if value is not None:
+            setting = TrlSetting(value, 0)
+            builder.set_field(f"dataset.{field}", value, f"dataset {field}", setting)
     if use.columns:
         builder.set_field("dataset.columns", dict(use.columns))
     if use.prompt_column != "prompt":

@@ -59,9 +59,8 @@ def _is_list_call(node: ast.AST) -> bool:
 class RewardReader:
     """Fills `run.rewards` and `run.reward_files`."""
 
-    def __init__(self, run: TrlRun, text: str, read_module: ReadModule) -> None:
+    def __init__(self, run: TrlRun, read_module: ReadModule) -> None:
         self.run = run
-        self.text = text
         self.read_module = read_module
         self.module_name = "rewards" if read_module("rewards") is None else "script_rewards"
         self.copied: dict[tuple[int, int], str] = {}
@@ -136,7 +135,7 @@ class RewardReader:
                 yield from entries
             else:
                 advice = "the list changes here: add what it adds to the job's rewards"
-                self.run.note(statement.lineno, "reward_funcs", self._source(statement), advice)
+                self.run.note_node(statement, "reward_funcs", advice)
         for change in scope.bindings[list_name]:
             if change.line not in bound_lines:
                 advice = "a function changes the list here: add what it adds to the job's rewards"
@@ -301,7 +300,7 @@ class RewardReader:
         """An entry that nobody can take leaves a reward that a preflight finds missing."""
         name = f"reward_{len(self.run.rewards) + 1}"
         advice = f"{why}; write it as function {name} of {self.module_name}.py"
-        self.run.note(node.lineno, "reward_funcs", self._source(node), advice)
+        self.run.note_node(node, "reward_funcs", advice)
         self._add_function(node, name, name)
 
     def _metric_name(self, target: ast.AST, scope: Scope) -> str:
@@ -332,8 +331,8 @@ class RewardReader:
         refuse_keys(node, f"{self.run.source} line ")
         attribute = f"reward_{len(self.run.rewards) + 1}"
         self._copy_names(global_names(node), scope, node)
-        end = len(self.text), len(self.run.rewards)  # after all lines
-        self.copied[end] = f"{attribute} = {self._source(node)}"
+        end = len(self.run.text), len(self.run.rewards)  # after all lines
+        self.copied[end] = f"{attribute} = {self.run.source_of(node)}"
         self._add_function(node, self._metric_name(node, scope) or attribute, attribute)
         if isinstance(node, ast.Name):
             advice = f"the spec takes names in ASCII: it is {attribute}"
@@ -358,7 +357,7 @@ class RewardReader:
                     f"the reward at line {reward.lineno} uses it, but making it again would run "
                     f"the script: define it in {self.module_name}.py"
                 )
-                self.run.note(running[0].lineno, name, self._source(running[0]), advice)
+                self.run.note_node(running[0], name, advice)
                 continue
             self.changes |= {(line, name) for line in _change_lines(name, scope)}
             if not units and scope.first_binding(ast.Name(name)):
@@ -403,7 +402,7 @@ class RewardReader:
         decorators = getattr(unit, "decorator_list", [])
         first = min([unit.lineno, *(node.lineno for node in decorators)])
         # Not splitlines, which breaks at more characters than Python's lines do.
-        lines = self.text.split("\n")[first - 1 : unit.end_lineno]
+        lines = self.run.text.split("\n")[first - 1 : unit.end_lineno]
         source = dedent("\n".join(lines))
         try:
             same = ast.dump(ast.parse(source).body[0]) == ast.dump(unit)
@@ -411,9 +410,6 @@ class RewardReader:
             same = False
         # A text of several lines may lose its indentation, or share its line with another.
         return source if same and len(ast.parse(source).body) == 1 else ast.unparse(unit)
-
-    def _source(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
 
 def _star_imports(name: str, scope: Scope) -> list[ast.stmt]:

@@ -88,8 +88,7 @@ class _ScriptReader:
 
     def __init__(self, module: ast.Module, text: str, source: str, read_module: ReadModule) -> None:
         self.module = module
-        self.text = text
-        self.run = TrlRun(source)
+        self.run = TrlRun(source, text)
         self.read_module = read_module
         self.root = Scope(module, module.body)
         bind_neighbours(self.root, read_module)
@@ -106,22 +105,22 @@ class _ScriptReader:
         arguments = self._arguments(call, POSITIONS, scope)
         for name in set(arguments) - set(POSITIONS):
             advice = "TRL's GRPOTrainer has no such argument"
-            self.run.note(call.lineno, name, self._source(arguments[name]), advice)
+            self.run.note(call.lineno, name, self.run.source_of(arguments[name]), advice)
         self._read_model(arguments, scope)
         self._read_config(arguments.get("args"), scope)
         if "peft_config" in arguments:
             self._read_lora(arguments["peft_config"], scope)
         self._read_tokenizer(arguments.get("processing_class"), scope)
         self._read_changes(call, scope)
-        datasets = DatasetReader(self.run, self.text)
+        datasets = DatasetReader(self.run)
         datasets.read(arguments.get("train_dataset"), scope, call.lineno)
-        rewards = RewardReader(self.run, self.text, self.read_module)
+        rewards = RewardReader(self.run, self.read_module)
         rewards.read(arguments.get("reward_funcs"), scope, call.lineno)
         for name, advice in NOT_TAKEN.items():
             node = arguments.get(name)
             if node is not None and not _is_none(node):
-                self.run.note(node.lineno, name, self._source(node), advice)
-        note_side_settings(self.run, self.module, self.text, call)
+                self.run.note_node(node, name, advice)
+        note_side_settings(self.run, self.module, call)
         for note in self.root.assumptions:
             self.run.note(note.line, note.name, note.value, note.advice)
         return self.run
@@ -177,7 +176,7 @@ class _ScriptReader:
         """What a call is given, by parameter; literal dicts that it unpacks are among it."""
         arguments: dict[str, ast.expr] = dict(zip(positions, call.args, strict=False))
         for node in call.args[len(positions) :]:
-            self.run.note(node.lineno, "argument", self._source(node), "give it by its name")
+            self.run.note_node(node, "argument", "give it by its name")
         for keyword in call.keywords:
             if keyword.arg is not None:
                 arguments[keyword.arg] = keyword.value
@@ -198,7 +197,7 @@ class _ScriptReader:
             pass
         if not isinstance(value, dict):
             advice = "it is computed when the script runs: write its entries into the job"
-            self.run.note(node.lineno, f"**{short_text(self._source(node))}", "", advice)
+            self.run.note(node.lineno, f"**{short_text(self.run.source_of(node))}", "", advice)
             return
         for name, entry in value.items():
             constant = ast.Constant(entry, lineno=node.lineno, col_offset=0)
@@ -214,7 +213,7 @@ class _ScriptReader:
         except Computed as error:
             fix = f"set {place}" if place else "write the value into the job"
             advice = refusal or f"{error}; {fix}"
-            self.run.note(node.lineno, name, self._source(node), advice)
+            self.run.note_node(node, name, advice)
             return None
 
     def _read_model(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
@@ -249,21 +248,21 @@ class _ScriptReader:
             self._read_model({"model": target.func.value}, inner)
             if may_change_dtype(target):
                 advice = "the weights are loaded as training.dtype says"
-                self.run.note(target.lineno, "model", self._source(target), advice)
+                self.run.note_node(target, "model", advice)
         else:
             self.run.model = self._read_setting("model", node, scope)
 
     def _read_loaded_model(self, call: ast.Call, scope: Scope) -> None:
         """Read a call of from_pretrained."""
         loader = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        loader_name = self._source(loader).rpartition(".")[2]
+        loader_name = self.run.source_of(loader).rpartition(".")[2]
         if loader_name.startswith("PeftModel") and call.args:
-            self.run.note(call.lineno, "model", self._source(call), TRAINED_ADAPTER)
+            self.run.note_node(call, "model", TRAINED_ADAPTER)
             self._read_model({"model": call.args[0]}, scope)
             return
         if loader_name not in _LOADERS:
             advice = "the trainer loads it by AutoModelForCausalLM, not quantised"
-            self.run.note(call.lineno, "model", self._source(loader), advice)
+            self.run.note(call.lineno, "model", self.run.source_of(loader), advice)
         arguments = self._arguments(call, ("model",), scope)
         for former in ("pretrained_model_name_or_path", "model_name"):
             if former in arguments:
@@ -291,7 +290,7 @@ class _ScriptReader:
             parsed = parsed_classes(inner, target) if isinstance(target, ast.Call) else None
         except Computed as error:
             advice = f"{error}; write its settings into the job"
-            self.run.note(node.lineno, "args", self._source(node), advice)
+            self.run.note_node(node, "args", advice)
             return
         self._objects[id(target), index] = "args"
         classes = self._classes(CONFIG)
@@ -307,10 +306,10 @@ class _ScriptReader:
                 "its values come from the command line or a file, and TRL's defaults were taken: "
                 "add yours to the job, or give the YAML file to `grpo init --from-trl`"
             )
-            self.run.note(target.lineno, "args", self._source(target), advice)
+            self.run.note_node(target, "args", advice)
         else:
             advice = "no GRPOConfig(…) was found here: write its settings into the job"
-            self.run.note(node.lineno, "args", self._source(node), advice)
+            self.run.note_node(node, "args", advice)
 
     def _put_defaults(self, definition: ast.AST | None, scope: Scope) -> None:
         """Defaults that a subclass of GRPOConfig in the script, or a base of it, replaces, and what
@@ -331,9 +330,9 @@ class _ScriptReader:
                         defaults[name] = default, inner
                     elif default is not None:
                         advice = f"no effect: {base.name} is no dataclass"
-                        self.run.note(statement.lineno, name, self._source(default), advice)
+                        self.run.note(statement.lineno, name, self.run.source_of(default), advice)
                 if isinstance(statement, ast.FunctionDef):
-                    note_method(self.run, statement, self.text)
+                    note_method(self.run, statement)
         for name, (default, inner) in defaults.items():
             self._put_config(name, default, inner)
 
@@ -350,7 +349,7 @@ class _ScriptReader:
             return
         if isinstance(target, ast.Call) and called_name(target) == "get_peft_config":
             advice = "the command line decides; all parameters are trained, as by TRL's default"
-            self.run.note(node.lineno, "peft_config", self._source(node), advice)
+            self.run.note_node(node, "peft_config", advice)
             return
         if isinstance(target, ast.Call) and called_name(target) == "LoraConfig":
             self._read_lora_fields(self._arguments(target, LORA_POSITIONS, inner), inner)
@@ -368,7 +367,7 @@ class _ScriptReader:
             self._read_lora_fields(self._arguments(call, LORA_POSITIONS, inner), inner)
             taken = f"the LoraConfig of line {call.lineno}"
         advice = f"{why}; {taken} was taken: set adapter as it should be"
-        self.run.note(node.lineno, "peft_config", self._source(node), advice)
+        self.run.note_node(node, "peft_config", advice)
 
     def _read_lora_fields(self, arguments: dict[str, ast.expr], scope: Scope) -> None:
         self.run.lora = {}
@@ -390,7 +389,7 @@ class _ScriptReader:
                 return
         except Computed:
             pass
-        self.run.note(node.lineno, "processing_class", self._source(node), OTHER_TOKENIZER)
+        self.run.note_node(node, "processing_class", OTHER_TOKENIZER)
 
     def _is_tokenizer(self, call: ast.Call, scope: Scope, index: int | None) -> bool:
         """True for a call that loads the model's own tokenizer as TRL does.
@@ -433,7 +432,7 @@ class _ScriptReader:
                         self.run.chat_template = self._read_setting(name, value, inner)
                         continue
                 if is_named(kind, target, statement):
-                    source = self._source(value) if value is not None else ""
+                    source = self.run.source_of(value)
                     advice = change_advice(kind, target.attr, is_conditional)
                     self.run.note(statement.lineno, name, source, advice)
 
@@ -445,9 +444,6 @@ class _ScriptReader:
         setting = self._read_setting(name, node, scope, refusal=refusal, place=place.path)
         if setting is not None:
             self.run.config[field] = setting
-
-    def _source(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
 
 def _is_none(node: ast.expr) -> bool:

@@ -59,8 +59,8 @@ Part = tuple[ast.stmt, bool, Scope]
 """A statement, whether a condition or a loop decides on it, and its scope."""
 
 
-def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.Call) -> None:
-    """Note each of them in the run; `text` is the script, `trainer` its call of GRPOTrainer."""
+def note_side_settings(run: TrlRun, module: ast.Module, trainer: ast.Call) -> None:
+    """Note each of them in the run; `trainer` is the call of GRPOTrainer."""
     for node in ast.walk(module):
         match node:
             case ast.ImportFrom():
@@ -69,7 +69,7 @@ def note_side_settings(run: TrlRun, module: ast.Module, text: str, trainer: ast.
                 advice = "it may set anything of the run: compare the job with the script's run"
                 run.note(node.lineno, ast.unparse(node), "", advice)
             case ast.Call(func=ast.Attribute(attr="train")):
-                _note_resume(run, node, text)
+                _note_resume(run, node)
             case ast.Call(func=ast.Attribute(attr="push_to_hub")):
                 if not run.value("push_to_hub"):
                     advice = "set export.to to Hub, and export.hub.repository"
@@ -111,15 +111,14 @@ def _may_bind_anything(node: ast.expr) -> bool:
     return False
 
 
-def _note_resume(run: TrlRun, call: ast.Call, text: str) -> None:
+def _note_resume(run: TrlRun, call: ast.Call) -> None:
     given = [word.value for word in call.keywords if word.arg == "resume_from_checkpoint"]
     # A model's `train(False)` is torch's, and sets its mode.
     if not ast.unparse(call.func).endswith("model.train"):
         given += call.args[:1]
     for node in given:
         if not (isinstance(node, ast.Constant) and node.value is None):
-            value = ast.get_source_segment(text, node) or ast.unparse(node)
-            run.note(call.lineno, "resume_from_checkpoint", value, _RESUMES)
+            run.note(call.lineno, "resume_from_checkpoint", run.source_of(node), _RESUMES)
 
 
 def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.expr) -> None:
@@ -155,13 +154,12 @@ def owner_kind(
     return kind if not is_part or kind in ("trainer", "model") else None
 
 
-def note_method(run: TrlRun, method: ast.FunctionDef, text: str) -> None:
+def note_method(run: TrlRun, method: ast.FunctionDef) -> None:
     """Name the fields that a method of a config sets, as `__post_init__` does."""
     for statement, _ in statements(method.body):
         for target, value in changed_attributes(statement):
-            source = ast.get_source_segment(text, value) if value is not None else ""
             advice = f"{method.name} sets it; set it in the job"
-            run.note(statement.lineno, ast.unparse(target), source or "", advice)
+            run.note(statement.lineno, ast.unparse(target), run.source_of(value), advice)
 
 
 def may_change_dtype(call: ast.Call) -> bool:

@@ -209,6 +209,8 @@ class TrlRun:
 
     source: str
     """Name of the file."""
+    text: str = ""
+    """A script."""
     config: dict[str, TrlSetting] = field(default_factory=dict)
     """Fields of GRPOConfig that are set."""
     model: TrlSetting | None = None
@@ -237,6 +239,16 @@ class TrlRun:
         entry = Note(line, name, "" if is_secret_name(name) else text, advice)
         if entry not in self.notes:
             insort(self.notes, entry, key=lambda earlier: earlier.line)
+
+    def note_node(self, node: ast.AST, name: str, advice: str) -> None:
+        """Keep what was not taken, as the script writes it."""
+        self.note(getattr(node, "lineno", 0), name, self.source_of(node), advice)
+
+    def source_of(self, node: ast.AST | None) -> str:
+        """What the script writes; empty for nothing."""
+        if node is None:
+            return ""
+        return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
 
 ReadModule = Callable[[str], str | None]
