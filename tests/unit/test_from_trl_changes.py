@@ -96,6 +96,17 @@ def test_a_change_without_effect_is_not_named(tmp_path: Path, line: str) -> None
     assert notes(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["kw.setdefault('beta', 0.5)", "kw['beta'] = 0.5", "kw = kw | {'beta': 0.5}", "tune(kw)"],
+)
+def test_values_that_a_config_gives_its_base_are_named(tmp_path: Path, line: str) -> None:
+    initializer = f"    def __init__(self, **kw):\n        {line}\n        super().__init__(**kw)"
+    made = f"class Made(GRPOConfig):\n{initializer}\nargs = Made(seed=3)"
+    assert spec_of(tmp_path, with_line(made))["training"]["seed"] == 3
+    assert any("own __init__ may set any field" in note for note in notes(tmp_path))
+
+
 def test_the_template_is_that_of_the_trainer_s_tokenizer(tmp_path: Path) -> None:
     line = "judge = AutoTokenizer.from_pretrained('a')\ntokenizer.chat_template = 'A'\n"
     spec = spec_of(tmp_path, with_line(f"{line}judge.chat_template = 'B'"))

@@ -155,7 +155,11 @@ def owner_kind(
 
 
 def note_method(run: TrlRun, method: ast.FunctionDef) -> None:
-    """Name the fields that a method of a config sets, as `__post_init__` does."""
+    """Name the fields that a method of a config sets, as `__post_init__` does; and each `__init__`,
+    which may give its base other values than it is given."""
+    if method.name == "__init__":
+        advice = "a config's own __init__ may set any field: write what it sets into the job"
+        run.note(method.lineno, method.name, "", advice)
     for statement, _ in statements(method.body):
         for target, value in changed_attributes(statement):
             advice = f"{method.name} sets it; set it in the job"
