@@ -201,6 +201,21 @@ def test_a_plan_far_slower_than_a_sensible_one_names_it() -> None:
     assert not any("a step is estimated at" in text for text in quick.warnings)
 
 
+def test_a_faster_plan_on_fewer_gpus_is_advised_without_a_least_number_of_them() -> None:
+    job: dict[str, Any] = {
+        "training__dtype": "float32",
+        "training__promptsPerStep": 24,
+        "generation__sequencesAtATime": 16,
+    }
+    there = nodes(9, 8, "NVIDIA-L40S", host_gib=64)
+    slow = plan(spec("meta-llama/Llama-3.1-8B", **job), there)
+    text = next(text for text in slow.warnings if " would take " in text)
+    assert text.endswith("set spec.adapter.use to Always, which trains an adapter only")
+    obeyed = plan(spec("meta-llama/Llama-3.1-8B", adapter__use="Always", **job), there)
+    assert obeyed.gpus < slow.gpus
+    assert 2 * seconds(obeyed) <= seconds(slow)
+
+
 def test_a_plan_that_nobody_would_wait_for_says_what_it_spends_its_time_on() -> None:
     hopeless = plan(spec(LLAMA_70B, adapter__use="Always"), nodes(16, 1, H100))
     assert seconds(hopeless) > 600

@@ -225,12 +225,12 @@ def _few_cores_message(demand: Demand, option: Option) -> str:
     """Cores that are fewer than usual for a node's GPUs; empty where they are enough."""
     gpus = option.place.per_node
     cores = option.place.pool.default_millicores(gpus) / 1000
-    usual = MILLICORES_PER_GPU // 1000
-    if demand.pod_cpu is not None or cores >= usual * gpus:
+    usual = gpus * MILLICORES_PER_GPU // 1000
+    if demand.pod_cpu is not None or cores >= usual:
         return ""
     return (
-        f"{plural(gpus, 'GPU')} have {cores:g} cores on these nodes, {usual} for each are usual: "
-        "rewards, tokenizing and engines may take longer than estimated"
+        f"these nodes leave {plural(gpus, 'GPU')} {cores:g} of the usual {usual} cores: rewards, "
+        "tokenizing and engines may take longer than estimated"
     )
 
 

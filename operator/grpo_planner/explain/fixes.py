@@ -383,7 +383,7 @@ def _change_message(winner: Option, faster: Option) -> str:
         steps.append("set spec.adapter.use to Always, which trains an adapter only")
     elif faster.tier > winner.tier:
         steps.append("set spec.training.optimizer to AdamW8bit")
-    if place.world != winner.place.world:
+    if place.world > winner.place.world:
         steps.append(f"set spec.placement.gpus.min to {place.world}")
     return " and ".join(steps) or f"pin {method.name}"
 
