@@ -109,8 +109,8 @@ def test_few_cores_per_gpu_are_warned_of() -> None:
         return next((text for text in chosen.warnings if "cores" in text), "")
 
     assert warning(8.0) == (
-        "these nodes leave 8 GPUs 7 of the usual 16 cores: rewards, tokenizing and engines may take "
-        "longer than estimated"
+        "these nodes leave 8 GPUs 7 of the usual 16 cores: rewards, tokenizing and engines may "
+        "take longer than estimated"
     )
     assert warning(192.0) == ""
     assert warning(8.0, resources__requests={"cpu": "4"}) == ""
