@@ -361,7 +361,7 @@ class World:
 
     def child(self, one: Gang, job: Job) -> JobRecord:
         return make_child(
-            job.attempt, f"uid-{one.name}", uid=job.uid, name=f"{one.name}-{job.attempt}",
+            job.attempt, f"uid-{one.name}", uid=job.uid, job=one.name,
             deleting=job.deleting, ended=job.ended, ended_at=job.ended_at,
         )  # fmt: skip
 

@@ -165,7 +165,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
 
 def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
     """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid,
-    name, workload (empty: the operator admitted it, and not Kueue), version (of the spec)."""
+    job, name, workload (empty: the operator admitted it, and not Kueue), version (of the spec)."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | (
         {"failedIndexes": more["spent"]} if "spent" in more else {}
@@ -175,14 +175,15 @@ def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, A
         status["conditions"] = [
             over | ({"lastTransitionTime": at(more["ended_at"])} if "ended_at" in more else {})
         ]
-    name = more.get("name", f"{KEY.name}-{attempt}")
+    job = more.get("job", KEY.name)
+    name = more.get("name", f"{job}-{attempt}")
     meta: dict[str, Any] = {
         "namespace": KEY.namespace,
         "name": name,
         "uid": more.get("uid", f"job-{attempt}"),
         "resourceVersion": "11",
         "creationTimestamp": at(more.get("created", -50)),
-        "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt)},
+        "labels": {LABEL_JOB: job, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt)},
         "ownerReferences": [{"controller": True, "uid": owner}],
     }
     if more.get("version"):
