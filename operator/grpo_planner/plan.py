@@ -140,7 +140,10 @@ class Planner:
         planner = _planner_elsewhere(self._footprints)(without_engine(self._spec))
         if planner(_emptied_nodes(inventory)).choice:
             return self._refuse_experts
-        return self._refuse_experts.model_copy(update={"fixes": []})
+        # The way out is the last part of the message.
+        message, _, _ = self._refuse_experts.message.rpartition("; ")
+        message += "; these nodes have no plan without one either"
+        return self._refuse_experts.model_copy(update={"fixes": [], "message": message})
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; []

@@ -11,7 +11,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from tests.generated import cases
-from tests.unit.planning import H100, H200, QWEN_32B, nodes, plan, spec
+from tests.unit.planning import H100, H200, QWEN_32B, nodes, plan, result, spec
 from tests.unit.test_planner_properties import MODELS, OFFERS, cost, is_consent
 
 JOBS = st.builds(
@@ -106,3 +106,15 @@ def test_more_completions_at_a_time_than_a_process_has_are_no_limit() -> None:
         plans.append(plan(job, nodes(1, 2, H200)).model_copy(update={"warnings": []}))
     assert plans[0] == plans[1] == plans[2]
     assert (plans[0].gpus, plans[0].zero_stage) == (2, 0)
+
+
+def test_an_engine_on_more_gpus_than_the_batch_has_completions_is_named() -> None:
+    generation = {"engine": "Colocated", "tensorParallel": 8}
+    small = {"training__numGenerations": 4, "training__promptsPerStep": 1}
+    job = spec(QWEN_32B, generation=generation, **small)
+    message = result(job, nodes(1, 8, H200)).message
+    assert message.startswith(
+        "spec.generation.tensorParallel 8: 4 completions per step can't be split over a multiple "
+        "of 8 GPUs"
+    )
+    assert plan(with_value(job, "spec.training.promptsPerStep", 2), nodes(1, 8, H200)).gpus == 8

@@ -24,6 +24,7 @@ from ..memory import engine as terms
 from ..memory.setup import Engine, Precision, Setup
 from ..result.formatting import distinct_gib, gib, plural
 from ..result.result import PlanReason, SpecRejected
+from .batch import step_completions
 from .demand import Demand
 
 OWN_SHARE = 0.9
@@ -110,6 +111,15 @@ def check(demand: Demand) -> None:
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
             f"can't be split over {gpus} GPUs; {counts} can",
+        )
+    # The gang is a multiple of its engines' GPUs, and the batch a multiple of the gang.
+    completions = step_completions(spec)
+    if engine == "Colocated" and completions % gpus:
+        raise SpecRejected(
+            PlanReason.INVALID_BATCH_SPLIT,
+            f"spec.generation.tensorParallel {gpus}: {completions} completions per step can't be "
+            f"split over a multiple of {gpus} GPUs: lower or remove it, or change "
+            "spec.training.promptsPerStep",
         )
 
 
