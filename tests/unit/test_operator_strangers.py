@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from grpo_kube.objects.resources import JOBS, Object, Resource
+from grpo_kube.objects.resources import JOBS, PODS, Object, Resource
 from tests.unit.test_operator_slow_ends import SlowEnds
-from tests.unit.test_operator_writes import ENDS, KINDS, LIMIT, check, end_of, undisturbed
-from tests.unit.write_world import Story, World
+from tests.unit.test_operator_writes import ACTS, ENDS, KINDS, LIMIT, check, end_of, undisturbed
+from tests.unit.write_world import Story, World, is_live
 from tests.virtual_time import virtually
 
 
@@ -33,6 +33,14 @@ def test_a_pod_whose_second_container_runs_on_holds_no_gpu_after_its_attempt(
     virtually(world.live())
     check(world)
     assert end_of(world) == end_of(undisturbed(kind, ends))
+
+
+def test_a_job_that_is_deleted_as_it_succeeds_leaves_no_pod() -> None:
+    """Its peers need no moment any more to end by themselves, and a finalizer keeps the job."""
+    spec, plan = KINDS["plain"]
+    world = Meshed(spec, plan, (("Succeeded", ACTS["delete"]),))
+    virtually(world.live())
+    assert not list(filter(is_live, world.all_of(PODS)))
 
 
 class Unlabelled(SlowEnds):

@@ -67,12 +67,14 @@ def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
 def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
     """The pods of attempts that are not to run, the current one's if the job is not active."""
     pods = list(observation.earlier_pods)
-    succeeded = observation.job.is_true(ConditionType.SUCCEEDED)
+    job = observation.job
     # Peers of a rank 0 that is done get a moment to end by themselves.
-    may_end_alone = (
-        succeeded and observation.since(ConditionType.SUCCEEDED) < limits.survivor_grace_seconds
+    has_just_succeeded = (
+        job.is_true(ConditionType.SUCCEEDED)
+        and observation.since(ConditionType.SUCCEEDED) < limits.survivor_grace_seconds
     )
-    if not observation.job.is_active and not may_end_alone:
+    may_end_alone = has_just_succeeded and not job.deleting
+    if not job.is_active and not may_end_alone:
         pods += observation.pods
     return pods
 
