@@ -354,3 +354,10 @@ def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:
         nodes(1, 4, L4),
     )
     assert gathered.reason == PlanReason.OUT_OF_DEVICE_MEMORY
+
+
+def test_nodes_too_uneven_for_the_gang_are_named() -> None:
+    job = spec(LLAMA_1B, placement__gpus={"min": 12, "max": 12}, training__promptsPerStep=12)
+    answer = result(job, nodes(1, 8, H100), nodes(1, 4, H100))
+    assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
+    assert "any number of nodes with the same GPU, as many for every pod, and" in answer.message

@@ -140,8 +140,8 @@ def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> Spec
         return SpecRejected(PlanReason.INVALID_COMBINATION, message)
     where = plural(spec.nodes, "node") if spec.nodes else "any number of nodes"
     message = (
-        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
-        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu"
+        f"a gang of this job doesn't fit on {where} with the same GPU, as many for every pod, and "
+        "enough CPU: change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu"
     )
     return SpecRejected(PlanReason.NOT_ENOUGH_GPUS, message)
 
