@@ -141,7 +141,8 @@ def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> Spec
     where = plural(spec.nodes, "node") if spec.nodes else "any number of nodes"
     message = (
         f"a gang of this job doesn't fit on {where} with the same GPU, as many for every pod, and "
-        "enough CPU: change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu"
+        "enough CPU: change spec.placement.nodes, spec.placement.gpus or "
+        "spec.resources.requests.cpu"
     )
     return SpecRejected(PlanReason.NOT_ENOUGH_GPUS, message)
 
