@@ -49,16 +49,13 @@ def with_line(line: str, given_arguments: str = GIVEN) -> str:
         ("model.half()", "model.half: a job trains"),
         ("model.to(torch.float16)", "model.to: a job trains"),
         ("tokenizer.add_eos_token = True", "tokenizer.add_eos_token = True: it changes"),
-        ("tokenizer.chat_template += 'a'", "tokenizer.chat_template: it changes"),
+        ("tokenizer.chat_template += 'a'", "tokenizer.chat_template: it is computed"),
         ("tokenizer = AutoTokenizer.from_pretrained(model.name, eos_token='a')", "processing_c"),
         ("tokenizer = AutoTokenizer.from_pretrained('MODEL', eos_token='a')", "processing_class"),
         ("tokenizer = AutoTokenizer.from_pretrained('MODEL', revision='a')", "processing_class"),
         ("judge = AutoTokenizer.from_pretrained('a')\njudge.chat_template = 'b'", "judge.chat_t"),
-        ("lora.target_modules.append('k_proj')", "lora.target_modules: it changes here"),
-        ("args.model_init_kwargs['attn_implementation'] = 'sdpa'", "args.model_init_kwargs: it"),
-        ("args.reward_weights[0] *= 2", "args.reward_weights: it changes here"),
-        ("def make():\n    return GRPOConfig(beta=0)\nargs = make()\nvars(args).pop('beta', 0)",
-         "args.beta: it changes here"),
+        ("lora.modules_to_save.append('lm_head')", "modules_to_save = lora.modules_to_save.append"),
+        ("args.model_init_kwargs['attn_implementation'] = 'sdpa'", "[attn_implementation] = sdpa"),
         ("rows.set_transform(str)", "train_dataset = rows"),
         ("exec(open('configurator.py').read())", "exec(open('configurator.py').read()): it may"),
         ("globals()['args'] = other", "globals()['args']: it may set anything"),
@@ -97,14 +94,36 @@ def test_a_change_without_effect_is_not_named(tmp_path: Path, line: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("lora.target_modules.append('k_proj')", "adapter.targetModules", ["q_proj", "k_proj"]),
+        ("args.reward_weights[0] *= 2", "rewards.0.weight", 4.0),
+        ("vars(args).pop('reward_weights', 0)", "rewards.0.weight", None),
+        ("args = GRPOConfig(beta=1)\nvars(args).pop('beta', 0)", "training.beta", 0),
+        ("kept = SimpleNamespace(beta=1)\nargs = GRPOConfig(**vars(kept))", "training.beta", 1),
+        ("made = partial(GRPOConfig, beta=1, seed=2)\nargs = made(seed=3)", "training.beta", 1),
+    ],
+)  # fmt: skip
+def test_a_change_that_a_job_can_have_is_taken(
+    tmp_path: Path, line: str, path: str, value: object
+) -> None:
+    place: Any = spec_of(tmp_path, with_line(line))
+    for part in path.split("."):
+        place = place[int(part)] if part.isdigit() else place.get(part)
+    assert place == value
+    assert notes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     "line",
     ["kw.setdefault('beta', 0.5)", "kw['beta'] = 0.5", "kw = kw | {'beta': 0.5}", "tune(kw)"],
 )
-def test_values_that_a_config_gives_its_base_are_named(tmp_path: Path, line: str) -> None:
+def test_values_that_a_config_gives_its_base_are_taken(tmp_path: Path, line: str) -> None:
+    tune = "def tune(entries):\n    entries['beta'] = 0.5"
     initializer = f"    def __init__(self, **kw):\n        {line}\n        super().__init__(**kw)"
-    made = f"class Made(GRPOConfig):\n{initializer}\nargs = Made(seed=3)"
-    assert spec_of(tmp_path, with_line(made))["training"]["seed"] == 3
-    assert any("own __init__ may set any field" in note for note in notes(tmp_path))
+    made = f"{tune}\nclass Made(GRPOConfig):\n{initializer}\nargs = Made(seed=3)"
+    training = spec_of(tmp_path, with_line(made))["training"]
+    assert (training["beta"], training["seed"]) == (0.5, 3)
 
 
 def test_the_template_is_that_of_the_trainer_s_tokenizer(tmp_path: Path) -> None:

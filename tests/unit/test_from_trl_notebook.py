@@ -109,11 +109,11 @@ def test_notes_name_the_cell_and_its_line(
 ) -> None:
     text = script("beta=bonus, run_name='line 3', seed=rate").replace("trainer =", "\0trainer =")
     imports, trainer = text.split("\0")
-    rate = "%pip install trl\nif pick():\n    rate = 2\nrate = 3"
+    rate = "%pip install trl\nrate = 3\nif pick():\n    rate = 2"
     spec_of(tmp_path, notebook(rate, "%%time\n!ls\n", imports, trainer), name="train.ipynb")
     said = notes(tmp_path)
     assert "line 4 of code cell 4: beta = bonus: it is computed" in "\n".join(said)
-    lines = "rate is assigned at lines 3 of code cell 1, 4 of code cell 1, depending"
+    lines = "rate is assigned at lines 2 of code cell 1, 4 of code cell 1, depending"
     assert any(lines in note for note in said)
     assert "line 4 of code cell 4: run_name = line 3: it has no effect without report_to" in said
     path = tmp_path / "train.ipynb"

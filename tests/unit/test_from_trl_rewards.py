@@ -27,6 +27,9 @@ def with_lines(lines: str, rewards: str = "=chosen") -> str:
         "chosen = chosen + [b] + [c]",
         "more = [b]\nmore.append(c)\nchosen.extend(more)",
         "def more():\n    return [b, c]\nchosen += more()",
+        "chosen += [c]\nchosen.insert(1, b)",
+        "for reward in (b, c):\n    chosen.append(reward)",
+        "def add(reward):\n    chosen.append(reward)\nadd(b)\nadd(c)",
     ],
 )
 def test_what_a_script_adds_to_its_rewards_is_taken(tmp_path: Path, change: str) -> None:
@@ -43,8 +46,8 @@ def test_lists_that_a_script_joins_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "chosen += pick()", "chosen.extend(f for f in (b, c))", "chosen *= 2",
-        "if pick():\n    chosen += [b]", "chosen.insert(0, b)", "chosen = b + [a]",
+        "chosen += pick()", "chosen.extend(f for f in (b, c))", "if pick():\n    chosen += [b]",
+        "for reward in pick():\n    chosen.append(reward)",
     ],
 )  # fmt: skip
 def test_other_changes_of_the_rewards_are_named(tmp_path: Path, change: str) -> None:
@@ -129,7 +132,7 @@ named = Named()
     ("entry", "name"),
     [
         ("Judge(3.0)", "Judge"), ("make(2)", "scaled"), ("maker", "scaled"), ("named", "named"),
-        ("partial(make(1), bonus=2)", "reward_1"), ("partial(a, bonus=2)", "a"),
+        ("partial(make(1), bonus=2)", "scaled"), ("partial(a, bonus=2)", "a"),
         ("lambda completions, **_: [1.0]", "reward_1"),
     ],
 )  # fmt: skip
@@ -172,13 +175,13 @@ def test_a_reward_has_what_it_takes_from_a_module_beside_the_script(
 @pytest.mark.parametrize(
     ("made", "entry", "name"),
     [
-        ("def préfixe(completions, **_):\n    return [7.0]", "préfixe", "reward_1"),
+        ("def préfixe(completions, **_):\n    return [7.0]", "préfixe", "pr_fixe"),
         ("class Judge:\n    def score(self, completions, **_):\n        return [7.0]\n"
          "judge = Judge()", "judge.score", "score"),
         ("class Judge:\n    @staticmethod\n    def score(completions, **_):\n"
          "        return [7.0]", "Judge.score", "score"),
-        ("def judge(completions, **_):\n    return [7.0]\ntable = {'a': judge}", "table['a']",
-         "reward_1"),
+        ("class Judge:\n    def __call__(self, completions, **_):\n        return [7.0]\n"
+         "table = {'a': Judge()}", "table['a']", "Judge"),
     ],
 )  # fmt: skip
 def test_a_reward_that_the_spec_can_t_name_gets_a_name_in_its_file(

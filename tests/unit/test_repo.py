@@ -38,9 +38,9 @@ OTHERS_NAMES = re.findall(
     r"\S+",
     """
     AMD_Instinct_MI300X_OAM AutoModel CachingHostAllocator CommonMark CublasHandlePool
-    ExportTraceServiceRequest HfArgumentParser LaTeX MarkPodsNotReady MoE NetworkPolicySpec
+    ExportTraceServiceRequest LaTeX MarkPodsNotReady MoE NetworkPolicySpec
     OpenMetrics OpenRLHF ParamWrapper PromQL Qwn RepeatSampler ResourceDescriptor ResourceFlavor
-    SmolLM3 SortStable SpanKind StatusCode SyncRefModelCallback TrlParser VmRSS
+    SmolLM3 SortStable SpanKind StatusCode SyncRefModelCallback VmRSS
     _generate_and_score_completions _partition_param baseline consolidated.safetensors cub.cu
     cumem.py deepspeed.zero.Init default_optim eager_attention_forward grouped_mm
     grouped_mm_experts_forward grpo_trainer.VLLMGeneration grpo_trainer.create_model_from_path

@@ -8,8 +8,25 @@ had only by running the script. The job then names a file, and the note says how
 import ast
 from typing import Any
 
-from .expressions import Scope
-from .syntax import Computed, called_name
+from .interpreter.statements import Interpreter
+from .interpreter.values import (
+    COMPUTED,
+    ITEM,
+    Arguments,
+    Column,
+    Computed,
+    Entries,
+    Function,
+    Items,
+    Object,
+    Row,
+    Store,
+    Unknown,
+    Use,
+    Value,
+    constant,
+    line_of,
+)
 from .trl_run import DatasetUse, TrlRun, TrlSetting, is_folder_name
 
 ROWS_FILE = "train.jsonl"
@@ -28,9 +45,12 @@ WRITE_ROWS = (
 class DatasetReader:
     """Fills `run.dataset`."""
 
-    def __init__(self, run: TrlRun) -> None:
+    def __init__(self, run: TrlRun, interpreter: Interpreter) -> None:
         self.run = run
-        self._files: tuple[ast.Call, Any] | None = None
+        self.interpreter = interpreter
+        self._made_rows: dict[int, Value] = {}
+        """What the functions of `map` make of a row, by the ids of their calls."""
+        self._files: tuple[ast.AST, Any] | None = None
         """Call that loads files, and its data_files."""
 
     @property
@@ -38,37 +58,46 @@ class DatasetReader:
         """What is read so far."""
         return self.run.dataset
 
-    def read(self, node: ast.expr | None, scope: Scope, line: int) -> None:
+    def note_call(self, call: Object) -> None:
+        """Follow the function that a `map` calls, with the names that it has now."""
+        function = call.arguments.positional[0].value if call.arguments.positional else None
+        if call.method and call.name == "map" and isinstance(function, Function):
+            row = Row(call.node, Store("entries"))
+            arguments = Arguments([Use(row, call.node)])
+            num_calls = len(self.interpreter.calls)
+            made = self.interpreter.follow(function, arguments)
+            calls = self.interpreter.calls[num_calls:]
+            # A library's function that gets the row may change it.
+            is_open = any(value is row for inner in calls for value in inner.arguments.values)
+            self._made_rows[id(call)] = Unknown(call.node) if is_open else made
+
+    def read(self, use: Use | None, line: int) -> None:
         """Read the trainer's argument; `line` is the trainer's own."""
-        if node is None:
+        if use is None:
             self.use.is_made_by_script = True
             self.run.note(line, "train_dataset", "", f"it is not given here; {WRITE_ROWS}")
             return
-        self._follow(node, scope)
+        self._files = None
+        self._follow(use.value, use)
         if self._files is not None:
             self._take_files(*self._files)
 
-    def _follow(self, node: ast.expr, scope: Scope) -> None:
-        """Read the base of the rows first, then each step on the way back to the trainer."""
-        try:
-            target, inner, index = scope.follow(node)
-            is_step = isinstance(target, ast.Call) and _is_method(target.func, inner)
-            is_loading = isinstance(target, ast.Call) and _is_load_dataset(target, inner)
-        except Computed as error:
-            self._is_made(node, str(error))
-            return
-        if isinstance(target, ast.Subscript):
-            self._follow(target.value, inner)
-            self._take_split(target, inner)
-        elif not isinstance(target, ast.Call) or index is not None:
-            self._is_made(target)
-        elif is_loading:
-            self._load(target, inner)
-        elif isinstance(target.func, ast.Attribute) and is_step:
-            self._follow(target.func.value, inner)
-            self._take_step(target, target.func.attr, inner)
+    def _follow(self, value: Value, use: Use) -> None:
+        """Read the base of the rows first, then each step on the way back to the trainer; `use` is
+        the trainer's argument."""
+        changes = self.interpreter.changes
+        is_changed = any(c.owner is value and c.attribute == "set_transform" for c in changes)
+        base = value.maker if isinstance(value, Object) else value
+        if isinstance(base, Unknown) or is_changed or not isinstance(value, Object):
+            why = base.why if isinstance(base, Unknown) and base.why != COMPUTED else ""
+            self._is_made(use.node, why)
+        elif value.path in ("load_dataset", "datasets.load_dataset"):
+            self._load(value)
+        elif value.method:
+            self._follow(value.method[0], use)
+            self._take_step(value)
         else:
-            self._is_made(target)
+            self._is_made(value.node)
 
     def _is_made(self, node: ast.AST, why: str = "") -> None:
         if self.use.is_made_by_script:
@@ -76,78 +105,89 @@ class DatasetReader:
         self.use.is_made_by_script = True
         self.run.note_node(node, "train_dataset", f"{why}; {WRITE_ROWS}" if why else WRITE_ROWS)
 
-    def _load(self, call: ast.Call, scope: Scope) -> None:
+    def _constant(self, value: Value) -> Any:
+        plain, assumptions = constant(value)
+        self.run.add_notes(assumptions)
+        return plain
+
+    def _arguments(self, call: Object, positions: tuple[str, ...]) -> dict[str, Any]:
+        """A call's arguments by their names, which must be constants."""
+        if call.arguments.has_unknown or len(call.arguments.positional) > len(positions):
+            raise Computed(COMPUTED)
+        given = call.arguments.by_name(positions)
+        return {name: self._constant(use.value) for name, use in given.items()}
+
+    def _load(self, call: Object) -> None:
         try:
-            arguments = _evaluate_arguments(call, _LOADER_POSITIONS, scope)
+            arguments = self._arguments(call, _LOADER_POSITIONS)
         except Computed as error:
-            self._is_made(call, str(error))
+            self._is_made(call.node, str(error))
             return
         path, files = arguments.pop("path", None), arguments.pop("data_files", None)
         self.use.config, self.use.split = arguments.pop("name", None), arguments.pop("split", None)
         self.use.revision = arguments.pop("revision", None)
         if path in _FILES and files is not None:
-            self._files = call, files
+            self._files = call.node, files
             self.use.config = None
         elif isinstance(path, str) and files is None and not is_folder(path):
             self.use.name = path
         else:
-            self._is_made(call)
+            self._is_made(call.node)
+        line = call.line
         if arguments.get("streaming") is True:
             advice = "TRL trains a stream in its order: dataset.shuffle is false"
-            self.run.note(call.lineno, "load_dataset(streaming)", "", advice)
-            self.run.config["shuffle_dataset"] = TrlSetting(False, call.lineno)
+            self.run.note(line, "load_dataset(streaming)", "", advice)
+            self.run.config["shuffle_dataset"] = TrlSetting(False, line)
         for name, value in arguments.items():
             if name in ("token", "use_auth_token"):
                 advice = "set dataset.tokenSecretRef"
-                self.run.note(call.lineno, f"load_dataset({name})", "", advice)
+                self.run.note(line, f"load_dataset({name})", "", advice)
             elif name not in _LOADING_ONLY:
-                self._is_made(call, f"load_dataset({name}={value!r}) is not taken")
+                self._is_made(call.node, f"load_dataset({name}={value!r}) is not taken")
 
-    def _take_files(self, call: ast.Call, files: Any) -> None:
+    def _take_files(self, node: ast.AST, files: Any) -> None:
         """Take the files of the split, which no step has named before the last."""
         paths = _files_of(files, self.use.split or "train")
         if not paths:
-            self._is_made(call)
+            self._is_made(node)
         if self.use.is_made_by_script:
             return
         self.use.files = paths
         advice = "put the files on the claim of dataset.files"
         if any(path.endswith(".csv") for path in paths):
             advice += "; rewards get every value of a CSV file as a text"
-        self.run.note(call.lineno, "data_files", ", ".join(paths), advice)
+        self.run.note(line_of(node), "data_files", ", ".join(paths), advice)
 
-    def _take_split(self, node: ast.Subscript, scope: Scope) -> None:
-        try:
-            split = scope.evaluate(node.slice)
-        except Computed as error:
-            self._is_made(node, str(error))
-            return
-        if not isinstance(split, str) or self.use.split is not None:
-            self._is_made(node)
-        else:
-            self.use.split = split
-
-    def _take_step(self, call: ast.Call, method: str, scope: Scope) -> None:
+    def _take_step(self, call: Object) -> None:
         """One method of the rows."""
+        method = call.name
         if self.use.is_made_by_script or method in _WITHOUT_EFFECT:
             return
         is_taken = False
         try:
-            if method == "map":
-                is_taken = self._take_map(call, scope)
+            if method == ITEM:
+                is_taken = self._take_split(self._constant(call.arguments.positional[0].value))
+            elif method == "map":
+                is_taken = self._take_map(call)
             elif method == "rename_column":
-                arguments = _evaluate_arguments(call, _RENAME_POSITIONS, scope)
+                arguments = self._arguments(call, _RENAME_POSITIONS)
                 old, new = (arguments.get(name) for name in _RENAME_POSITIONS)
                 is_taken = self._rename({new: old})
             elif method == "rename_columns":
-                names = _evaluate_arguments(call, ("column_mapping",), scope)["column_mapping"]
+                names = self._arguments(call, ("column_mapping",))["column_mapping"]
                 is_taken = self._rename({new: old for old, new in names.items()})
             elif method in ("select", "take"):
-                is_taken = self._take_first(call, scope)
+                is_taken = self._take_first(call)
         except (Computed, LookupError, ValueError, AttributeError):
             is_taken = False
         if not is_taken:
-            self._is_made(call, f".{method}(…)")
+            self._is_made(call.node, "" if method == ITEM else f".{method}(…)")
+
+    def _take_split(self, split: Any) -> bool:
+        if not isinstance(split, str) or self.use.split is not None:
+            return False
+        self.use.split = split
+        return True
 
     def _rename(self, names: dict[Any, Any]) -> bool:
         """Take new names for columns; False if the spec has no word for them."""
@@ -162,15 +202,18 @@ class DatasetReader:
                 self.use.columns[new] = source
         return True
 
-    def _take_first(self, call: ast.Call, scope: Scope) -> bool:
+    def _take_first(self, call: Object) -> bool:
         """Take the first N rows as a slice of the split."""
-        argument = call.args[0] if len(call.args) == 1 else None
-        is_range = isinstance(argument, ast.Call) and called_name(argument) == "range"
-        if isinstance(argument, ast.Call) and is_range and len(argument.args) == 1:
-            argument = argument.args[0]
-        elif argument is None or called_name(call) == "select":
+        given = call.arguments
+        argument = (
+            given.positional[0].value if len(given.uses) == len(given.positional) == 1 else None
+        )
+        is_range = isinstance(argument, Object) and argument.path == "range"
+        if isinstance(argument, Object) and is_range and len(argument.arguments.positional) == 1:
+            argument = argument.arguments.positional[0].value
+        elif argument is None or call.name == "select":
             return False
-        count = scope.evaluate(argument)
+        count = self._constant(argument)
         split = self.use.split or "train"
         is_plain = self.use.name is not None and split.isidentifier()
         if not isinstance(count, int) or count < 1 or not is_plain:
@@ -185,29 +228,41 @@ class DatasetReader:
         has_prompt = use.prompt_column != "prompt" or use.system_prompt is not None
         return has_prompt or bool(use.columns)
 
-    def _take_map(self, call: ast.Call, scope: Scope) -> bool:
+    def _take_map(self, call: Object) -> bool:
         """Take a function that only builds the prompt and renames columns."""
-        options = {keyword.arg for keyword in call.keywords} - set(_MAPPING_ONLY)
-        if len(call.args) != 1 or options:
-            return False
-        function, inner, _ = scope.resolve(call.args[0])
-        if function is not call.args[0]:
-            inner = inner.deferred_scope()  # the function reads its names when the rows are made
-        parameter, result = _row_function(function)
-        if result is None or self._has_changes:
+        options = set(call.arguments.named) - set(_MAPPING_ONLY)
+        row = self._made_rows.get(id(call))
+        if options or not isinstance(row, Entries) or self._has_changes:
             return False  # the function reads columns as the steps before it left them
         prompt: tuple[str, str | None] = (self.use.prompt_column, None)
         columns: dict[Any, Any] = {}
-        for key_node, value in zip(result.keys, result.values, strict=True):
-            key = inner.evaluate(key_node) if key_node is not None else None
-            column = _column_of(value, parameter)
+        for key, use in row.cells.items():
+            column = use.value.name if isinstance(use.value, Column) else None
             if key == "prompt":
-                prompt = (column, None) if column else _chat_of(value, parameter, inner)
-            elif column is None or key is None:
-                raise Computed(value)
+                prompt = (column, None) if column else self._chat(use.value)
+            elif column is None:
+                return False
             elif column != key:
                 columns[key] = column
         return self._take_row(prompt, columns)
+
+    def _chat(self, value: Value) -> tuple[str, str]:
+        """Column and system message of a chat of these two. One of the user's message alone has no
+        words in the spec, which would leave the text without a chat template."""
+        messages = [use.value for use in value.uses] if isinstance(value, Items) else []
+        parts = [message.cells for message in messages if isinstance(message, Entries)]
+        if len(messages) != 2 or any(set(part) != {"role", "content"} for part in parts):
+            raise Computed(COMPUTED)
+        system, user = parts
+        roles = [self._constant(part["role"].value) for part in (system, user)]
+        text, column = self._constant(system["content"].value), user["content"].value
+        if (
+            roles != ["system", "user"]
+            or not isinstance(text, str)
+            or not isinstance(column, Column)
+        ):
+            raise Computed(COMPUTED)
+        return column.name, text
 
     def _take_row(self, prompt: tuple[str, str | None], columns: dict[Any, Any]) -> bool:
         """Take the prompt's column and system message, and new names for columns."""
@@ -221,40 +276,6 @@ class DatasetReader:
         renamed = {old: new for new, old in self.use.columns.items()}
         self.use.prompt_column = renamed.get(column, column)
         return True
-
-
-def _is_load_dataset(call: ast.Call, scope: Scope) -> bool:
-    """True for the library's load_dataset, not for one of the script or of another module."""
-    if called_name(call) != "load_dataset":
-        return False
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    definition = scope.resolve(owner)[0]
-    if isinstance(definition, ast.Import):
-        return ast.unparse(owner) == "datasets"
-    if isinstance(definition, ast.ImportFrom):
-        return definition.module == "datasets"
-    return isinstance(definition, ast.Name)
-
-
-def _is_method(function: ast.expr, scope: Scope) -> bool:
-    """False for a function of a class or a module, which makes rows."""
-    if not isinstance(function, ast.Attribute):
-        return False
-    owner = function.value
-    target = scope.resolve(owner)[0] if isinstance(owner, ast.Name) else None
-    return not isinstance(target, ast.Import | ast.ImportFrom)
-
-
-def _evaluate_arguments(call: ast.Call, positions: tuple[str, ...], scope: Scope) -> dict[str, Any]:
-    """A call's arguments by their names, which must be constants."""
-    arguments = dict(zip(positions, call.args, strict=False))
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            raise Computed(call)
-        arguments[keyword.arg] = keyword.value
-    if len(call.args) > len(positions):
-        raise Computed(call)
-    return {name: scope.evaluate(node) for name, node in arguments.items()}
 
 
 def _files_of(files: Any, split: str) -> tuple[str, ...]:
@@ -271,58 +292,3 @@ def _files_of(files: Any, split: str) -> tuple[str, ...]:
 def is_folder(path: str) -> bool:
     """True for what load_dataset reads from the disk."""
     return is_folder_name(path) or path in _FILES
-
-
-def _row_function(node: ast.AST) -> tuple[str, ast.Dict | None]:
-    """Parameter and returned dict of a function of one row that does nothing else."""
-    if isinstance(node, ast.Lambda) and len(node.args.args) == 1:
-        body = node.body
-        return node.args.args[0].arg, body if isinstance(body, ast.Dict) else None
-    if not isinstance(node, ast.FunctionDef) or len(node.args.args) != 1:
-        return "", None
-    steps = [
-        statement
-        for statement in node.body
-        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
-    ]
-    last = steps[0] if len(steps) == 1 else None
-    result = last.value if isinstance(last, ast.Return) else None
-    return node.args.args[0].arg, result if isinstance(result, ast.Dict) else None
-
-
-def _column_of(node: ast.expr, parameter: str) -> str | None:
-    """The column that `row["column"]` names; None for anything else."""
-    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
-        return None
-    key = node.slice
-    if node.value.id != parameter or not isinstance(key, ast.Constant):
-        return None
-    return key.value if isinstance(key.value, str) else None
-
-
-def _chat_of(node: ast.expr, parameter: str, scope: Scope) -> tuple[str, str]:
-    """Column and system message of a chat of these two. One of the user's message alone has no
-    words in the spec, which would leave the text without a chat template."""
-    if not isinstance(node, ast.List) or len(node.elts) != 2:
-        raise Computed(node)
-    system, user = (_message_of(element, scope) for element in node.elts)
-    column = _column_of(user[1], parameter)
-    text = scope.evaluate(system[1])
-    is_chat = (system[0], user[0]) == ("system", "user") and isinstance(text, str)
-    if column is None or not is_chat:
-        raise Computed(node)
-    return column, text
-
-
-def _message_of(node: ast.expr, scope: Scope) -> tuple[Any, ast.expr]:
-    """Role and content of a literal message."""
-    if not isinstance(node, ast.Dict):
-        raise Computed(node)
-    parts = {
-        scope.evaluate(key): value
-        for key, value in zip(node.keys, node.values, strict=True)
-        if key is not None
-    }
-    if set(parts) != {"role", "content"}:
-        raise Computed(node)
-    return scope.evaluate(parts["role"]), parts["content"]

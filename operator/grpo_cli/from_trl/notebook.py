@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from .syntax import parse
+from .interpreter.syntax import parse
 from .trl_run import TrlError
 
 SUFFIX = ".ipynb"

@@ -8,24 +8,35 @@ Functions of TRL and of other packages are named where they are.
 import ast
 import builtins
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import dedent
 
-from .command_line import PARSING
-from .expressions import Scope
-from .syntax import (
-    Computed,
-    added_list,
-    bound_names,
+from .interpreter.functions import PARSING
+from .interpreter.syntax import (
+    OPENING,
     called_name,
-    changed_objects,
     dotted_name,
-    function_named,
-    function_result,
     global_names,
-    is_main_guard,
     parse,
-    statements,
+    whole_statements,
+)
+from .interpreter.values import (
+    COMPUTED,
+    Class,
+    External,
+    Frame,
+    Function,
+    Items,
+    Known,
+    Object,
+    Part,
+    Place,
+    Rest,
+    Unknown,
+    Use,
+    Value,
+    line_of,
+    written_places,
 )
 from .trl_run import ReadModule, RewardUse, TrlRun, refuse_keys
 
@@ -42,18 +53,8 @@ _IN_IMAGE = (
     "pydantic", "regex", "requests", "safetensors", "torch", "transformers", "trl", "yaml",
 )  # fmt: skip
 """Packages of the training image that rewards may import."""
-_OPENING = (
-    "load_from_disk", "open", "read_bytes", "read_csv", "read_json", "read_parquet", "read_pickle",
-    "read_text",
-)  # fmt: skip
-"""Calls that open a file."""
 _RUNNING = ("GRPOTrainer", "GRPOConfig", "load_dataset", *PARSING)
 """Calls that a reward's process must not repeat."""
-_LISTS = (ast.BinOp, ast.List, ast.ListComp, ast.Tuple)
-
-
-def _is_list_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and called_name(node) in ("list", "sorted", "tuple")
 
 
 class RewardReader:
@@ -63,145 +64,66 @@ class RewardReader:
         self.run = run
         self.read_module = read_module
         self.module_name = "rewards" if read_module("rewards") is None else "script_rewards"
+        self.nodes: list[ast.AST] = []
+        """Expressions of the entries."""
         self.copied: dict[tuple[int, int], str] = {}
         """Statements of the script that the rewards need, by line and column."""
-        self.lines: set[int] = set()
-        """Lines of these statements."""
-        self.changes: set[tuple[int, str]] = set()
-        """Lines that change what the rewards use, with its name."""
+        self.places: set[Place] = set()
+        """Where these statements begin, and those in them."""
+        self.changes: dict[Place, str] = {}
+        """Statements that change what the rewards use, with its name."""
         self.visited: set[str] = set()
         self.variables: set[str] = set()
         """Variables of the environment that notes name already."""
         self.packages: set[str] = set()
         """Packages that notes name already."""
 
-    def read(self, node: ast.expr | None, scope: Scope, line: int) -> None:
-        """Read reward_funcs; `line` is the trainer's own."""
-        if node is None:
+    def read(self, use: Use | None, line: int, root: Frame) -> None:
+        """Read reward_funcs; `line` is the trainer's own, `root` has the module's names."""
+        if use is None:
             self.run.note(line, "reward_funcs", "", "none is given; write the job's rewards")
             return
-        entries = self._entries(node, scope)
-        for entry, inner in [(node, scope)] if entries is None else entries:
-            self._read_entry(entry, inner)
-        self._finish(scope)
+        entries = use.value.uses if isinstance(use.value, Items) else [use]
+        self.nodes = [entry.node for entry in entries]
+        for entry in entries:
+            self._read_entry(entry, root)
+        self._finish(root)
 
-    def _entries(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
-        """What reward_funcs lists, with the scope of each; None if it is no list."""
-        if isinstance(node, ast.List | ast.Tuple):
-            return self._listed(node.elts, scope)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            first_part, second_part = (ast.Starred(part) for part in (node.left, node.right))
-            return self._listed([first_part, second_part], scope)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            function = function_named(scope.module, node.func.id)
-            result = function_result(scope.module, node.func.id)
-            if function is None or result is None:
-                return None
-            return self._entries(result, scope.inside(function, node, scope))
-        first = scope.first_binding(node) if isinstance(node, ast.Name) else None
-        if first is None or not isinstance(first[0].value, (*_LISTS, ast.Call)):
-            return None
-        if first[0].index is not None:
-            return self._unpacked(node, scope)
-        assert isinstance(node, ast.Name), "only a name is bound"
-        entries = self._entries(first[0].value, first[1])
-        if entries is not None:
-            entries += self._added_items(node.id, first[0].line, first[1])
-        return entries
-
-    def _unpacked(self, node: ast.expr, scope: Scope) -> list[tuple[ast.expr, Scope]] | None:
-        """What a list has that a script's function returns beside other values."""
-        try:
-            target, inner, index = scope.follow(node)
-        except Computed:
-            return None
-        if index is None and isinstance(target, ast.List | ast.Tuple):
-            return self._listed(target.elts, inner)
-        return None
-
-    def _added_items(
-        self, list_name: str, line: int, scope: Scope
-    ) -> Iterator[tuple[ast.expr, Scope]]:
-        """What is added to a list below its line."""
-        bound_lines = {line}
-        for statement, is_conditional in statements(scope.body):
-            names = {name for name, _, _ in bound_names(statement)}
-            if list_name not in names or statement.lineno == line:
-                continue
-            bound_lines.add(statement.lineno)
-            added = added_list(statement, list_name)
-            entries = None if added is None or is_conditional else self._entries(added, scope)
-            if entries is not None:
-                yield from entries
-            else:
+    def _read_entry(self, use: Use, root: Frame) -> None:
+        value, frame = use.value, use.frame or root
+        match value:
+            case Rest():
                 advice = "the list changes here: add what it adds to the job's rewards"
-                self.run.note_node(statement, "reward_funcs", advice)
-        for change in scope.bindings[list_name]:
-            if change.line not in bound_lines:
-                advice = "a function changes the list here: add what it adds to the job's rewards"
-                self.run.note(change.line, "reward_funcs", list_name, advice)
+                self.run.note_node(use.node, "reward_funcs", advice)
+            case Unknown():
+                self._add_unknown(use, value.why)
+            case Known(value=str(name)):
+                self.run.rewards.append(RewardUse(use.line, name))
+            case External(is_imported=True, path=path) if value.name.isascii():
+                self.add_imported(use.line, path.rpartition(".")[0], value.name)
+            case Object(name="from_pretrained"):
+                self._add_loaded_model(use, value)
+            case Function() | Object() | Class() | Part() | External():
+                self._add_made(use, value, frame)
+            case _:
+                self._add_unknown(use, COMPUTED)
 
-    def _listed(
-        self, elements: Sequence[ast.expr], scope: Scope
-    ) -> list[tuple[ast.expr, Scope]] | None:
-        """What a list has that is written out, with lists that it unpacks."""
-        entries: list[tuple[ast.expr, Scope]] = []
-        for element in elements:
-            inner: list[tuple[ast.expr, Scope]] | None = [(element, scope)]
-            if isinstance(element, ast.Starred):
-                inner = self._entries(element.value, scope)
-            if inner is None:
-                return None
-            entries += inner
-        return entries
-
-    def _read_entry(self, node: ast.expr, scope: Scope) -> None:
-        try:
-            target, inner, _ = scope.resolve(node)
-            imported = self._imported_function(node, target, scope)
-        except Computed as error:
-            self._add_unknown(node, str(error))
-            return
-        if imported and imported[1].isascii():
-            self.add_imported(node.lineno, *imported)
-        elif isinstance(target, _LISTS) or _is_list_call(target) or _is_list(node, scope):
-            self._add_unknown(node, "the list is computed when the script runs")
-        elif isinstance(target, ast.Constant) and isinstance(target.value, str):
-            self.run.rewards.append(RewardUse(node.lineno, target.value))
-        elif isinstance(target, ast.Call) and called_name(target) == "from_pretrained":
-            self._add_loaded_model(node, target, inner)
-        elif _is_made_here(node, target, scope):
-            if isinstance(node, ast.Name) and node.id.isascii():
-                # TRL names the metrics after the function itself, whatever the script calls it.
-                name = self._metric_name(target, inner) or node.id
-                self._copy_names([node.id], scope, node)
-                self._add_function(node, name, node.id)
-            else:
-                self._copy_expression(node, scope)
+    def _add_made(self, use: Use, value: Value, frame: Frame) -> None:
+        """Add what the script defines, or makes of it."""
+        use, frame = _by_own_name(use, value, frame)
+        name = use.node.id if isinstance(use.node, ast.Name) else ""
+        is_bound = _binds(frame, name, value)
+        if isinstance(value, External):
+            is_bound = bool(name and _star_imports(name, frame))
+        if not is_bound and (name or isinstance(value, External)):
+            self._add_unknown(use, "the script does not say where it comes from")
+        elif not name and self.nodes.count(use.node) > 1:
+            self._add_unknown(use, "a loop makes it")
+        elif name and name.isascii():
+            self._copy_names([name], frame, use.node)
+            self._add_function(use.line, self._metric_name(value) or name, name)
         else:
-            self._add_unknown(node, "the script does not say where it comes from")
-
-    def _imported_function(
-        self, node: ast.expr, target: ast.AST, scope: Scope
-    ) -> tuple[str, str] | None:
-        """Module and name of a function that the script imports."""
-        if isinstance(target, ast.ImportFrom) and isinstance(node, ast.Name):
-            for alias in target.names:
-                if (alias.asname or alias.name) == node.id:
-                    return target.module or "", alias.name
-        dotted = dotted_name(node)
-        if isinstance(node, ast.Attribute) and dotted:
-            first = dotted.partition(".")[0]
-            statement = scope.resolve(ast.Name(first, lineno=node.lineno, col_offset=0))[0]
-            module, _, name = dotted.rpartition(".")
-            if isinstance(statement, ast.Import):
-                for alias in statement.names:
-                    if alias.asname == first:
-                        module = module.replace(first, alias.name, 1)
-                return module, name
-            if isinstance(statement, ast.ImportFrom) and statement.module:
-                return f"{statement.module}.{module}", name
-        return None
+            self._copy_expression(use, frame)
 
     def add_imported(self, line: int, module: str, name: str) -> None:
         """Add a function of a module, which is copied if it lies beside the script."""
@@ -254,7 +176,7 @@ class RewardReader:
                 continue
             self.packages.add(package)
             advice = f"{file} imports it: the training image must have the package {package!r}"
-            line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
+            line = 0 if file in self.run.reward_files else line_of(node)
             self.run.note(line, "import", module, advice)
 
     def _note_variable(self, node: ast.AST, file: str) -> None:
@@ -272,85 +194,91 @@ class RewardReader:
             return
         self.variables.add(source)
         advice = f"{file} reads it: set it in env, if the reward needs it; a secret by valueFrom"
-        line = 0 if file in self.run.reward_files else getattr(node, "lineno", 0)
+        line = 0 if file in self.run.reward_files else line_of(node)
         self.run.note(line, f"os.environ[{source}]", "", advice)
 
     def _note_file(self, node: ast.AST, file: str) -> None:
         """Name a file of this machine that a copied file opens."""
-        if isinstance(node, ast.Call) and called_name(node) in _OPENING:
+        if isinstance(node, ast.Call) and called_name(node) in OPENING:
             advice = f"{file} opens a file: a pod has none of this machine; add it to the ConfigMap"
             line = 0 if file in self.run.reward_files else node.lineno
             self.run.note(line, ast.unparse(node.func), "", advice)
 
-    def _add_loaded_model(self, node: ast.expr, call: ast.Call, scope: Scope) -> None:
-        try:
-            name = scope.evaluate(call.args[0]) if call.args else None
-        except Computed:
-            name = None
-        if isinstance(name, str):
-            self.run.rewards.append(RewardUse(node.lineno, name))
+    def _add_loaded_model(self, use: Use, model: Object) -> None:
+        name = model.arguments.uses[0].value if model.arguments.uses else None
+        if isinstance(name, Known) and isinstance(name.value, str):
+            self.run.rewards.append(RewardUse(use.line, name.value))
         else:
-            self._add_unknown(node, "the model's name is computed when the script runs")
+            self._add_unknown(use, "the model's name is computed when the script runs")
 
-    def _add_function(self, node: ast.expr, name: str, attribute: str) -> None:
+    def _add_function(self, line: int, name: str, attribute: str) -> None:
         function = f"{self.module_name}:{attribute}"
-        self.run.rewards.append(RewardUse(node.lineno, name, function, is_in_config_map=True))
+        self.run.rewards.append(RewardUse(line, name, function, is_in_config_map=True))
 
-    def _add_unknown(self, node: ast.expr, why: str) -> None:
+    def _add_unknown(self, use: Use, why: str) -> None:
         """An entry that nobody can take leaves a reward that a preflight finds missing."""
         name = f"reward_{len(self.run.rewards) + 1}"
         advice = f"{why}; write it as function {name} of {self.module_name}.py"
-        self.run.note_node(node, "reward_funcs", advice)
-        self._add_function(node, name, name)
+        self.run.note_node(use.node, "reward_funcs", advice)
+        self._add_function(use.line, name, name)
 
-    def _metric_name(self, target: ast.AST, scope: Scope) -> str:
-        """The name by which TRL logs what a definition or a call makes; empty if unknown."""
-        if isinstance(target, ast.FunctionDef | ast.AsyncFunctionDef):
-            return target.name
-        if isinstance(target, ast.Attribute):
-            return target.attr
-        if not isinstance(target, ast.Call):
-            return ""
-        if called_name(target) == "partial" and target.args:
-            return dotted_name(target.args[0]).rpartition(".")[2]
-        try:
-            maker = scope.resolve(target.func)[0]
-        except Computed:
-            return ""
-        if isinstance(maker, ast.ClassDef):
-            # TRL takes the class's name, unless an object has a name.
-            return "" if "__name__" in ast.unparse(maker) else maker.name
-        if isinstance(maker, ast.FunctionDef):
-            result = function_result(scope.module, maker.name)
-            functions = {node.name for node in maker.body if isinstance(node, ast.FunctionDef)}
-            return dotted_name(result) if result and dotted_name(result) in functions else ""
-        return MADE_BY_TRL.get(called_name(target), "")
+    def _metric_name(self, value: Value) -> str:
+        """The name by which TRL logs a function or an object; empty if unknown."""
+        match value:
+            case Function(fields=fields) if "__name__" in fields:
+                name = fields["__name__"].value
+                return str(name.value) if isinstance(name, Known) else ""
+            case Function():
+                return value.name
+            case Class():
+                return value.definition.name
+            case Part():
+                return value.name
+            case Object(maker=Class(definition=definition)):
+                # TRL takes the class's name, unless an object has a name.
+                return "" if "__name__" in ast.unparse(definition) else definition.name
+            case Object(name="partial") if value.arguments.positional:
+                inner = value.arguments.positional[0].value
+                return inner.name if isinstance(inner, External) else self._metric_name(inner)
+            case Object():
+                return MADE_BY_TRL.get(value.name, "")
+        return ""
 
-    def _copy_expression(self, node: ast.expr, scope: Scope) -> None:
+    def _copy_expression(self, use: Use, frame: Frame) -> None:
         """Give what the list makes on the spot, as by partial, a name in the file."""
-        refuse_keys(node, f"{self.run.source} line ")
+        refuse_keys(use.node, f"{self.run.source} line ")
         attribute = f"reward_{len(self.run.rewards) + 1}"
-        self._copy_names(global_names(node), scope, node)
+        self._copy_names(global_names(use.node), frame, use.node)
         end = len(self.run.text), len(self.run.rewards)  # after all lines
-        self.copied[end] = f"{attribute} = {self.run.source_of(node)}"
-        self._add_function(node, self._metric_name(node, scope) or attribute, attribute)
-        if isinstance(node, ast.Name):
+        self.copied[end] = f"{attribute} = {self.run.source_of(use.node)}"
+        self._add_function(use.line, self._metric_name(use.value) or attribute, attribute)
+        if isinstance(use.node, ast.Name):
             advice = f"the spec takes names in ASCII: it is {attribute}"
-            self.run.note(node.lineno, "reward_funcs", node.id, advice)
+            self.run.note(use.line, "reward_funcs", use.node.id, advice)
 
-    def _copy_names(self, names: Sequence[str], scope: Scope, reward: ast.expr) -> None:
-        """Copy the statements that bind these names, and what those refer to."""
+    def _copy_names(self, names: Sequence[str], frame: Frame, reward: ast.expr) -> None:
+        """Copy the statements that bind or change these names, and what those refer to."""
         for name in names:
-            if name in self.visited:
+            if name in self.visited or name == "__name__":
                 continue
             self.visited.add(name)
-            units = _units_that_bind(name, scope) or _star_imports(name, scope)
+            owner = frame.owner(name)
+            units: list[ast.stmt] = list(_star_imports(name, frame))
+            if owner is not None:
+                places = set(owner.names.writers.get(name, ()))
+                places |= set(written_places(owner.names[name].value))
+                units = [unit for unit in whole_statements(owner.body) if _has(unit, name, places)]
+                if units:
+                    self.changes |= dict.fromkeys(places, name)
+                else:
+                    advice = f"the reward uses this parameter: define it in {self.module_name}.py"
+                    self.run.note(reward.lineno, name, "", advice)
             running = [
                 node
                 for unit in units
                 if not isinstance(unit, ast.FunctionDef)
                 for node in ast.walk(unit)
-                if isinstance(node, ast.Call) and called_name(node) in _RUNNING
+                if called_name(node) in _RUNNING
             ]
             if running:
                 advice = (
@@ -358,34 +286,38 @@ class RewardReader:
                     f"the script: define it in {self.module_name}.py"
                 )
                 self.run.note_node(running[0], name, advice)
+                self.changes = {place: key for place, key in self.changes.items() if key != name}
                 continue
-            self.changes |= {(line, name) for line in _change_lines(name, scope)}
-            if not units and scope.first_binding(ast.Name(name)):
-                advice = f"the reward uses this parameter: define it in {self.module_name}.py"
-                self.run.note(reward.lineno, name, "", advice)
             for unit in units:
-                self._copy_unit(unit, scope, reward)
+                self._copy_unit(unit, frame, reward)
 
-    def _copy_unit(self, unit: ast.stmt, scope: Scope, reward: ast.expr) -> None:
+    def _copy_unit(self, unit: ast.stmt, frame: Frame, reward: ast.expr) -> None:
+        place = unit.lineno, unit.col_offset
+        if place in self.copied:
+            return
         refuse_keys(unit, f"{self.run.source} line ")
-        self.copied[unit.lineno, unit.col_offset] = self._statement_source(unit)
-        self.lines |= set(range(unit.lineno, (unit.end_lineno or 0) + 1))
+        self.copied[place] = self._statement_source(unit)
+        self.places |= {
+            (node.lineno, node.col_offset)
+            for node in ast.walk(unit)
+            if isinstance(node, ast.stmt | ast.expr)
+        }
         self._copy_imported(unit, f"{self.module_name}.py")
         for node in ast.walk(unit):
             self._note_variable(node, f"{self.module_name}.py")
             self._note_file(node, f"{self.module_name}.py")
-        self._copy_names(global_names(unit), scope, reward)
+        self._copy_names(global_names(unit), frame, reward)
 
-    def _finish(self, scope: Scope) -> None:
+    def _finish(self, root: Frame) -> None:
         """Write what was copied into one file, in the script's order; name what was not."""
-        for line, name in sorted(self.changes):
-            if line not in self.lines:
+        for (line, column), name in sorted(self.changes.items()):
+            if (line, column) not in self.places:
                 advice = f"the reward uses what changes here: set it in {self.module_name}.py"
                 self.run.note(line, name, "", advice)
         if self.copied:
             future = [
                 "from __future__ import annotations"
-                for statement in scope.module.body
+                for statement in root.body
                 if isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
             ]
             head = f'"""Reward functions of {self.run.source}."""'
@@ -412,83 +344,41 @@ class RewardReader:
         return source if same and len(ast.parse(source).body) == 1 else ast.unparse(unit)
 
 
-def _star_imports(name: str, scope: Scope) -> list[ast.stmt]:
-    """The imports of all names of a module, one of which binds a name that nothing else does."""
-    imports = [node for node in ast.walk(scope.module) if isinstance(node, ast.ImportFrom)]
-    star_imports = {node.lineno: node for node in imports if node.names[0].name == "*"}
-    made = scope.first_binding(ast.Name(name))
-    is_other = made is not None and made[0].line not in star_imports
-    return [] if is_other or hasattr(builtins, name) else list(star_imports.values())
-
-
-def _is_made_here(node: ast.expr, target: ast.AST, scope: Scope) -> bool:
-    """True for what the script defines or makes on the spot, or a module of which it has all."""
-    if isinstance(node, ast.Name):
-        return not isinstance(target, ast.Name) or bool(_star_imports(node.id, scope))
-    root = next((part for part in ast.walk(node) if isinstance(part, ast.Name)), None)
-    made = scope.first_binding(root) if root else None
-    is_part = isinstance(node, ast.Attribute | ast.Subscript)
-    is_part_of_made = is_part and made is not None and made[0].value is not None
-    return is_part_of_made or isinstance(node, ast.Call | ast.Lambda)
-
-
-def _is_list(node: ast.expr, scope: Scope) -> bool:
-    """True for what functions of the script return as a list."""
-    try:
-        target = scope.follow(node)[0]
-    except Computed:
+def _has(unit: ast.stmt, name: str, places: set[Place]) -> bool:
+    """True for a whole statement with one of the places, which runs with its body."""
+    if (
+        isinstance(unit, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and unit.name != name
+    ):
         return False
-    return isinstance(target, _LISTS) or _is_list_call(target)
+    start, end = (unit.lineno, unit.col_offset), (unit.end_lineno or 0, unit.end_col_offset or 0)
+    return any(start <= place < end for place in places)
 
 
-def _binds(scope: Scope, name: str) -> bool:
-    """True for a name that a statement or a parameter of the scope's own binds."""
-    is_bound = any(name in _names_of(statement) for statement, _ in statements(scope.body))
-    return is_bound or any(not made.is_conditional for made in scope.bindings.get(name, ()))
+def _by_own_name(use: Use, value: Value, frame: Frame) -> tuple[Use, Frame]:
+    """A function by its own name, by whatever expression the script uses it, and the frame that
+    has this name."""
+    is_function = isinstance(value, Function) and value.frame in frame.around()
+    if not isinstance(value, Function) or not is_function:
+        return use, frame
+    if not _binds(value.frame, value.name, value):
+        return use, frame
+    return Use(value, ast.copy_location(ast.Name(value.name), use.node)), value.frame
 
 
-def _units_that_bind(name: str, scope: Scope | None) -> list[ast.stmt]:
-    """The whole statements, as with their `try`, that bind or change a name in the scope that binds
-    it: this one, or one around it."""
-    while scope is not None and not _binds(scope, name):
-        scope = scope.outer
-    units = _flat_statements(scope.body if scope else [])
-    return [unit for unit in units if name in _names_in(unit)]
+def _binds(frame: Frame, name: str, value: Value) -> bool:
+    """True if a name is this value where the frame reads it."""
+    owner = frame.owner(name)
+    return owner is not None and owner.names[name].value is value
 
 
-def _names_in(unit: ast.stmt) -> set[str]:
-    """Names that a whole statement binds, or of whose objects it sets a field."""
-    parts = (statement for statement, _ in statements([unit]))
-    return set().union(*(_names_of(part) | changed_objects(part) for part in parts))
-
-
-def _change_lines(name: str, scope: Scope | None) -> Iterator[int]:
-    """Lines of what changes a name beside the statements that bind it: a function that sets or
-    fills it, and statements around a reward's use that set its fields."""
-    while scope is not None:
-        made = scope.bindings.get(name, ())
-        yield from (item.line for item in made if item.value is None and item.is_conditional)
-        if _binds(scope, name):
-            return
-        parts = statements(scope.body)
-        yield from (part.lineno for part, _ in parts if name in changed_objects(part))
-        scope = scope.outer
-
-
-def _flat_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        is_opening = isinstance(statement, ast.With) and any(
-            called_name(item.context_expr) in _OPENING
-            for item in statement.items
-            if isinstance(item.context_expr, ast.Call)
-        )
-        if is_opening or not isinstance(statement, ast.If | ast.With):
-            yield statement
-        elif isinstance(statement, ast.With) or is_main_guard(statement):
-            yield from _flat_statements(statement.body)
-        else:
-            yield statement
-
-
-def _names_of(statement: ast.stmt) -> set[str]:
-    return {name for name, _, _ in bound_names(statement)}
+def _star_imports(name: str, frame: Frame) -> list[ast.ImportFrom]:
+    """The imports of all names of a module, one of which binds a name that nothing else does."""
+    if frame.owner(name) is not None or hasattr(builtins, name):
+        return []
+    while frame.outer is not None:
+        frame = frame.outer
+    imports = [
+        node for part in frame.body for node in ast.walk(part) if isinstance(node, ast.ImportFrom)
+    ]
+    return [node for node in imports if node.names[0].name == "*"]

@@ -2,28 +2,17 @@
 
 Calls and variables say where its run is tracked and goes on, and in which environment. Other stages
 change the model that is trained, and so do statements between its loading and the training.
-Modules beside the script have constants, which are taken.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from grpo_api.spec.trl_places import FIELDS
 
-from .expressions import DTYPES, Scope
-from .syntax import (
-    Computed,
-    called_name,
-    changed_attributes,
-    dotted_name,
-    is_trl_import,
-    own_expressions,
-    parse,
-    statements,
-)
-from .trl_run import NO_CALLBACKS, ReadModule, TrlRun
+from .interpreter.objects import Change
+from .interpreter.syntax import called_name, dotted_name
+from .interpreter.values import DTYPES, External, Unknown, owners
+from .trl_run import NO_CALLBACKS, TrlRun
 
 _RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
 _TRACKER_CALLS = {
@@ -54,9 +43,6 @@ TOKENIZER_LOADING = (
 _WITHOUT_EFFECT = ("eval", "pad_token_id", "use_cache")
 _ALWAYS_NAMED = ("chat_template", "eos_token", "eos_token_id", "requires_grad", "requires_grad_")
 """Fields that are named whatever object they belong to."""
-N = TypeVar("N", bound=ast.AST)
-Part = tuple[ast.stmt, bool, Scope]
-"""A statement, whether a condition or a loop decides on it, and its scope."""
 
 
 def note_side_settings(run: TrlRun, module: ast.Module, trainer: ast.Call) -> None:
@@ -118,7 +104,7 @@ def _note_resume(run: TrlRun, call: ast.Call) -> None:
         given += call.args[:1]
     for node in given:
         if not (isinstance(node, ast.Constant) and node.value is None):
-            run.note(call.lineno, "resume_from_checkpoint", run.source_of(node), _RESUMES)
+            run.note_node(node, "resume_from_checkpoint", _RESUMES)
 
 
 def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.expr) -> None:
@@ -133,149 +119,65 @@ def _note_variable(run: TrlRun, node: ast.expr, owner: ast.expr, variable: ast.e
     run.note(node.lineno, name, "", advice)
 
 
-def owner_kind(
-    objects: Mapping[tuple[int, int | None], str], attribute: ast.Attribute, scope: Scope
-) -> str | None:
-    """The argument of the trainer that an attribute belongs to, "trainer", or "trl" for what is
-    imported of it; "unknown" if only the run shows whether a field belongs to the config.
-    `objects` are the arguments by the expressions that make them."""
-    node = attribute.value
-    is_part = isinstance(node, ast.Attribute | ast.Subscript)
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    try:
-        target, _, index = scope.follow(node)
-    except Computed:
-        is_self = isinstance(node, ast.Name) and node.id == "self"
-        return "unknown" if attribute.attr in FIELDS and not is_self else None
-    if is_trl_import(target):
-        return "trl"
-    kind = objects.get((id(target), index))
-    return kind if not is_part or kind in ("trainer", "model") else None
-
-
-def note_method(run: TrlRun, method: ast.FunctionDef) -> None:
-    """Name the fields that a method of a config sets, as `__post_init__` does; and each `__init__`,
-    which may give its base other values than it is given."""
-    if method.name == "__init__":
-        advice = "a config's own __init__ may set any field: write what it sets into the job"
-        run.note(method.lineno, method.name, "", advice)
-    for statement, _ in statements(method.body):
-        for target, value in changed_attributes(statement):
-            advice = f"{method.name} sets it; set it in the job"
-            run.note(statement.lineno, ast.unparse(target), run.source_of(value), advice)
-
-
-def may_change_dtype(call: ast.Call) -> bool:
+def may_change_dtype(call: ast.AST) -> bool:
     """True for a model's `to` or `cuda` that may change its type, not only its device."""
+    if not isinstance(call, ast.Call):
+        return False
     names = (dotted_name(node).removeprefix("torch.") for node in call.args)
     return bool(call.keywords) or any(name in DTYPES for name in names)
 
 
-def is_named(kind: str | None, target: ast.Attribute, statement: ast.stmt) -> bool:
+def note_changes(
+    run: TrlRun, changes: Sequence[Change], kinds: Mapping[int, str], num_early: int
+) -> None:
+    """Note changes of the trainer's arguments that no reader has taken: those below the trainer,
+    of which `num_early` are above it, and those of objects whose fields a job does not have.
+    `kinds` are the arguments by the ids of their objects."""
+    for position, change in enumerate(changes):
+        kind = _owner_kind(change, kinds)
+        is_read = kind in ("args", "peft_config") and change.call is None
+        if kind == "processing_class" and change.attribute == "chat_template":
+            is_read = True
+        if (is_read and position < num_early) or not _is_named(kind, change):
+            continue
+        source = ""
+        if change.use is not None and isinstance(change.use.node, ast.expr):
+            source = run.source_of(change.use.node)
+        advice = _change_advice(kind, change)
+        run.note(change.line, change.name, source, advice)
+
+
+def _owner_kind(change: Change, kinds: Mapping[int, str]) -> str | None:
+    """The argument of the trainer that a change is of, "trainer", or "trl" for what is imported of
+    it; "unknown" if only the run shows whether a field belongs to the config."""
+    for depth, owner in enumerate(owners(change.owner)):
+        if isinstance(owner, External) and owner.path.partition(".")[0] == "trl":
+            return "trl"
+        kind = kinds.get(id(owner))
+        if kind is not None:
+            return kind if depth == 0 or kind in ("trainer", "model") else None
+    is_self = change.name.startswith("self.")
+    is_open = isinstance(change.owner, Unknown) and change.attribute in FIELDS
+    return "unknown" if is_open and not is_self else None
+
+
+def _is_named(kind: str | None, change: Change) -> bool:
     """True for a change that may change the training, and has no note for another reason."""
     if kind not in ("model", "processing_class"):
-        return kind is not None or target.attr in _ALWAYS_NAMED
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="to" | "cuda")) as call):
-            return may_change_dtype(call)
-    return target.attr not in (*_MODEL_CALLS, *_WITHOUT_EFFECT, *TOKENIZER_LOADING)
+        return kind is not None or change.attribute in _ALWAYS_NAMED
+    if change.attribute in ("to", "cuda") and change.call is not None:
+        return may_change_dtype(change.call)
+    return change.attribute not in (*_MODEL_CALLS, *_WITHOUT_EFFECT, *TOKENIZER_LOADING)
 
 
-def change_advice(kind: str | None, name: str, is_conditional: bool) -> str:
+def _change_advice(kind: str | None, change: Change) -> str:
     """Why a change is not taken, and what to do."""
-    if name.startswith("requires_grad"):
+    if change.attribute.startswith("requires_grad"):
         return "a job trains all parameters, or an adapter"
-    if name == "add_callback":
+    if change.attribute == "add_callback":
         return NO_CALLBACKS
     advice = {"trl": OWN_CODE, "model": _CHANGED_MODEL}.get(kind or "")
     if advice is None:
-        advice = "a condition decides on it" if is_conditional else "it changes here"
+        advice = "a condition decides on it" if change.is_conditional else "it changes here"
         advice += "; set it in the job"
     return advice
-
-
-def scoped_statements(
-    body: Sequence[ast.stmt], scope: Scope
-) -> Iterator[tuple[ast.stmt, bool, Scope]]:
-    """Statements of a body and of the functions that it defines, whether a condition decides on
-    them, and their scopes."""
-    for statement, is_conditional in statements(body):
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from scoped_statements(statement.body, scope.inside(statement))
-        elif isinstance(statement, ast.ClassDef):
-            yield from scoped_statements(statement.body, scope)
-        else:
-            yield statement, is_conditional, scope
-
-
-def bodies_in_branches(module: ast.Module, parts: Sequence[Part]) -> set[int]:
-    """Ids of the bodies of functions that a condition or a loop calls; `parts` are the script's
-    statements."""
-    branch_calls = {
-        called_name(node)
-        for statement, is_conditional, _ in parts
-        for node in own_expressions(statement)
-        if is_conditional and isinstance(node, ast.Call)
-    }
-    return {
-        id(node.body)
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef) and node.name in branch_calls
-    }
-
-
-def bind_neighbours(root: Scope, read_module: ReadModule) -> None:
-    """Give what the script imports from beside it the constants that it has there."""
-    for statement in root.body:
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                constants = _constants(alias.name, read_module, with_functions=False)
-                if constants:
-                    settings = _settings_class(alias.name, constants)
-                    name = alias.asname or alias.name
-                    root.rebind(name, statement, _placed(settings, statement))
-        elif isinstance(statement, ast.ImportFrom) and statement.level <= 1:
-            constants = _constants(statement.module or "", read_module)
-            names = {alias.name: alias.asname or alias.name for alias in statement.names}
-            if "*" in names:
-                names = {name: name for name in constants if not name.startswith("_")}
-            for name in names.keys() & constants:
-                # It hides what the script binds above, also where nobody knows its value.
-                value = constants[name] or statement
-                root.rebind(names[name], statement, _placed(value, statement))
-
-
-def _settings_class(name: str, constants: Mapping[str, ast.expr | None]) -> ast.ClassDef:
-    """A class whose fields are read as those of a module."""
-    pairs = [(ast.Name(key), value) for key, value in constants.items() if value]
-    return ast.ClassDef(name, [], [], [ast.Assign([key], value) for key, value in pairs], [])
-
-
-def _placed(node: N, statement: ast.stmt) -> N:
-    """The node with the place of a statement."""
-    return ast.fix_missing_locations(ast.copy_location(node, statement))
-
-
-def _constants(
-    module_name: str, read_module: ReadModule, *, with_functions: bool = True
-) -> dict[str, ast.expr | None]:
-    """What a module beside the script assigns, with None for what is computed; unless
-    `with_functions`, nothing of one that defines some."""
-    text = read_module(module_name)
-    try:
-        module = parse(text or "")
-    except (SyntaxError, ValueError):
-        return {}
-    if not with_functions and any(isinstance(part, ast.FunctionDef) for part in module.body):
-        return {}
-    scope, constants = Scope(module, module.body), dict[str, ast.expr | None]()
-    for name, bindings in scope.bindings.items():
-        if not all(isinstance(made.value, ast.stmt) for made in bindings):
-            constants[name] = None
-        with suppress(Computed, SyntaxError):
-            value = scope.deferred_scope().evaluate(ast.Name(name, lineno=0, col_offset=0))
-            if not scope.assumptions:  # that a variable of the environment may replace
-                constants[name] = ast.parse(repr(value), mode="eval").body
-        scope.assumptions.clear()
-    return constants

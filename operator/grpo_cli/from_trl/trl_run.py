@@ -8,8 +8,8 @@ spec reject: `SpecBuilder` takes it out again, and the written job always parses
 import ast
 import re
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -234,11 +234,15 @@ class TrlRun:
         return setting.value if setting else FIELDS[name].default
 
     def note(self, line: int, name: str, value: object, advice: str) -> None:
-        """Keep what was not taken; the same is kept once."""
-        text = value if isinstance(value, str) else repr(value)
-        entry = Note(line, name, "" if is_secret_name(name) else text, advice)
-        if entry not in self.notes:
-            insort(self.notes, entry, key=lambda earlier: earlier.line)
+        """Keep what was not taken."""
+        self.add_notes([Note(line, name, value if isinstance(value, str) else repr(value), advice)])
+
+    def add_notes(self, notes: Iterable[Note]) -> None:
+        """Keep notes by line; the same is kept once, and without a secret's value."""
+        for note in notes:
+            entry = replace(note, value="") if is_secret_name(note.name) else note
+            if entry not in self.notes:
+                insort(self.notes, entry, key=lambda earlier: earlier.line)
 
     def note_node(self, node: ast.AST, name: str, advice: str) -> None:
         """Keep what was not taken, as the script writes it."""

@@ -3,7 +3,7 @@ certain."""
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 MAX_EXPONENT = 64
@@ -16,10 +16,29 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.Invert: operator.inv,
+    ast.Not: operator.not_,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+}
+PLAIN_FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (bool, float, int, max, min, round, str)
 }
 """Functions of numbers and texts."""
+TEXT_METHODS = ("lower", "lstrip", "replace", "rstrip", "split", "strip", "upper")
 
 
 def operate(kind: ast.operator, left: Any, right: Any) -> Any:
@@ -29,9 +48,9 @@ def operate(kind: ast.operator, left: Any, right: Any) -> Any:
         TypeError, ValueError, ArithmeticError: it has none, or none that is cheap to compute.
     """
     is_number = isinstance(left, int | float) and isinstance(right, int | float)
-    is_joined = type(left) is type(right) and isinstance(left, str | list)
+    is_joined = isinstance(left, str) and isinstance(right, str) and isinstance(kind, ast.Add)
     function = _OPERATORS.get(type(kind))
-    if function is None or not (is_number or (is_joined and isinstance(kind, ast.Add))):
+    if function is None or not (is_number or is_joined):
         raise TypeError(type(kind).__name__)
     # `9**9**9` would take the memory of the machine.
     if isinstance(kind, ast.Pow) and max(abs(left), abs(right)) > MAX_EXPONENT:
@@ -39,8 +58,8 @@ def operate(kind: ast.operator, left: Any, right: Any) -> Any:
     return function(left, right)
 
 
-def apply(name: str, values: Sequence[Any]) -> Any:
-    """The result of one of FUNCTIONS.
+def call_plain(name: str, *values: Any) -> Any:
+    """The result of one of PLAIN_FUNCTIONS.
 
     Raises:
         TypeError, ValueError, ArithmeticError: it has none. A list may stand for a tuple, whose
@@ -48,4 +67,4 @@ def apply(name: str, values: Sequence[Any]) -> Any:
     """
     if not all(isinstance(value, int | float | str) for value in values):
         raise TypeError(name)
-    return FUNCTIONS[name](*values)
+    return PLAIN_FUNCTIONS[name](*values)

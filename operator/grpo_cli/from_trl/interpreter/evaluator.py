@@ -1,0 +1,316 @@
+"""What the expressions of a script are, and what its assignments change."""
+
+import ast
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+
+from .constant_folding import COMPARISONS, TEXT_METHODS, UNARY, operate
+from .functions import FUNCTIONS, LIBRARY_FUNCTIONS, call_method, find_parser, parse_options
+from .heap import Way
+from .objects import POSITIONAL_FIELDS, Objects, computed_key, unpack
+from .values import (
+    MISSING,
+    Arguments,
+    Class,
+    Entries,
+    External,
+    Frame,
+    Function,
+    Items,
+    Known,
+    Object,
+    Part,
+    Rest,
+    Row,
+    Unknown,
+    Use,
+    Value,
+    is_key,
+    make_dict,
+    make_list,
+    make_object,
+    truth,
+)
+
+CHANGING = re.compile(
+    r"(add|append|bfloat16|clear|cuda|double|eval|extend|fit|float|half|insert|load|pop|register"
+    r"|remove|requires_grad|set|setdefault|to|update)(_\w*)?"
+)
+"""Methods that change their object, such as set_optimizer of transformers' arguments."""
+_EXITS = ("exit", "quit", "sys.exit", "os._exit")
+_Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+
+
+class Evaluator(Objects):
+    """Expressions and assignments of one script."""
+
+    @abstractmethod
+    def define(self, node: ast.Lambda, frame: Frame) -> Function:
+        """The function that a definition makes."""
+
+    def use(self, node: ast.expr, frame: Frame) -> Use:
+        """An expression with its value."""
+        return Use(self.evaluate(node, frame), node, frame)
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """What an expression is."""
+        match node:
+            case ast.Constant(value=value):
+                return Known(node, value)
+            case ast.Name(id=name):
+                owner = frame.owner(name)
+                return owner.names[name].value if owner else External(node, name)
+            case ast.List() | ast.Tuple():
+                return self._list(node, frame)
+            case ast.Dict():
+                return self._dict(node, frame)
+            case ast.Attribute(value=owner, attr=name):
+                return self.attribute(self.evaluate(owner, frame), name, node)
+            case ast.Subscript(value=owner, slice=key):
+                return self.item(self.evaluate(owner, frame), self.use(key, frame), node)
+            case ast.Call(func=function):
+                callee = self.evaluate(function, frame)
+                return self.apply(callee, self._arguments(node, frame), node)
+            case ast.Lambda():
+                return self.define(node, frame)
+            case ast.NamedExpr(target=target, value=value):
+                use = self.use(value, frame)
+                self.assign(target, use, frame)
+                return use.value
+            case ast.IfExp() | ast.BoolOp() | ast.UnaryOp():
+                return self._evaluate_choice(node, frame)
+        return self._evaluate_operation(node, frame)
+
+    def _evaluate_choice(self, node: ast.expr, frame: Frame) -> Value:
+        match node:
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                holds = truth(self.evaluate(test, frame))
+                if holds is not None:
+                    return self.evaluate(body if holds else orelse, frame)
+                self.branches([partial(self._evaluate_all, [way], frame) for way in (body, orelse)])
+            case ast.BoolOp(op=kind, values=[first, *rest]):
+                value = self.evaluate(first, frame)
+                other = rest[0] if len(rest) == 1 else ast.BoolOp(kind, rest)
+                holds = truth(value)
+                if holds is not None:
+                    is_over = holds is isinstance(kind, ast.Or)
+                    return value if is_over else self.evaluate(other, frame)
+                self.branches([partial(self._evaluate_all, [other], frame), lambda: None])
+            case ast.UnaryOp(op=kind, operand=operand):
+                value = self.evaluate(operand, frame)
+                holds = truth(value)
+                if isinstance(kind, ast.Not) and holds is not None:
+                    return Known(node, not holds)
+                return self.fold(UNARY[type(kind)], [value], node)
+        return Unknown(node)
+
+    def _evaluate_operation(self, node: ast.expr, frame: Frame) -> Value:
+        match node:
+            case ast.BinOp(op=kind, left=left, right=right):
+                values = self.evaluate(left, frame), self.evaluate(right, frame)
+                return self._operate(kind, *values, node)
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
+                values = self.evaluate(left, frame), self.evaluate(right, frame)
+                return self._compare(kind, *values, node)
+            case ast.JoinedStr(values=parts):
+                return self._format(parts, frame, node)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                return self._comprehend(node, frame)
+            case _:
+                parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+                self._evaluate_all(parts, frame)
+        return Unknown(node)
+
+    def _evaluate_all(self, nodes: Sequence[ast.expr], frame: Frame) -> None:
+        for node in nodes:
+            self.evaluate(node, frame)
+
+    def _operate(self, kind: ast.operator, first: Value, second: Value, node: ast.AST) -> Value:
+        match kind, first, second:
+            case ast.Add(), Items(), Items():
+                return make_list([*first.uses, *second.uses], node)
+            case ast.Mult(), Items(), Known(value=int(number)) if 0 <= number <= 99:
+                return make_list(first.uses * number, node)
+            case ast.BitOr(), Entries(), Entries() if not isinstance(first, Row):
+                return make_dict({**first.cells, **second.cells}, node)
+        return self.fold(lambda one, two: operate(kind, one, two), [first, second], node)
+
+    def _compare(self, kind: ast.cmpop, first: Value, second: Value, node: ast.AST) -> Value:
+        if isinstance(kind, ast.Is | ast.IsNot):
+            is_none = isinstance(second, Known) and second.value is None
+            if is_none and isinstance(first, Items | Entries | Function | Class):
+                return Known(node, isinstance(kind, ast.IsNot))
+            if not is_none:
+                return Unknown(node)
+        return self.fold(COMPARISONS[type(kind)], [first, second], node)
+
+    def _format(self, parts: list[ast.expr], frame: Frame, node: ast.AST) -> Value:
+        values: list[Value] = []
+        for part in parts:
+            plain = part
+            if isinstance(part, ast.FormattedValue):
+                if part.format_spec is not None or part.conversion != -1:
+                    return Unknown(node)
+                plain = part.value
+            values.append(self.evaluate(plain, frame))
+        return self.fold(lambda *texts: "".join(map(str, texts)), values, node)
+
+    def _list(self, node: ast.List | ast.Tuple, frame: Frame) -> Items:
+        uses: list[Use] = []
+        for element in node.elts:
+            if not isinstance(element, ast.Starred):
+                uses.append(self.use(element, frame))
+                continue
+            items = self.iterate(self.evaluate(element.value, frame))
+            uses += [Use(Rest(element), element, frame)] if items is None else items
+        return make_list(uses, node)
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> Entries:
+        cells: dict[object, Use] = {}
+        for key_node, value in zip(node.keys, node.values, strict=True):
+            use = self.use(value, frame)
+            if key_node is None:
+                cells |= unpack(use)
+                continue
+            key = self.evaluate(key_node, frame)
+            is_plain = isinstance(key, Known) and is_key(key.value) and not key.assumptions
+            name = key.value if isinstance(key, Known) and is_plain else computed_key(key_node)
+            cells[name] = use
+        return make_dict(cells, node)
+
+    def _comprehend(self, node: _Comprehension, frame: Frame) -> Value:
+        """The list of a comprehension over a known one; of others, what it changes."""
+        inner = Frame([], frame)
+        first = node.generators[0]
+        items = self.iterate(self.evaluate(first.iter, frame))
+        is_plain = len(node.generators) == 1 and not first.ifs
+        if items is not None and is_plain and isinstance(node, ast.ListComp):
+            uses: list[Use] = []
+            for item in items:
+                self.assign(first.target, item, inner)
+                uses.append(self.use(node.elt, inner))
+            return make_list(uses, node)
+
+        def follow_once() -> None:
+            for generator in node.generators:
+                self.assign(
+                    generator.target, Use(Unknown(generator.target), generator.target), inner
+                )
+                self._evaluate_all(generator.ifs, inner)
+            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            self._evaluate_all(parts, inner)
+
+        self.repeat(follow_once)
+        return Unknown(node)
+
+    # Calls
+
+    def _arguments(self, node: ast.Call, frame: Frame) -> Arguments:
+        arguments = Arguments()
+        for argument in node.args:
+            if not isinstance(argument, ast.Starred):
+                arguments.positional.append(self.use(argument, frame))
+                continue
+            items = self.iterate(self.evaluate(argument.value, frame))
+            arguments.positional += items or []
+            arguments.has_unknown |= items is None
+        for keyword in node.keywords:
+            use = self.use(keyword.value, frame)
+            arguments.named |= {keyword.arg: use} if keyword.arg else unpack(use)
+        arguments.has_unknown |= not all(str(name).isidentifier() for name in arguments.named)
+        return arguments
+
+    def apply(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value:
+        """What a call returns."""
+        value: Value | None = None
+        match callee:
+            case Function():
+                return self.follow(callee, arguments)
+            case Class():
+                return self.instantiate(callee, arguments, node)
+            case Object(name="partial", arguments=Arguments(positional=[function, *given])):
+                named = callee.arguments.named | arguments.named
+                merged = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
+                return self.apply(function.value, merged, node)
+            case Part(owner=Object(maker=Class()) as made, name="__init__"):
+                for name, use in arguments.named.items():  # by super(), of a library's class
+                    self.write(made.fields, name, use)
+            case Part(owner=Known(value=str()) as text, name=name) if name in TEXT_METHODS:
+                return self.fold(getattr(str, name), [text, *arguments.values], node)
+            case Part():
+                value = call_method(self, callee, arguments, node)
+            case External():
+                name = callee.name if callee.name in LIBRARY_FUNCTIONS else callee.path
+                if name in FUNCTIONS:
+                    value = FUNCTIONS[name](self, arguments, node)
+        if value is not None:
+            return value
+        if parser := find_parser(callee):
+            return parse_options(self, parser, arguments, node)
+        positions = POSITIONAL_FIELDS.get(getattr(callee, "name", ""), ())
+        return self.record(make_object(callee, arguments, arguments.by_name(positions), node))
+
+    def follow_expression(self, node: ast.expr, frame: Frame) -> Way:
+        """Follow an expression that stands for itself."""
+        num_changes = len(self.changes)
+        value = self.evaluate(node, frame)
+        if not isinstance(node, ast.Call) or not isinstance(value, Object):
+            return None
+        if isinstance(node.func, ast.Attribute) and CHANGING.fullmatch(node.func.attr):
+            owner = value.method[0] if value.method else value.maker
+            if isinstance(owner, Object):
+                owner.fields.writers.setdefault("", set()).add((node.lineno, node.col_offset))
+            if len(self.changes) == num_changes:
+                self.note_change(owner, node.func.attr, node)
+        return "stop" if value.path in _EXITS else None
+
+    # Assignments
+
+    def assign(self, target: ast.expr, use: Use, frame: Frame) -> None:
+        """Assign a value to a name, an attribute, an item, or several of them."""
+        match target:
+            case ast.Name(id=name):
+                self.write(frame.binder(name).names, name, use)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                items = self.iterate(use.value)
+                has_rest = any(isinstance(part, ast.Starred) for part in targets)
+                for index, part in enumerate(targets):
+                    value: Value = Unknown(use.node)
+                    if items is None and not has_rest:
+                        value = self.item(
+                            use.value, Use(Known(use.node, index), use.node), use.node
+                        )
+                    is_plain = items is not None and not has_rest and index < len(items)
+                    item = Use(value, use.node, use.frame)
+                    self.assign(part, items[index] if items and is_plain else item, frame)
+            case ast.Starred(value=inner):
+                self.assign(inner, use, frame)
+            case ast.Attribute(value=owner, attr=name):
+                self.set_attribute(self.evaluate(owner, frame), owner, name, use)
+            case ast.Subscript(value=owner, slice=key):
+                self.set_item(self.evaluate(owner, frame), owner, self.use(key, frame), use)
+
+    def augment(self, statement: ast.AugAssign, frame: Frame) -> None:
+        """Follow `target += value`."""
+        current = self.evaluate(statement.target, frame)
+        use = self.use(statement.value, frame)
+        match statement.op, current:
+            case ast.Add(), Items():
+                self.extend(current, use)
+            case ast.BitOr(), Entries():
+                self.update(current.cells, use)
+            case _:
+                value = self._operate(statement.op, current, use.value, statement)
+                self.assign(statement.target, Use(value, statement.target, frame), frame)
+
+    def delete(self, target: ast.expr, frame: Frame) -> None:
+        """Follow `del target`."""
+        match target:
+            case ast.Name(id=name):
+                self.write(frame.binder(name).names, name, MISSING)
+            case ast.Attribute(value=owner, attr=name):
+                self.set_attribute(self.evaluate(owner, frame), owner, name, MISSING)
+            case ast.Subscript(value=owner, slice=key):
+                self.set_item(self.evaluate(owner, frame), owner, self.use(key, frame), MISSING)

@@ -1,0 +1,345 @@
+"""Objects of a script: their fields and items, and what the script changes of them."""
+
+import ast
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..trl_run import LORA_POSITIONS, Note
+from .heap import Heap
+from .values import (
+    ITEM,
+    MISSING,
+    Arguments,
+    Class,
+    Column,
+    Computed,
+    Entries,
+    External,
+    Function,
+    Items,
+    Known,
+    Object,
+    Part,
+    Rest,
+    Row,
+    Store,
+    Unknown,
+    Use,
+    Value,
+    assume,
+    constant,
+    is_key,
+    line_of,
+    make_object,
+    make_value,
+)
+
+MAX_LETTERS = 1_000_000
+MAX_BITS = 4096
+POSITIONAL_FIELDS = {"GRPOConfig": ("output_dir",), "LoraConfig": LORA_POSITIONS}
+_DEFAULT_MAKERS = ("field", "Field", "Argument", "Option")
+"""Functions of dataclasses and typer that wrap a default."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field of an object that the script sets, or a method that changes it."""
+
+    owner: Value
+    attribute: str
+    name: str
+    """What changes, as the script writes it."""
+    line: int
+    use: Use | None
+    """The new value; None where it is unknown."""
+    call: ast.Call | None
+    """Call of a method."""
+    is_conditional: bool
+
+
+class Objects(Heap):
+    """Objects of one script."""
+
+    def __init__(self, on_call: Callable[[Object], None]) -> None:
+        super().__init__()
+        self.calls: list[Object] = []
+        """Calls of libraries and classes, in order."""
+        self.changes: list[Change] = []
+        """Changes of objects, in order."""
+        self._on_call = on_call
+
+    @property
+    @abstractmethod
+    def current_function(self) -> Function | None:
+        """The function that is followed."""
+
+    @abstractmethod
+    def follow(self, function: Function, arguments: Arguments | None) -> Value:
+        """What a call of a script's function returns."""
+
+    @abstractmethod
+    def apply(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value:
+        """What a call returns."""
+
+    def record(self, made: Object) -> Object:
+        """Keep a call of a library, or of a class of the script."""
+        if not self.is_rehearsal:
+            self.calls.append(made)
+            self._on_call(made)
+        return made
+
+    def fold(self, function: Callable[..., Any], values: Sequence[Value], node: ast.AST) -> Value:
+        """What a function makes of constants, with the defaults that these assume."""
+        plain: list[Any] = []
+        assumptions: list[Note] = []
+        try:
+            for value in values:
+                part, assumed = constant(value)
+                plain.append(part)
+                assumptions += assumed
+            result = function(*plain)
+        except Computed as error:
+            return Unknown(node, str(error))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return Unknown(node)
+        if isinstance(result, list | dict):
+            return Unknown(node) if assumptions else make_value(result, node)
+        is_large = isinstance(result, str) and len(result) > MAX_LETTERS
+        if is_large or (isinstance(result, int) and result.bit_length() > MAX_BITS):
+            return Unknown(node)  # a few lines that double a value would take all memory
+        return Known(node, result, tuple(dict.fromkeys(assumptions)))
+
+    def iterate(self, value: Value) -> list[Use] | None:
+        """The items of a list, or the keys of a dict; None where they are not all known."""
+        if isinstance(value, Items):
+            uses = value.uses
+            return None if any(isinstance(use.value, Rest) for use in uses) else uses
+        if isinstance(value, Entries) and not isinstance(value, Row):
+            return [Use(Known(use.node, key), use.node) for key, use in value.cells.items()]
+        return None
+
+    def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
+        """An attribute of a value."""
+        match value:
+            case External(path=path):
+                return External(node, f"{path}.{name}", value.is_imported)
+            case Unknown() | Column():
+                return Unknown(node, getattr(value, "why", Unknown.why))
+            case Object() | Class():
+                return self._field(value, name, node)
+            case Known() if name == "value":  # of an Enum's member
+                return value
+            case Function() if name == "__name__" and name not in value.fields:
+                return Known(node, value.name)
+        return Part(node, value, name)
+
+    def _field(self, value: Object | Class, name: str, node: ast.AST) -> Value:
+        if name == "__dict__":
+            return Entries(node, value.fields)
+        if name in value.fields and isinstance(value, Object):
+            return value.fields[name].value
+        if isinstance(value, Object) and has_computed_key(value.fields):
+            return Unknown(node)
+        definition = value.maker if isinstance(value, Object) else value
+        if not isinstance(definition, Class):
+            return Part(node, value, name)
+        for base in definition.order():
+            if isinstance(base, External):
+                return Part(node, value, name)
+            if name in base.fields:
+                return self._bound(base.fields[name].value, value, base)
+        return Unknown(node) if isinstance(value, Class) else Part(node, value, name)
+
+    def _bound(self, member: Value, owner: Object | Class, definition: Class) -> Value:
+        if not isinstance(member, Function):
+            return member
+        marks = [ast.unparse(mark) for mark in getattr(member.node, "decorator_list", [])]
+        if "staticmethod" in marks:
+            return member
+        if isinstance(owner, Class):
+            return replace(member, owner=owner) if "classmethod" in marks else member
+        bound = replace(member, owner=definition if "classmethod" in marks else owner)
+        return self.follow(bound, Arguments()) if "property" in marks else bound
+
+    def item(self, value: Value, key: Use, node: ast.AST) -> Value:
+        """What `value[key]` is."""
+        plain = key.value.value if isinstance(key.value, Known) else MISSING
+        if isinstance(key.value, Known) and key.value.assumptions:
+            found = self.item(value, Use(Known(key.node, plain), key.node), node)
+            assumed = key.value.assumptions
+            return (
+                replace(found, assumptions=assumed) if isinstance(found, Known) else Unknown(node)
+            )
+        match value:
+            case Items() if isinstance(plain, int):
+                uses = self.iterate(value)
+                is_there = uses is not None and -len(uses) <= plain < len(uses)
+                return uses[plain].value if uses is not None and is_there else Unknown(node)
+            case Entries() if is_key(plain):
+                if plain in value.cells:
+                    return value.cells[plain].value
+                is_column = isinstance(value, Row) and not has_computed_key(value.cells)
+                return Column(node, str(plain)) if is_column else Unknown(node)
+            case Items() | Entries() | Known() | Column():
+                return Unknown(node)
+            case Unknown():
+                return Unknown(node, value.why)
+        return make_object(Part(node, value, ITEM), Arguments([key]), {}, node)
+
+    def instantiate(
+        self, made_of: Class, arguments: Arguments, node: ast.AST, *, is_parsed: bool = False
+    ) -> Object:
+        """An object of a class of the script, after its `__init__`."""
+        made = Object(node, made_of, arguments, Store("fields"), is_parsed=is_parsed)
+        if made_of.has_base("GRPOTrainer"):
+            return self.record(made)
+        for base in made_of.order():
+            if isinstance(base, External):
+                if base.name.endswith("Settings"):  # pydantic's
+                    why = f"{base.name} reads variables of the environment, too"
+                    names = [
+                        name for part in made_of.order() for name in getattr(part, "fields", ())
+                    ]
+                    made.fields.update({name: Use(Unknown(node, why), node) for name in names})
+                # Of a library's class, such as GRPOConfig or pydantic's, whose fields are named.
+                made.fields.update(arguments.by_name(POSITIONAL_FIELDS["GRPOConfig"]))
+                break
+            initializer = base.fields.get("__init__")
+            if initializer is not None and isinstance(initializer.value, Function):
+                self.follow(replace(initializer.value, owner=made), arguments)
+                break
+            if base.defaults is not None:
+                self._fill(made, base, arguments, is_parsed=is_parsed)
+                break
+        return self.record(made)
+
+    def _fill(
+        self, made: Object, definition: Class, arguments: Arguments, *, is_parsed: bool
+    ) -> None:
+        """Give an object of a dataclass its fields."""
+        defaults = definition.dataclass_fields()
+        for name, default in defaults.items():
+            plain = self.plain_default(default) if default else None
+            if plain is not None and is_parsed:
+                advice = "the default was taken; change the job if you pass another value"
+                note = Note(plain.line, f"--{name}", ast.unparse(plain.node), advice)
+                plain = replace(plain, value=assume(plain.value, note))
+            if plain is None or arguments.has_unknown:
+                plain = Use(Unknown(made.node), made.node)
+            made.fields[name] = plain
+        made.fields.update(arguments.by_name(tuple(defaults)))
+        after = self._field(made, "__post_init__", made.node)
+        if isinstance(after, Function):
+            self.follow(after, Arguments())
+
+    def plain_default(self, use: Use) -> Use | None:
+        """A default, out of `field(default=…)` and typer's `Option(…)`; None where the user must
+        give it."""
+        value = use.value
+        if not isinstance(value, Object) or value.name not in _DEFAULT_MAKERS:
+            return use
+        factory = value.arguments.named.get("default_factory")
+        if factory is not None:
+            made = self.apply(factory.value, Arguments(), ast.Call(ast.Name("factory"), [], []))
+            return Use(made, factory.node, factory.frame)
+        given = [] if value.name == "field" else value.arguments.positional[:1]
+        default = value.arguments.named.get("default") or (given[0] if given else None)
+        is_given = default is not None and not (
+            isinstance(default.value, Known) and default.value.value is ...
+        )
+        return default if is_given else None
+
+    def set_attribute(self, owner: Value, node: ast.AST, name: str, use: object) -> None:
+        """Set an attribute, or delete it by MISSING."""
+        if isinstance(owner, Object | Class | Function):
+            self.write(owner.fields, name, use)
+        shown = f"{ast.unparse(node)}.{name}"
+        self.note_change(owner, name, node, use if isinstance(use, Use) else None, shown)
+
+    def note_change(
+        self, owner: Value, name: str, node: ast.AST, use: Use | None = None, shown: str = ""
+    ) -> None:
+        """Keep a change of an object's attribute, by a statement that shows it as `shown`, or as
+        its own source."""
+        line = line_of(node)
+        call = node if isinstance(node, ast.Call) else None
+        shown = shown or ast.unparse(call.func if call else node)
+        if not self.is_rehearsal:
+            is_conditional = self.num_branches > 0
+            self.changes.append(Change(owner, name, shown, line, use, call, is_conditional))
+
+    def set_item(self, owner: Value, node: ast.AST, key: Use, use: object) -> None:
+        """Set an item or an entry, or delete it by MISSING."""
+        plain = key.value.value if isinstance(key.value, Known) else MISSING
+        match owner:
+            case Entries():
+                is_plain = isinstance(key.value, Known) and not key.value.assumptions
+                if is_plain and is_key(plain):
+                    self.write(owner.cells, plain, use)
+                else:
+                    self.set_any(owner.cells, key.node)
+            case Items():
+                if isinstance(plain, int) and plain in owner.cells and use is not MISSING:
+                    self.write(owner.cells, plain, use)
+                else:
+                    self.replace_items(owner, [Use(Rest(key.node), key.node, key.frame)])
+            case Part(owner=container, name=name):
+                self.change_part(container, name, node)
+            case Object() if owner.method and owner.name == ITEM:
+                self.set_item(owner.method[0], getattr(node, "value", node), key, use)
+
+    def change_part(self, owner: Value, name: str, node: ast.AST) -> None:
+        """Make a list or a dict in a field of a library's object unknown, of which an item
+        changes."""
+        if isinstance(owner, Object):
+            use = Use(Unknown(node, "it changes here"), node)
+            self.write(owner.fields, name, use)
+        self.note_change(owner, name, node)
+
+    def set_any(self, store: Store, node: ast.AST) -> None:
+        """Make all entries unknown after one of them changed, nobody knows which."""
+        value = Unknown(node, f"line {line_of(node)} sets it")
+        for key in list(store):
+            self.write(store, key, Use(value, node))
+        self.write(store, computed_key(node), Use(value, node))
+
+    def replace_items(self, items: Items, uses: list[Use]) -> None:
+        """Give a list other items."""
+        for position in range(max(len(uses), len(items.cells))):
+            use = uses[position] if position < len(uses) else MISSING
+            if items.cells.get(position, MISSING) is not use:
+                self.write(items.cells, position, use)
+
+    def extend(self, items: Items, use: Use) -> None:
+        """Add items to a list."""
+        added = self.iterate(use.value)
+        if added is None:
+            added = [Use(Rest(use.node, "the list changes here"), use.node, use.frame)]
+        self.replace_items(items, [*items.uses, *added])
+
+    def update(self, store: Store, use: Use) -> None:
+        """Add the entries of a dict."""
+        if isinstance(use.value, Entries) and not isinstance(use.value, Row):
+            for key, entry in use.value.cells.items():
+                self.write(store, key, entry)
+        else:
+            self.set_any(store, use.node)
+
+
+def unpack(use: Use) -> dict[Any, Use]:
+    """Entries that `**` unpacks."""
+    if isinstance(use.value, Entries):
+        return dict(use.value.cells)
+    return {f"**{ast.unparse(use.node)}": Use(Unknown(use.node), use.node, use.frame)}
+
+
+def computed_key(node: ast.AST) -> str:
+    """The key of an entry whose own key nobody knows."""
+    return f"<{ast.unparse(node)}>"
+
+
+def has_computed_key(store: Store) -> bool:
+    """True for a store with an entry whose own key nobody knows."""
+    return any(isinstance(key, str) and key.startswith(("<", "**")) for key in store)
