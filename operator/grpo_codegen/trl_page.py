@@ -23,7 +23,7 @@ Read that list before you apply. `grpo init` alone writes a small job.
 
 | of the script | into the job |
 |---|---|
-| `GRPOConfig(…)`: constants, names and arithmetic of constants, `**` of literal dicts, defaults of argparse | the tables below |
+| `GRPOConfig(…)`, through names, dicts, functions, classes and loops of the script; defaults of its options | the tables below |
 | `GRPOTrainer(model=…)`, `AutoModelForCausalLM.from_pretrained(…)` | `model`; a folder becomes one of a volume, which you fill |
 | `LoraConfig(…)` | `adapter`, use `Always`; without one `adapter.use` is `Never` |
 | `load_dataset(…)`, renamed columns, the first N rows | `dataset` |
