@@ -182,9 +182,9 @@ def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Obje
         "AGE",
     ]
     assert header.split() == columns
-    model = finished["spec"]["model"]["name"]
+    name, size = (finished["spec"]["model"][field] for field in ("name", "parameters"))
     # A job that is well has no reason, and one on CPUs no GPUs.
-    assert line.split()[:6] == [NAME, "Succeeded", model, "77K", "Clone", f"{STEPS}/{STEPS}"]
+    assert line.split()[:6] == [NAME, "Succeeded", name, size, "Clone", f"{STEPS}/{STEPS}"]
     assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl(
         "describe", "grpo", NAME
     )
