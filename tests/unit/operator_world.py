@@ -227,9 +227,11 @@ def pod_object(
     one's clock)."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
-    if phase is None:
-        ended = state.get("terminated")
-        phase = "Running" if not ended else "Succeeded" if ended["exitCode"] == 0 else "Failed"
+    ended = state.get("terminated")
+    if phase is None and ended:
+        phase = "Failed" if ended["exitCode"] else "Succeeded"
+    elif phase is None:
+        phase = "Running"
     owner = more.get("owner", UID)
     meta: dict[str, Any] = {
         "namespace": KEY.namespace,

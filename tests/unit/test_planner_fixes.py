@@ -101,9 +101,9 @@ def test_completions_are_shortened_no_further_than_their_expected_length() -> No
 def test_engines_in_pods_that_have_no_room_may_be_others() -> None:
     there = inventory(nodes(1, 8, A100))
     for servers, missing in (
-        ({"replicas": 1, "gpusPerReplica": 8}, "so many are not there; set"),
-        ({"replicas": 9}, "so many are not there; lower servers.replicas or set"),
-        ({"replicas": 1, "gpuProduct": L4}, f"of product {L4}: so many are not there; set"),
+        ({"replicas": 1, "gpusPerReplica": 8}, "these nodes have too few GPUs; set"),
+        ({"replicas": 9}, "these nodes have too few GPUs; lower servers.replicas or set"),
+        ({"replicas": 1, "gpuProduct": L4}, f"of product {L4}: these nodes have too few GPUs; set"),
     ):
         job = spec(LLAMA_1B, generation={"engine": "Servers", "servers": servers})
         answer = plan_job(job, there)

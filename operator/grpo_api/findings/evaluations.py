@@ -55,8 +55,8 @@ class Evaluations:
         return sum(bends) / len(bends) / _MEAN_BEND
 
     def gain_in_errors(self, num_rewards: int, newest: int = KEPT_EVALUATIONS) -> float:
-        """How far the `newest` evaluations after so many training rewards stand above those before,
-        in standard errors; 0 where there are too few of either."""
+        """How far the `newest` evaluations after this number of training rewards stand above those
+        before, in standard errors; 0 where there are too few of either."""
         before = [each for each in self.means if each.num_rewards <= num_rewards][-BEFORE:]
         after = [each for each in self.means if each.num_rewards > num_rewards][-newest:]
         if not before or len(before) + len(after) < BEFORE or not after:

@@ -93,8 +93,8 @@ def _is_in_turns(ratios_by_step: Sequence[Sequence[float]], rank: int) -> bool:
 
 
 def _slow_on_average(steps: Sequence[Sequence[float]]) -> Verdict:
-    """The rank that is slow in so many of all kept steps that they cost as much: its clock falls
-    now and then, or another program uses its cores at times.
+    """The rank whose slow steps cost as much, over all kept ones: its clock falls now and then, or
+    another program uses its cores at times.
 
     By geometric means, in which one long pause counts little.
     """

@@ -90,8 +90,8 @@ class TrlError(Exception):
 
 
 def refuse_keys(copied: ast.AST, place: str) -> None:
-    """Refuse code with the text of a key: whoever may read ConfigMaps would have it. `place` and a
-    line say where it is.
+    """Refuse code with the text of a key: everybody who may read ConfigMaps would have it. `place`
+    and a line say where it is.
 
     Raises:
         TrlError: a text begins as the keys of a known service do, or its name says that it is one.

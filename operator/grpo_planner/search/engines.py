@@ -350,7 +350,7 @@ class Engines:
         usable = max((pool.usable_bytes for pool in own_pools), default=0)
         needed, room = self._least_bytes(gpus), int(OWN_SHARE * usable)
         of_product = f" of product {servers.gpu_product}" if servers.gpu_product else ""
-        missing, ways = "so many are not there", []
+        missing, ways = "these nodes have too few GPUs", []
         if own_pools and needed > room:
             takes, has = distinct_gib(needed, room)
             missing = f"one takes {takes} of each GPU at least, of which it may have {has}"

@@ -156,7 +156,7 @@ LIBRARY_FUNCTIONS = ("asdict", "dedent", "getenv")
 
 
 def call_method(objects: Objects, callee: Part, given: Arguments, node: ast.Call) -> Value | None:
-    """What a method of a list or a dict returns; None for what is none of these."""
+    """What a method of a list or a dict returns; None for other methods."""
     name = callee.name
     match callee.owner:
         case Items() as items:

@@ -351,8 +351,11 @@ class Interpreter(Evaluator):
 
 
 def _may_call(node: ast.AST, target: ast.Call, names: set[str]) -> bool:
-    calls = (part for part in ast.walk(node) if isinstance(part, ast.Call))
-    return any(
-        part is target or (isinstance(part.func, ast.Name) and part.func.id in names)
-        for part in calls
-    )
+    """True if a function contains a call, or calls one of these functions by its name."""
+    for part in ast.walk(node):
+        if part is target:
+            return True
+        match part:
+            case ast.Call(func=ast.Name(id=name)) if name in names:
+                return True
+    return False
