@@ -43,7 +43,7 @@ _WARNINGS: dict[str, str] = {
     ConditionType.ADMITTED: "False",
     ConditionType.HEALTHY: "False",
 }
-"""The status of a condition that is a Warning; Unknown is none."""
+"""The status of a condition that is a Warning; Unknown never is."""
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 REPEAT_SECONDS = 120.0
