@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.errors import AlreadyExists, Conflict, NotFound
-from grpo_kube.objects.resources import Object, Resource, Selection
+from grpo_kube.objects.resources import Object, ObjectKey, Resource, Selection
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
@@ -94,6 +94,8 @@ class Cluster:
         self.rank0 = Rank0()
         self.published: list[GRPOJobStatus] = []
         """Statuses that were written, as events and metrics learn of them."""
+        self.events: list[Object] = []
+        """Events that no status write makes."""
         self.caches = Caches()
         self._objects: dict[str, Object] = {}
         self._version = 10
@@ -124,7 +126,7 @@ class Cluster:
             status=StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), self.publish),
             starter=starter,
             workloads=workloads,
-            garbage=GarbageCollector(api, self.caches, LIMITS),
+            garbage=GarbageCollector(api, self.caches, LIMITS, self.record),
             preflights=Preflights(api, self.caches, shared, pods),
             limits=LIMITS,
         )
@@ -136,6 +138,10 @@ class Cluster:
     def clock(self) -> float:
         """Seconds of both clocks."""
         return self.now
+
+    def record(self, _: ObjectKey, event: Object) -> None:
+        """Take an event that no status write makes."""
+        self.events.append(event)
 
     def publish(self, _job: GRPOJobRecord, status: GRPOJobStatus, _: float) -> None:
         """Take a status that was written."""

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_kube.objects.resources import JOBS, Object, Resource
 from grpo_kube.objects.times import seconds
-from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.names import COMPONENT_ENGINE, GRPOJOBS
 from tests.unit.operator_world import NOW, at
 from tests.unit.test_operator_slow_ends import GRACE, SlowEnds
 from tests.unit.test_operator_writes import (
@@ -19,7 +19,7 @@ from tests.unit.test_operator_writes import (
     check,
     end_of,
 )
-from tests.unit.write_world import Story, World
+from tests.unit.write_world import Story, World, is_live
 from tests.virtual_time import virtually
 
 SOON = 4 * GRACE
@@ -31,10 +31,18 @@ class Kept(SlowEnds):
 
     kept_until = 0.0
 
+    engines_until = NOW
+    """When an engine lived last."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.reasons: set[str] = set()
         """Reasons that users have seen."""
         super().__init__(*args, **kwargs)
+
+    def control(self) -> bool:
+        if any(map(is_live, self.pods_of(COMPONENT_ENGINE))):
+            self.engines_until = self.now
+        return super().control()
 
     def store(self, resource: Resource, item: Object) -> Object:
         if resource is GRPOJOBS:
@@ -118,3 +126,35 @@ def test_a_job_says_that_its_last_gang_can_not_be_ended(
     check(world)
     assert world.second_gang == ""
     assert "FailedCreate" in world.reasons
+
+
+STOPS: tuple[Story, ...] = ((), (("Running", ACTS["suspend"]),), (("Running", ACTS["delete"]),))
+
+
+@pytest.mark.parametrize("ends", ["well", "bad"])
+@pytest.mark.parametrize("story", STOPS)
+def test_engines_end_with_their_gang_although_a_finalizer_keeps_their_job(
+    ends: str, story: Story
+) -> None:
+    world = live("served", ends, forbid("", "finalizer") + story)
+    undisturbed = live("served", ends, story)
+    assert world.engines_until - undisturbed.engines_until <= SOON
+
+
+@pytest.mark.parametrize("fault", ["denied", "unavailable"])
+@pytest.mark.parametrize(
+    ("kind", "ends", "story", "count"),
+    [
+        *(("served", "well", story, 1) for story in STOPS),
+        ("served", "bad", (), 1),
+        ("plain", "bad", (), 0),
+        ("plain", "well", (("Running", ACTS["suspend"]),), 0),
+    ],
+)
+def test_pods_that_can_not_be_ended_are_reported(
+    kind: str, ends: str, story: Story, count: int, fault: str
+) -> None:
+    """Once, however often their deletion is tried again; a Job without pods holds nothing."""
+    world = live(kind, ends, forbid("DELETE jobs", fault) + story)
+    assert [event["reason"] for event in world.events] == ["FailedDelete"] * count
+    assert all("DELETE jobs run-" in event["message"] for event in world.events)

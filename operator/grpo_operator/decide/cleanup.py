@@ -30,7 +30,7 @@ def clean_up(observation: Observation, limits: Limits) -> CleanUp:
     return CleanUp(
         delete_jobs=tuple(_jobs_to_delete(observation)),
         stop_attempts=_attempts_to_stop(pods),
-        stop_engines=_attempts_with_orphaned_engines(pods),
+        stop_engines=_attempts_with_orphaned_engines(observation, pods),
         # Without its Job the attempt ends, and its orphans are the next one's to end.
         stop_orphans=observation.child is not None and bool(observation.orphans),
     )
@@ -106,7 +106,12 @@ def _has_failed(pod: PodRecord) -> bool:
     return pod.termination is not None and bool(pod.termination.exit_code)
 
 
-def _attempts_with_orphaned_engines(pods: list[PodRecord]) -> tuple[int, ...]:
-    """Return the attempts with live engine pods that no Job controls any more."""
+def _attempts_with_orphaned_engines(
+    observation: Observation, pods: list[PodRecord]
+) -> tuple[int, ...]:
+    """Return the attempts with live engine pods that no Job makes again or will end: theirs is
+    gone, or is deleted and kept by somebody's finalizer."""
+    known_jobs = (*observation.earlier_jobs, observation.engines)
+    makers = {job.uid for job in known_jobs if job}
     engines = (pod for pod in pods if pod.engine and pod.is_live)
-    return tuple(sorted({pod.attempt for pod in engines if not pod.controller_uid}))
+    return tuple(sorted({pod.attempt for pod in engines if pod.controller_uid not in makers}))

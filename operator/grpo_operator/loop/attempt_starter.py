@@ -106,7 +106,10 @@ class AttemptStarter:
             return _after_failure(observation, error, images_need(job.spec))
         name = body["metadata"]["name"]
         if answer is None:
-            message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
+            message = (
+                f"Job {name} exists and is not this GRPOJob's, or is being deleted; waiting until "
+                "it is gone"
+            )
             return _waits_for_name(message, GOES_PAUSE)
         log.info("%s: Job %s started", job.key, name, extra={"attempt": status.attempt})
         self._caches.jobs.put(answer)

@@ -1,32 +1,51 @@
-"""Deletes what is left of attempts that are not to run, and GRPOJobs whose time to live is over."""
+"""Deletes what is left of attempts that are not to run, and GRPOJobs whose time to live is over.
+
+What can't be deleted is reported by an event: the status of a job that has ended stays as it is.
+"""
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from grpo_kube.cache import Cache, R, version_of
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import Conflict, Denied, NotFound, Unavailable
-from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
+from grpo_kube.objects.resources import LIVE_PODS, PODS, Object, ObjectKey, Selection
+from grpo_kube.objects.times import Observed
 
 from ..decide.cleanup import CleanUp, clean_up
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS, attempt_selector, engine_selector, orphan_selector
 from ..records.records import GRPOJobRecord, JobRecord
+from ..report.events import undeletable_event
 from .caches import Caches
 
 log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 10.0
+"""Seconds for which a deletion fails until an event says so: pods need a moment to end."""
+REPEAT_SECONDS = 1800.0
+"""Seconds until it is said again: the API server keeps an event for an hour."""
 
 
 class GarbageCollector:
     """Carries out decide/cleanup.py."""
 
-    def __init__(self, cluster: Cluster, caches: Caches, limits: Limits) -> None:
-        """Take what a deletion works with."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        limits: Limits,
+        record: Callable[[ObjectKey, Object], None],
+    ) -> None:
+        """`record` sends an event on a GRPOJob."""
         self._cluster = cluster
         self._caches = caches
         self._limits = limits
+        self._record = record
+        self._report_at: dict[ObjectKey, Observed] = {}
+        """When to report that something of a job can't be deleted, if it still can't."""
 
     async def collect(self, observation: Observation) -> str:
         """Delete Jobs and pods of attempts that are not to run. Return why some can't be deleted;
@@ -49,7 +68,24 @@ class GarbageCollector:
             with _recorded_in(problems, job):
                 pods = Selection(PODS, job.key.namespace, selector, LIVE_PODS)
                 await self._cluster.delete_all(pods)
-        return "; ".join(problems)
+        problem = "; ".join(problems)
+        self._report(observation, problem)
+        return problem
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._report_at.pop(key, None)
+
+    def _report(self, observation: Observation, problem: str) -> None:
+        """Send an event if pods that must not run stay because of the problem."""
+        job, at = observation.job, observation.at
+        if not (problem and _has_pods_to_end(observation)):
+            self.forget(job.key)
+            return
+        report_at = self._report_at.setdefault(job.key, Observed(at.at + REPORT_SECONDS))
+        if at >= report_at:
+            self._report_at[job.key] = Observed(at.at + REPEAT_SECONDS)
+            self._record(job.key, undeletable_event(job, problem, observation.now))
 
     async def delete_job(self, job: GRPOJobRecord) -> None:
         """Delete a GRPOJob, and with it all that it owns.
@@ -80,6 +116,14 @@ class GarbageCollector:
             with contextlib.suppress(NotFound):
                 cache.put(await self._cluster.get(cache.resource, *record.key))
             raise
+
+
+def _has_pods_to_end(observation: Observation) -> bool:
+    """True if a pod lives that must not run."""
+    pods = observation.earlier_pods
+    if not observation.job.is_active:
+        pods += observation.pods + observation.engine_pods
+    return any(pod.is_live for pod in pods)
 
 
 def _jobs_to_delete(observation: Observation, garbage: CleanUp) -> Iterator[JobRecord]:

@@ -280,6 +280,7 @@ class Reconciler:
         """
         observation = self._observer.read_caches(key)
         if observation is None or not observation.job.deleting or observation.job.orphans_pods:
+            self._garbage.forget(key)
             return None
         problem = await self._garbage.collect(observation)
         decision = await self._workloads.step(observation, Decision(Action.WAIT))

@@ -199,7 +199,7 @@ class Operator:
             status=status_writer,
             starter=starter,
             workloads=workloads,
-            garbage=GarbageCollector(cluster, caches, limits),
+            garbage=GarbageCollector(cluster, caches, limits, self._recorder.record),
             preflights=preflights,
             limits=limits,
         )

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     RDMA_UNUSED = "RDMAUnused"
     NETWORK_SLOW = "NetworkSlow"
     TRACKER_LOSES_ROWS = "TrackerLosesRows"
+    FAILED_DELETE = "FailedDelete"
     RESTARTING = "Restarting"
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"

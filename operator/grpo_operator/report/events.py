@@ -160,6 +160,15 @@ def merge_start_event(
     return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
+def undeletable_event(job: GRPOJobRecord, problem: str, now: float) -> dict[str, Any]:
+    """A core/v1 Event on an attempt that must not run, and whose pods can't be ended."""
+    message = (
+        f"pods of an attempt that must not run keep their GPUs, since a deletion fails: {problem}. "
+        "Let the operator delete it, or delete it yourself"
+    )
+    return _event(job.key, job.uid, "Warning", Reason.FAILED_DELETE, message, now=now)
+
+
 def unreadable_event(key: ObjectKey, uid: str, problem: str, now: float) -> dict[str, Any]:
     """A core/v1 Event on a GRPOJob whose conditions can't be written."""
     message = unreadable_message(problem)
