@@ -149,7 +149,7 @@ def test_a_job_that_waits_is_not_degraded_by_an_attempt_that_is_over(
     assert of_type(status, "Degraded") == ("False", "AsExpected", "no attempt runs")
     change = telling_change(seen.job.status.conditions, status.conditions)
     assert change is not None
-    assert (change.type, change.reason) == ("Running", "SchedulingTimeout"), "why it is over"
+    assert (change.type, change.reason) == ("Admitted", "SchedulingTimeout"), "why it is over"
 
 
 def test_a_job_that_never_ran_is_not_said_to_be_degraded_or_not() -> None:

@@ -206,6 +206,11 @@ def stated(**types: tuple[str, str]) -> list[Condition]:
             {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")},
             "Failed",
         ),
+        (
+            {"Admitted": ("True", "Admitted"), "Running": ("True", "R")},
+            {"Admitted": ("False", "Evicted"), "Running": ("False", "Evicted")},
+            "Admitted",
+        ),
         ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),
         ({}, {"Degraded": ("False", "AsExpected")}, ""),
         ({"Admitted": ("False", "A")}, {"Admitted": ("False", "B")}, "Admitted"),

@@ -66,7 +66,7 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
         if condition is None or _is_unchanged(before, condition):
             continue
         # that the attempt is over tells less than why
-        if kind == ConditionType.DEGRADED and has_lost_place:
+        if kind in (ConditionType.DEGRADED, ConditionType.RUNNING) and has_lost_place:
             continue
         # conditions that start out False tell nothing, but for two
         is_news = (condition.status == "True") == (kind != ConditionType.HEALTHY)
