@@ -172,6 +172,19 @@ def test_a_drained_pod_matches_rules_for_preemption_whatever_it_says(
     assert not decision.counted or is_matched
 
 
+@pytest.mark.parametrize("reason", ["PreemptionByScheduler", "EvictionByEvictionAPI"])
+@pytest.mark.parametrize("state", [None, terminated(143, said("Preempted")), terminated(137)])
+def test_a_pod_that_the_cluster_deletes_matches_rules_by_its_reason_before_it_has_ended(
+    state: dict[str, Any] | None, reason: str
+) -> None:
+    spec = {"restarts": {"rules": [{"action": "Fail", "onReasons": [reason]}]}}
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}
+    ending = make_pod(0, state=state, conditions=[target], deleted=True)
+    seen = make_seen(make_job(spec, active_status()), make_child(), ending, make_pod(1))
+    assert judged(seen).action is Action.FAIL
+    assert state or f"was deleted while it ran: {reason}: why" in judged(seen).message
+
+
 def test_a_job_that_failed_by_a_rule_names_it() -> None:
     job = make_job({"restarts": {"rules": [RULES[1], RULES[0]]}}, active_status())
     decision = judged(make_seen(job, make_child(), make_pod(0, state=terminated(3)), make_pod(1)))

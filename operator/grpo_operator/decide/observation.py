@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from grpo_api.report.report import STEP_STAGES, Outcome, Progress, Result
 from grpo_api.report.root_cause import CausePriority
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import Observed
 
@@ -351,16 +352,20 @@ def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTer
         if deleted_first and may_follow_deletion:
             return replace(end, disrupted=True, node="")
         return end
+    why = pod.disruption
     if deleted_first:
-        message = f"pod {pod.name} was deleted while it ran"
+        message = f"pod {pod.name} was deleted while it ran" + (f": {why}" if why else "")
         node = ""
     elif pod.node_lost and any_ended:
         node = pod.node
         message = f"node {node} of pod {pod.name} is not ready"
     else:
         return None
-    outcome = Outcome(result=Result.PREEMPTED, message=message)
-    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node)
+    outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), message)
+    reasons = (why.partition(":")[0],) if why else ()
+    return PodTermination(
+        outcome=outcome, reported=False, disrupted=True, node=node, reasons=reasons
+    )
 
 
 def observe(

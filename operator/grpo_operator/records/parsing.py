@@ -138,6 +138,12 @@ def _unschedulable(scheduled: JsonObject) -> str:
     return truncate(message, MAX_SENTENCE)
 
 
+def _disruption(status: JsonObject) -> str:
+    """Why the cluster ends a pod, in its condition DisruptionTarget; empty unless that is True."""
+    target = status.condition("DisruptionTarget")
+    return target.reason_and_message() if target.text("status") == "True" else ""
+
+
 def _marked_not_ready(status: JsonObject) -> bool:
     """True if the node controller has marked a pod because its kubelet fell silent.
 
@@ -231,6 +237,7 @@ def pod_record(item: object) -> PodRecord:
         start_stage="" if init_container else _start_stage(status, state),
         init_container=init_container,
         unschedulable=_unschedulable(scheduled),
+        disruption=_disruption(status),
         bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),
         end=pack_end(end) if end else None,

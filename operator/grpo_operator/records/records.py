@@ -276,6 +276,8 @@ class PodRecord(ChildRecord):
     """The scheduler's message; empty when it is bound, or not tried yet."""
     node_lost: bool
     """Its container should run, but the node controller has marked it not ready."""
+    disruption: str
+    """Why the cluster ends it, such as `PreemptionByScheduler: …`; empty while it does not."""
     bound_at: Reported | None
     """When the scheduler gave it its node."""
     end: bytes | None
