@@ -15,36 +15,24 @@ import asyncio
 import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from itertools import chain
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from benchmarks.burst_floor import kinds
-from benchmarks.burst_kinds import (
+from benchmarks.bench_cluster import (
     CLIENTS,
     NAMESPACE,
-    ROUND,
-    Kind,
-    fail,
-    passing_preflights,
-    sample,
+    NODES,
+    Bench,
+    bench_cluster,
+    cpu_seconds,
+    memory_mib,
 )
-from grpo_kube import transport
-from grpo_kube.client import HttpCluster
-from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
-from grpo_operator.records.names import COMPONENT_PREFLIGHT, GRPOJOBS
-from harness.cluster import Cluster
-from harness.controlplane import free_port
-from harness.fixtures import serve_grpojobs
+from benchmarks.burst_floor import kinds
+from benchmarks.burst_kinds import ROUND, Kind, fail, passing_preflights, sample
+from grpo_kube.objects.resources import PODS, Object, Selection
+from grpo_operator.records.names import COMPONENT_PREFLIGHT
 from harness.settings import ClusterSettings, GpuSettings
 
-ROOT = Path(__file__).parents[1]
-TICKS = os.sysconf("SC_CLK_TCK")
-NODES = 40
 GPUS_PER_NODE = 64
 """Room for a thousand jobs of two GPUs."""
 ROLES = ("apiserver", "etcd", "controller-manager", "scheduler", "kwok")
@@ -54,13 +42,11 @@ QUIET = 0.15
 """CPU seconds a second of everything together while nobody asks for anything, at most."""
 
 
-class Bench:
-    """A cluster, an operator beside it, and a client."""
+class BurstBench:
+    """A cluster and its operator, and how many rounds there were."""
 
-    def __init__(
-        self, cluster: Cluster, client: HttpCluster, operator: subprocess.Popen[bytes], port: int
-    ) -> None:
-        self.cluster, self.client, self.operator, self.port = cluster, client, operator, port
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.client = bench, bench.client
         self._number = 0
         self._idle: dict[str, float] = {}
         """CPU seconds a second while nobody asks for anything."""
@@ -143,18 +129,9 @@ class Bench:
                     yield pod
 
     async def clear(self) -> None:
-        """Deletes everything and waits until the API server has nothing of it."""
-        await self.client.delete_all(Selection(GRPOJOBS, NAMESPACE))
-        await self.client.delete_all(Selection(JOBS, NAMESPACE))
-        while True:
-            left = 0
-            for resource in (PODS, JOBS, GRPOJOBS):
-                async for items, _ in self.client.pages(Selection(resource, NAMESPACE)):
-                    left += len(items)
-            if not left:
-                return await self._quiet()
-            await self.client.delete_all(Selection(PODS, NAMESPACE, ROUND))
-            await asyncio.sleep(0.3)
+        """Deletes everything and waits until the API server has nothing of it, and is quiet."""
+        await self.bench.clear()
+        await self._quiet()
 
     async def _quiet(self) -> None:
         """Waits until nothing works any more: the garbage collector looks at what is gone for a
@@ -171,26 +148,19 @@ class Bench:
     def cpu(self) -> dict[str, float]:
         """CPU seconds that each part of the cluster, the operator and this client have used so
         far."""
-        used = {"operator": cpu_seconds(self.operator.pid), "client": cpu_seconds(os.getpid())}
+        used = {
+            "operator": cpu_seconds(self.bench.operator.pid),
+            "client": cpu_seconds(os.getpid()),
+        }
         for role in ROLES:
-            used[role] = sum(cpu_seconds(pid) for pid in self.cluster.processes.find(role))
+            used[role] = sum(cpu_seconds(pid) for pid in self.bench.cluster.processes.find(role))
         return used
 
-    def rss(self) -> int:
-        """Memory of the operator in MiB."""
-        pages = Path(f"/proc/{self.operator.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE") // 2**20
-
-    def writes(self) -> float:
+    def writes(self) -> int:
         """Requests of the operator that change something, so far."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        counted = [line for line in lines if line.startswith("rest_client_requests_total{")]
-        return sum(
-            float(line.split()[-1])
-            for line in counted
-            if any(f'"{verb}"' in line for verb in ("POST", "PATCH", "DELETE"))
-        )
+        requests = self.bench.requests().items()
+        verbs = ("POST", "PATCH", "DELETE")
+        return sum(count for name, count in requests if name.startswith(verbs))
 
 
 def _attempt(pod: Object) -> int:
@@ -198,61 +168,6 @@ def _attempt(pod: Object) -> int:
     if COMPONENT_PREFLIGHT in pod["metadata"].get("labels", {}).values():
         return 0
     return int(pod["metadata"]["name"].rsplit("-", 3)[1])
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used so far."""
-    with contextlib.suppress(OSError):  # a process may end between the listing and the look
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-    return 0.0
-
-
-@contextlib.contextmanager
-def operator_process(
-    cluster: Cluster, port: int, arguments: Sequence[str] = (), checkout: Path = ROOT
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The operator of a checkout, as a process of its own."""
-    flags = {
-        "--kubeconfig": str(cluster.kubeconfig),
-        "--log-level": "warning",
-        "--trainer-image": "none",
-        "--metrics-address": "127.0.0.1",
-        "--metrics-port": str(port),
-    }
-    command = [sys.executable, "-m", "grpo_operator", *chain(*flags.items()), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
-    process = subprocess.Popen(command, env=environment)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-async def ready(port: int) -> None:
-    """Waits until the operator is ready."""
-    while True:
-        with contextlib.suppress(OSError):  # not listening yet, or 503 while it lists
-            await asyncio.to_thread(
-                urllib.request.urlopen, f"http://127.0.0.1:{port}/readyz", timeout=5
-            )
-            return
-        await asyncio.sleep(0.1)
-
-
-@contextlib.asynccontextmanager
-async def bench(arguments: list[str], gpus: int = 0) -> AsyncIterator[Bench]:
-    """Start a cluster with fake nodes of `gpus` GPUs each and an operator, and yield both when they
-    are ready."""
-    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(gpus))
-    with Cluster.create(f"burst-{os.getpid()}", settings) as cluster:
-        serve_grpojobs(cluster)
-        port = free_port()
-        with operator_process(cluster, port, arguments) as process:
-            async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
-                await ready(port)
-                yield Bench(cluster, client, process, port)
 
 
 def _cell(values: list[float]) -> str:
@@ -290,7 +205,7 @@ def _print(what: str, measured: Sequence[Kind]) -> None:
 
 
 async def _turns(
-    one: Bench,
+    one: BurstBench,
     rounds: int,
     jobs: int,
     pods: int,
@@ -323,8 +238,10 @@ async def measure(arguments: argparse.Namespace) -> None:
     preflight = arguments.preflight
     gpus = arguments.gpus or preflight
     flags = [*arguments.operator, *(["--preflight"] if preflight else [])]
-    async with bench(flags, gpus=GPUS_PER_NODE if gpus else 0) as one:
-        idle = one.rss()
+    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(GPUS_PER_NODE if gpus else 0))
+    async with bench_cluster("burst", settings, arguments=flags) as bench:
+        one = BurstBench(bench)
+        idle = memory_mib(bench.operator.pid)
         async with passing_preflights(one.client) if preflight else contextlib.nullcontext():
             await _turns(one, arguments.singles, 1, 4, gpus=gpus, preflight=preflight)
             await _turns(
@@ -336,7 +253,8 @@ async def measure(arguments: argparse.Namespace) -> None:
                 fails=arguments.fails,
                 preflight=preflight,
             )
-        print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts")
+        after = memory_mib(bench.operator.pid)
+        print(f"\noperator: {idle:.0f} MiB idle, {after:.0f} MiB after the bursts")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
-from benchmarks.burst_kinds import NAMESPACE, Kind, Sample, ours, unseen
+from benchmarks.bench_cluster import NAMESPACE
+from benchmarks.burst_kinds import Kind, Sample, ours, unseen
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.errors import Conflict

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from benchmarks.bench_cluster import NAMESPACE, each
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.errors import NotFound
@@ -25,30 +26,21 @@ from grpo_operator.records.names import (
 )
 from grpo_operator.records.reasons import Reason
 
-NAMESPACE = "default"
 ROUND = f"bench.{GROUP}/round"
-CLIENTS = 32
-"""Requests that scripts have under way at a time."""
-FAILS = {
-    "metadata": {
-        "annotations": {
-            "kwok.test/after": "0s",
-            "kwok.test/exit-code": "1",
-            "kwok.test/message": '{"result": "Error"}',
-        }
+
+
+def ending(exit_code: int, **more: str) -> Object:
+    """What ends a pod of a kwok node at once (kwok.yaml says what more there is)."""
+    notes = {"after": "0s", "exit-code": str(exit_code), **more}
+    return {
+        "metadata": {"annotations": {f"kwok.test/{name}": text for name, text in notes.items()}}
     }
-}
-"""What ends a pod of a kwok node with an error of the trainer."""
-CHECKED = {
-    "metadata": {
-        "annotations": {
-            "kwok.test/after": "0s",
-            "kwok.test/exit-code": "0",
-            "kwok.test/message": "{}",
-        }
-    }
-}
-"""What ends the pod of a preflight with an empty report, as if it had found nothing."""
+
+
+FAILS = ending(1, message='{"result": "Error"}')
+"""An error of the trainer."""
+CHECKED = ending(0, message="{}")
+"""The empty report of a preflight that has found nothing."""
 SERVER_SIDE = (
     "uid",
     "resourceVersion",
@@ -101,13 +93,7 @@ def bare(name: str, pods: int, mark: str) -> Object:
         "parallelism": pods,
         "backoffLimit": 0,
     }
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata,
-        "spec": {**shape, "template": template},
-    }
+    return _object("batch/v1", "Job", name, {**shape, "template": template})
 
 
 def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
@@ -126,12 +112,17 @@ def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
         "resources": {"requests": {"cpu": "100m"}, **limits},
         "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
     }
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": spec,
-    }
+    return grpojob(name, spec)
+
+
+def grpojob(name: str, spec: Object) -> Object:
+    """A GRPOJob of this spec."""
+    return _object(API_VERSION, KIND, name, spec)
+
+
+def _object(api_version: str, kind: str, name: str, spec: Object) -> Object:
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 @dataclass(frozen=True)
@@ -284,11 +275,9 @@ async def _told(client: HttpCluster, name: str) -> Object:
 
 async def fail(client: HttpCluster, mark: str) -> None:
     """Ends all pods of a mark with an error, at once."""
-    gate = asyncio.Semaphore(CLIENTS)
 
     async def end(pod: Object) -> None:
-        async with gate:
-            await client.patch(PODS, NAMESPACE, pod["metadata"]["name"], FAILS)
+        await client.patch(PODS, NAMESPACE, pod["metadata"]["name"], FAILS)
 
     async for pods, _ in client.pages(Selection(PODS, NAMESPACE, f"{ROUND}={mark}")):
-        await asyncio.gather(*map(end, pods))
+        await each(pods, end)

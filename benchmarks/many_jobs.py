@@ -14,28 +14,34 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import statistics
 import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-from grpo_api.text.contract import KIND
-from grpo_kube import transport
+from benchmarks.bench_cluster import (
+    NAMESPACE,
+    NODES,
+    Bench,
+    bench_cluster,
+    cpu_seconds,
+    each,
+    memory_mib,
+    operator_process,
+    ready,
+)
+from benchmarks.burst_kinds import ours
+from benchmarks.made_jobs import ended, job
+from benchmarks.pages import ROOT, table
 from grpo_kube.client import HttpCluster
-from grpo_kube.objects.resources import Object, Resource, Selection
+from grpo_kube.objects.resources import Object, Resource
 from grpo_operator.records.names import GRPOJOBS, MANAGER
 from harness.cluster import Cluster
 from harness.controlplane import ControlPlaneSettings, free_port
 from harness.settings import ClusterSettings
-
-from .burst import NODES, ROOT, cpu_seconds, operator_process, ready
-from .burst_kinds import CLIENTS, NAMESPACE, ours
-from .made_jobs import ended, job
 
 TEAMS = 50
 NAMESPACES = Resource("/api/v1", "namespaces")
@@ -45,7 +51,6 @@ SETTLED = 20.0
 PATIENCE = 600.0
 SCRAPES = 7
 PING = 0.02
-MIB = 2**20
 Row = dict[str, str]
 
 
@@ -82,17 +87,6 @@ class Pings:
                 self.longest = max(self.longest, time.perf_counter() - began)
 
 
-async def _each(items: Iterable[Any], do: Any) -> None:
-    """Call `do` for every item, at most CLIENTS at a time."""
-    gate = asyncio.Semaphore(CLIENTS)
-
-    async def one(item: Any) -> None:
-        async with gate:
-            await do(item)
-
-    await asyncio.gather(*(one(item) for item in items))
-
-
 async def make_ended(client: HttpCluster, count: int) -> None:
     """Makes jobs that ended over the last ten days, in fifty namespaces."""
     for team in range(TEAMS):
@@ -108,23 +102,17 @@ async def make_ended(client: HttpCluster, count: int) -> None:
             GRPOJOBS, namespace, name, {"metadata": version, "status": status}, "status"
         )
 
-    await _each(range(count), one)
+    await each(range(count), one)
 
 
-async def make_live(client: HttpCluster, count: int) -> None:
+async def make_live(bench: Bench, count: int) -> None:
     """Has the operator start jobs, and waits until all run."""
 
     async def one(number: int) -> None:
-        await client.create(GRPOJOBS, NAMESPACE, ours(f"live-{number}", 1, "live"))
+        await bench.client.create(GRPOJOBS, NAMESPACE, ours(f"live-{number}", 1, "live"))
 
-    await _each(range(count), one)
-    while True:
-        phases: Counter[str] = Counter()
-        async for page, _ in client.pages(Selection(GRPOJOBS, NAMESPACE)):
-            phases.update(item.get("status", {}).get("phase", "") for item in page)
-        if phases["Running"] == count:
-            return
-        await asyncio.sleep(2)
+    await each(range(count), one)
+    await bench.phases("Running", count)
 
 
 class Audit:
@@ -167,12 +155,6 @@ async def _settled(audit: Audit) -> None:
     print("  the operator still writes", flush=True)
 
 
-def memory(pid: int, field: str) -> float:
-    """A field of a process' memory in MiB: VmRSS, or VmHWM for the most so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 def _scraped(port: int) -> tuple[float, int]:
     began = time.perf_counter()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -197,8 +179,8 @@ async def measure(cluster: Cluster, checkout: Path) -> Row:
             "ready after": f"{until_ready:.1f} s",
             "longest wait of the event loop, listing": f"{listing.longest * 1000:.0f} ms",
             "longest wait of the event loop, idle": f"{idle.longest * 1000:.0f} ms",
-            "RSS": f"{memory(process.pid, 'VmRSS'):.0f} MiB",
-            "RSS at most": f"{memory(process.pid, 'VmHWM'):.0f} MiB",
+            "RSS": f"{memory_mib(process.pid):.0f} MiB",
+            "RSS at most": f"{memory_mib(process.pid, 'VmHWM'):.0f} MiB",
             "`/metrics`": f"{statistics.median(seconds for seconds, _ in scrapes) * 1000:.0f} ms",
             "its size": f"{scrapes[-1][1] / 1e6:.2f} MB",
             "CPU in 60 quiet seconds": f"{cpu_seconds(process.pid) - cpu:.1f} s",
@@ -210,25 +192,17 @@ async def measure(cluster: Cluster, checkout: Path) -> Row:
 @contextlib.asynccontextmanager
 async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
     """A cluster with that many running and ended jobs."""
-    plane = ControlPlaneSettings(audit=True)
-    with Cluster.create(
-        f"many-jobs-{os.getpid()}", ClusterSettings(kwok_nodes=NODES, control_plane=plane)
-    ) as cluster:
-        cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
-        path = "jsonpath={.status.acceptedNames.kind}"
-        cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect=KIND)
-        async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
-            port, began = free_port(), time.perf_counter()
-            with operator_process(cluster, port):
-                await ready(port)
-                await make_live(client, live)
-            print(f"{live} jobs run after {time.perf_counter() - began:.0f} s", flush=True)
-            began = time.perf_counter()
-            await make_ended(client, gone)
-            print(
-                f"{gone} ended jobs are made after {time.perf_counter() - began:.0f} s", flush=True
-            )
-        yield cluster
+    settings = ClusterSettings(kwok_nodes=NODES, control_plane=ControlPlaneSettings(audit=True))
+    async with bench_cluster("many-jobs", settings) as bench:
+        began = time.perf_counter()
+        await make_live(bench, live)
+        print(f"{live} jobs run after {time.perf_counter() - began:.0f} s", flush=True)
+        bench.operator.terminate()
+        bench.operator.wait(30)
+        began = time.perf_counter()
+        await make_ended(bench.client, gone)
+        print(f"{gone} ended jobs are made after {time.perf_counter() - began:.0f} s", flush=True)
+        yield bench.cluster
 
 
 async def compare(live: int, gone: int, checkouts: list[Path]) -> None:
@@ -238,10 +212,8 @@ async def compare(live: int, gone: int, checkouts: list[Path]) -> None:
         for checkout in checkouts:
             rows.append(await measure(cluster, checkout.resolve()))
             print(f"{checkout}: {rows[-1]}", flush=True)
-    print("\n| |", *(f" {checkout} |" for checkout in checkouts))
-    print("|---|" + "---|" * len(checkouts))
-    for what in rows[0]:
-        print(f"| {what} |", *(f" {row[what]} |" for row in rows))
+    header = ["", *map(str, checkouts)]
+    print(f"\n{table(header, [[what, *(row[what] for row in rows)] for what in rows[0]])}", end="")
 
 
 def main() -> int:

@@ -11,21 +11,19 @@ pause. Never part of the tests.
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
 from typing import Any
 
-from benchmarks.burst import Bench, bench
-from benchmarks.burst_kinds import NAMESPACE, ROUND, ours
+from benchmarks.bench_cluster import NAMESPACE, NODES, Bench, bench_cluster
+from benchmarks.burst_kinds import FAILS, ROUND, ending, ours
+from benchmarks.pages import table
 from grpo_kube.objects.resources import PODS, Object, Selection
 from grpo_operator.records.names import GRPOJOBS, LABEL_ATTEMPT
-from harness.client import ApiClient
+from harness.settings import ClusterSettings
 
 RANKS = 4
-MERGE = "application/merge-patch+json"
-KILLED = {"kwok.test/exit-code": "137", "kwok.test/reason": "OOMKilled"}
-FAILED = {"kwok.test/exit-code": "1", "kwok.test/message": json.dumps({"result": "Error"})}
+KILLED = ending(137, reason="OOMKilled")
 
 
 class Gangs:
@@ -57,9 +55,7 @@ class Gangs:
             await self.changed.wait()
 
 
-async def round_of(
-    one: Bench, api: ApiClient, number: int, ranks: int, notes: dict[str, str]
-) -> float:
+async def round_of(one: Bench, number: int, ranks: int, end: Object) -> float:
     """Seconds from the last of the `ranks` ends to the last pod of the second gang."""
     mark, gangs = f"restart-{number}", Gangs()
 
@@ -74,11 +70,8 @@ async def round_of(
     await one.client.create(GRPOJOBS, NAMESPACE, ours(mark, RANKS, mark))
     await gangs.until(lambda: len(gangs.running) == RANKS)
     await asyncio.sleep(1.0)  # the status that the gang runs is written meanwhile
-    body = {"metadata": {"annotations": {"kwok.test/after": "0s", **notes}}}
     for name in sorted(gangs.running)[:ranks]:
-        await asyncio.to_thread(
-            api.request, "PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", body, MERGE
-        )
+        await one.client.patch(PODS, NAMESPACE, name, end)
     await gangs.until(
         lambda: len(gangs.failed) >= ranks and len(gangs.created.get("2", ())) == RANKS
     )
@@ -93,22 +86,21 @@ async def measure(rounds: int) -> None:
     """Runs all rounds and prints the table."""
     kinds = (
         ("one rank is killed for its memory", 1, KILLED),
-        ("all ranks end with an error", RANKS, FAILED),
+        ("all ranks end with an error", RANKS, FAILS),
     )
     found: dict[str, list[float]] = {name: [] for name, *_ in kinds}
-    async with bench([]) as one:
-        api = one.cluster.control_plane.client()
+    async with bench_cluster("restart", ClusterSettings(kwok_nodes=NODES)) as one:
         for number in range(rounds):
-            for position, (name, ranks, notes) in enumerate(kinds):
-                seconds = await round_of(one, api, 2 * number + position, ranks, notes)
+            for position, (name, ranks, end) in enumerate(kinds):
+                seconds = await round_of(one, 2 * number + position, ranks, end)
                 found[name].append(seconds)
                 print(f"  {name}: {seconds:.3f} s", flush=True)
-    print("\n| until the next gang's pods exist | median, s | least | most |\n|---|---|---|---|")
-    for name, values in found.items():
-        print(
-            f"| {name} | **{statistics.median(values):.3f}** | {min(values):.3f} | "
-            f"{max(values):.3f} |"
-        )
+    rows = [
+        [name, f"**{statistics.median(values):.3f}**", f"{min(values):.3f}", f"{max(values):.3f}"]
+        for name, values in found.items()
+    ]
+    header = ["until the next gang's pods exist", "median, s", "least", "most"]
+    print(f"\n{table(header, rows)}", end="")
 
 
 def main() -> int:

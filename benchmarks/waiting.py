@@ -14,20 +14,15 @@ operator of another working tree. Prints a table; never part of the tests.
 import argparse
 import asyncio
 import contextlib
-import os
-import subprocess
 import time
-import urllib.request
-from collections import Counter
-from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.burst import operator_process, ready
+from benchmarks.bench_cluster import NAMESPACE, Bench, bench_cluster, cpu_seconds, each
+from benchmarks.burst_kinds import ending, grpojob
+from benchmarks.pages import ROOT
 from benchmarks.plan_speed import PRODUCTS
-from grpo_api.text.contract import API_VERSION, KIND
-from grpo_kube import transport
-from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
 from grpo_operator.admission.inventory import NodeFacts
 from grpo_operator.admission.plan_cache import Plans
@@ -37,17 +32,11 @@ from grpo_operator.decide.decisions import Limits
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.records.parsing import grpojob_record
 from grpo_operator.records.records import GRPOJobRecord
-from harness.cluster import Cluster
-from harness.controlplane import free_port
-from harness.programs.processes import until
 from harness.settings import ClusterSettings, GpuSettings
 
-ROOT = Path(__file__).parents[1]
-NAMESPACE, NODES = "default", 4
-GPUS = 8
+NODES, GPUS = 4, 8
 QUIET = 5.0
 """Seconds without a write after which every job has its verdict."""
-REQUESTS = "rest_client_requests_total{"
 
 
 def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
@@ -60,72 +49,36 @@ def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
         "placement": {"gpus": {"min": gpus, "max": gpus}, "nodes": 1, **placement},
         "export": {"to": "None"},
     }
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": spec,
-    }
+    return grpojob(name, spec)
 
 
-class Bench:
-    """A cluster, an operator beside it, and a client."""
+class WaitingBench:
+    """The jobs that hold GPUs and wait for them, on a cluster with its operator."""
 
-    def __init__(self, client: HttpCluster, process: subprocess.Popen[bytes], port: int) -> None:
-        self.client, self.pid, self.port = client, process.pid, port
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.client = bench, bench.client
 
     def cpu(self) -> float:
         """CPU seconds of the operator so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def requests(self) -> Counter[str]:
-        """Its requests so far, as `VERB resource`."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        found: Counter[str] = Counter()
-        for line in lines:
-            if line.startswith(REQUESTS):
-                labels = dict(
-                    pair.split("=")
-                    for pair in line[len(REQUESTS) : line.index("}")].replace('"', "").split(",")
-                )
-                found[f"{labels['method']} {labels['resource']}"] += int(float(line.split()[-1]))
-        return found
+        return cpu_seconds(self.bench.operator.pid)
 
     async def submit(self, *jobs: Object) -> None:
         """Creates the jobs, some at a time."""
-        gate = asyncio.Semaphore(16)
-
-        async def create(body: Object) -> None:
-            async with gate:
-                await self.client.create(GRPOJOBS, NAMESPACE, body)
-
-        await asyncio.gather(*map(create, jobs))
-
-    async def all(self, selection: Selection) -> list[Object]:
-        """A LIST."""
-        return [item async for page, _ in self.client.pages(selection) for item in page]
-
-    async def phases(self, phase: str, count: int) -> None:
-        """Wait until `count` jobs are in a phase."""
-        while True:
-            found = await self.all(Selection(GRPOJOBS, NAMESPACE))
-            if sum(item.get("status", {}).get("phase") == phase for item in found) >= count:
-                return
-            await asyncio.sleep(0.5)
+        await each(jobs, partial(self.client.create, GRPOJOBS, NAMESPACE))
 
     async def still(self) -> None:
         """Waits until nobody has anything to write any more."""
-        before, since = self.requests()["PATCH grpojobs"], time.perf_counter()
+        before, since = self.bench.requests()["PATCH grpojobs"], time.perf_counter()
         while time.perf_counter() - since < QUIET:
             await asyncio.sleep(0.5)
-            if (now := self.requests()["PATCH grpojobs"]) != before:
+            if (now := self.bench.requests()["PATCH grpojobs"]) != before:
                 before, since = now, time.perf_counter()
 
     async def starts(self, name: str | None = None) -> tuple[str, float]:
         """The GRPOJob whose Job is created next, and when."""
-        known = {item["metadata"]["name"] for item in await self.all(Selection(JOBS, NAMESPACE))}
+        known = {
+            item["metadata"]["name"] for item in await self.bench.items(Selection(JOBS, NAMESPACE))
+        }
         async for kind, item in self.client.watch(Selection(JOBS, NAMESPACE), 0, 600):
             found = item["metadata"].get("name", "")
             if kind == "ADDED" and found not in known and (name is None or found == f"{name}-1"):
@@ -135,45 +88,13 @@ class Bench:
     async def end(self, name: str) -> float:
         """Ends a job's pod well; returns when it had ended."""
         selection = Selection(PODS, NAMESPACE, f"grpo.dev/job-name={name}")
-        (pod,) = await self.all(selection)
-        notes = {
-            "kwok.test/after": "0s",
-            "kwok.test/exit-code": "0",
-            "kwok.test/message": '{"result": "Succeeded"}',
-        }
-        body = {"metadata": {"annotations": notes}}
-        await self.client._call(
-            "PATCH", PODS, PODS.path(NAMESPACE, pod["metadata"]["name"]), body=body
-        )
+        (pod,) = await self.bench.items(selection)
+        body = ending(0, message='{"result": "Succeeded"}')
+        await self.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], body)
         async for _, item in self.client.watch(selection, 0, 60):
             if item.get("status", {}).get("phase") == "Succeeded":
                 return time.perf_counter()
         raise TimeoutError(f"the pod of {name} did not end")
-
-    async def clear(self) -> None:
-        """Deletes everything, and waits until it is gone."""
-        while await self.all(Selection(GRPOJOBS, NAMESPACE)) or await self.all(
-            Selection(PODS, NAMESPACE)
-        ):
-            for resource in (GRPOJOBS, JOBS, PODS):
-                await self.client.delete_all(Selection(resource, NAMESPACE))
-            await asyncio.sleep(1)
-
-
-@contextlib.asynccontextmanager
-async def bench(checkout: Path) -> AsyncIterator[Bench]:
-    """A cluster with GPU nodes and an operator, ready."""
-    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(per_node=GPUS))
-    with Cluster.create(f"waiting-{os.getpid()}", settings) as cluster:
-        cluster.kubectl("apply", "--server-side", "-f", str(checkout / "crds" / "grpojob.yaml"))
-        until(
-            "GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60
-        )
-        port = free_port()
-        with operator_process(cluster, port, checkout=checkout) as process:
-            async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
-                await ready(port)
-                yield Bench(client, process, port)
 
 
 def row(what: str, found: str) -> None:
@@ -181,13 +102,13 @@ def row(what: str, found: str) -> None:
     print(f"| {what} | {found} |", flush=True)
 
 
-async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
+async def wait_and_start(one: WaitingBench, jobs: int, seconds: float) -> None:
     """Nothing changes; then gangs end."""
     await one.submit(*(job(f"holds-{number}", GPUS) for number in range(NODES)))
-    await one.phases("Running", NODES)
+    await one.bench.phases("Running", NODES)
     cpu, began = one.cpu(), time.perf_counter()
     await one.submit(*(job(f"waits-{number}", GPUS, number) for number in range(jobs)))
-    await one.phases("Queued", jobs)
+    await one.bench.phases("Queued", jobs)
     row(
         f"{jobs} jobs submitted, all Queued with a reason",
         f"{time.perf_counter() - began:.1f} s, {one.cpu() - cpu:.1f} CPU-s",
@@ -198,9 +119,9 @@ async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
         "until their last sentence is written",
         f"{time.perf_counter() - began:.0f} s, {one.cpu() - cpu:.1f} CPU-s",
     )
-    cpu, before = one.cpu(), one.requests()
+    cpu, before = one.cpu(), one.bench.requests()
     await asyncio.sleep(seconds)
-    used, made = one.cpu() - cpu, one.requests() - before
+    used, made = one.cpu() - cpu, one.bench.requests() - before
     said = ", ".join(f"{count} {name}" for name, count in sorted(made.items())) or "none"
     row(f"{jobs} waiting, nothing changes, {seconds:.0f} s: CPU seconds", f"{used:.2f}")
     row("requests in that time", said)
@@ -213,9 +134,9 @@ async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
     row("rank 0 done → next gang's Job, s", ", ".join(f"{found:.2f}" for found in times))
 
 
-async def impossible_first(one: Bench, count: int) -> None:
+async def impossible_first(one: WaitingBench, count: int) -> None:
     """Jobs that can never run, then one that can."""
-    await one.clear()
+    await one.bench.clear()
     await one.submit(*(job(f"never-{n}", 1, n, gpuProduct="NVIDIA-Nothing") for n in range(count)))
     started, began = asyncio.create_task(one.starts("can")), time.perf_counter()
     await asyncio.sleep(0.5)
@@ -229,7 +150,9 @@ async def impossible_first(one: Bench, count: int) -> None:
 
 async def on_the_cluster(given: argparse.Namespace) -> None:
     """Everything that needs one."""
-    async with bench(given.checkout) as one:
+    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(per_node=GPUS))
+    async with bench_cluster("waiting", settings, checkout=given.checkout) as bench:
+        one = WaitingBench(bench)
         await wait_and_start(one, given.jobs, given.seconds)
         for count in given.impossible:
             await impossible_first(one, count)

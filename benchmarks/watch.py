@@ -14,13 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import kopf
 
-from benchmarks.burst import NODES, ROOT
-from benchmarks.burst_kinds import NAMESPACE, ROUND, bare
+from benchmarks.bench_cluster import NAMESPACE, NODES, cpu_seconds, memory_mib
+from benchmarks.burst_kinds import ROUND, bare
+from benchmarks.pages import ROOT, table
 from grpo_kube import transport
 from grpo_kube.cache import Cache
 from grpo_kube.client import HttpCluster
@@ -107,10 +107,7 @@ async def _running(client: HttpCluster, pods: Selection, count: int) -> None:
 
 def _usage(pid: int) -> tuple[float, float]:
     """CPU seconds and MiB of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return cpu_seconds(pid), memory_mib(pid)
 
 
 def compare(jobs: int) -> None:
@@ -121,16 +118,13 @@ def compare(jobs: int) -> None:
             time.sleep(START_SECONDS)
             before = {name: _usage(process.pid) for name, process in processes.items()}
             asyncio.run(_load(str(cluster.kubeconfig), jobs))
-            print(
-                f"| {2 * jobs} pods came and went | CPU s | MiB before | MiB after "
-                "|\n|---|---|---|---|"
-            )
+            rows = []
             for name, process in processes.items():
                 seconds, memory = _usage(process.pid)
-                print(
-                    f"| {name} | {seconds - before[name][0]:.2f} | {before[name][1]:.0f} | "
-                    f"{memory:.0f} |"
-                )
+                used, memory_before = seconds - before[name][0], before[name][1]
+                rows.append([name, f"{used:.2f}", f"{memory_before:.0f}", f"{memory:.0f}"])
+            header = [f"{2 * jobs} pods came and went", "CPU s", "MiB before", "MiB after"]
+            print(table(header, rows), end="")
         finally:
             for process in processes.values():
                 process.kill()

@@ -9,7 +9,10 @@ from benchmarks import plan_speed
 from benchmarks.__main__ import benchmarks, main
 from tests.benchmark_sizes import IN_THE_GATE, SMALLEST, WITH_LIMITS
 
-HELPERS = {"burst_floor", "burst_kinds", "made_jobs", "pages", "turns", "__init__", "__main__"}
+HELPERS = {
+    *("bench_cluster", "burst_floor", "burst_kinds", "made_jobs", "pages", "turns"),
+    *("__init__", "__main__"),
+}
 
 
 def test_the_list_has_every_benchmark_with_a_sentence_and_no_helper(
