@@ -140,7 +140,7 @@ def main() -> None:
         write_data(CASE, folder)
         for number in range(options.rounds):
             for place in PLACES:
-                endpoint = served.endpoint if place == "store" else None
+                endpoint = served if place == "store" else None
                 measure(folder, f"{place}-{number}", endpoint, measured[place])
     text = shown(measured)
     print(text)

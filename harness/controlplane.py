@@ -17,7 +17,7 @@ from typing import Any
 from .client import ApiClient
 from .pki import Authority
 from .programs.build import component
-from .programs.processes import ClusterError, Processes, until
+from .programs.processes import ClusterError, Processes, flags, until
 
 SERVICES = "10.96.0.0/16"
 FIRST_SERVICE = "10.96.0.1"
@@ -158,106 +158,81 @@ class ControlPlane:
         return self.authority.kubeconfig(path, self.url, name, f"/CN=system:{name}")
 
     def _start_etcd(self) -> None:
-        command = self._component("etcd")
-        command += ["--data-dir", self._dir / "etcd", "--unsafe-no-fsync", "--log-level", "error"]
-        command += ["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]
-        command += ["--listen-peer-urls", ETCD_PEER, "--initial-advertise-peer-urls", ETCD_PEER]
-        command += ["--initial-cluster", f"default={ETCD_PEER}", "--quota-backend-bytes", 4 << 30]
+        options = {
+            "--data-dir": self._dir / "etcd",
+            "--log-level": "error",
+            "--listen-client-urls": ETCD,
+            "--advertise-client-urls": ETCD,
+            "--listen-peer-urls": ETCD_PEER,
+            "--initial-advertise-peer-urls": ETCD_PEER,
+            "--initial-cluster": f"default={ETCD_PEER}",
+            "--quota-backend-bytes": 4 << 30,
+        }
+        command = [*self._component("etcd"), *flags(options), "--unsafe-no-fsync"]
         self._processes.start("etcd", command)
 
     def _apiserver(self) -> list[object]:
         pki, settings = self.authority, self.settings
-        command = self._component("kube-apiserver")
-        command += ["--etcd-servers", ETCD, "--service-cluster-ip-range", SERVICES]
-        command += ["--bind-address", settings.address, "--advertise-address", settings.address]
-        command += ["--secure-port", settings.port, "--client-ca-file", pki.crt("ca")]
-        command += [
-            "--tls-cert-file",
-            pki.crt("apiserver"),
-            "--tls-private-key-file",
-            pki.key("apiserver"),
-        ]
-        command += ["--service-account-issuer", "https://kubernetes.default.svc"]
-        command += [
-            "--service-account-key-file",
-            pki.crt("sa"),
-            "--service-account-signing-key-file",
-            pki.key("sa"),
-        ]
-        command += [
-            "--authorization-mode",
-            "Node,RBAC",
-            "--enable-admission-plugins",
-            "NodeRestriction",
-        ]
-        command += [
-            "--kubelet-certificate-authority",
-            pki.crt("ca"),
-            "--kubelet-preferred-address-types",
-            "InternalIP",
-        ]
-        command += [
-            "--kubelet-client-certificate",
-            pki.crt("admin"),
-            "--kubelet-client-key",
-            pki.key("admin"),
-        ]
+        options = {
+            "--etcd-servers": ETCD,
+            "--service-cluster-ip-range": SERVICES,
+            "--bind-address": settings.address,
+            "--advertise-address": settings.address,
+            "--secure-port": settings.port,
+            "--client-ca-file": pki.crt("ca"),
+            "--tls-cert-file": pki.crt("apiserver"),
+            "--tls-private-key-file": pki.key("apiserver"),
+            "--service-account-issuer": "https://kubernetes.default.svc",
+            "--service-account-key-file": pki.crt("sa"),
+            "--service-account-signing-key-file": pki.key("sa"),
+            "--authorization-mode": "Node,RBAC",
+            "--enable-admission-plugins": "NodeRestriction",
+            "--kubelet-certificate-authority": pki.crt("ca"),
+            "--kubelet-preferred-address-types": "InternalIP",
+            "--kubelet-client-certificate": pki.crt("admin"),
+            "--kubelet-client-key": pki.key("admin"),
+            # a pod leaves a lost node soon, so that tests of node loss are quick
+            "--default-not-ready-toleration-seconds": 5,
+            "--default-unreachable-toleration-seconds": 5,
+            **self._audit(),
+        }
         # the host has no kube-proxy: webhooks given as Services must be dialled at their pods'
         # addresses
-        command += ["--enable-aggregator-routing"]
-        # a pod leaves a lost node soon, so that tests of node loss are quick
-        command += [
-            "--default-not-ready-toleration-seconds",
-            5,
-            "--default-unreachable-toleration-seconds",
-            5,
-        ]
-        return command + self._audit()
+        routing = "--enable-aggregator-routing"
+        return [*self._component("kube-apiserver"), *flags(options), routing]
 
-    def _audit(self) -> list[object]:
+    def _audit(self) -> dict[str, object]:
         if not self.settings.audit:
-            return []
+            return {}
         policy = self._dir / "audit-policy.json"
         policy.write_text(json.dumps(AUDIT_POLICY))
-        return ["--audit-policy-file", policy, "--audit-log-path", self._dir / "audit.log"]
-
-    def _client_limits(self) -> list[object]:
-        return [
-            "--kube-api-qps",
-            self.settings.client_qps,
-            "--kube-api-burst",
-            2 * self.settings.client_qps,
-        ]
+        return {"--audit-policy-file": policy, "--audit-log-path": self._dir / "audit.log"}
 
     def _start_controller_manager(self) -> None:
         pki = self.authority
-        command = self._component("kube-controller-manager") + self._client_limits()
-        command += [
-            "--kubeconfig",
-            self._dir / "kube-controller-manager.kubeconfig",
-            "--leader-elect=false",
-        ]
-        command += ["--secure-port", 0, "--use-service-account-credentials"]
-        command += [
-            "--service-account-private-key-file",
-            pki.key("sa"),
-            "--root-ca-file",
-            pki.crt("ca"),
-        ]
-        command += [
-            "--cluster-signing-cert-file",
-            pki.crt("ca"),
-            "--cluster-signing-key-file",
-            pki.key("ca"),
-        ]
-        command += ["--node-monitor-period", "1s"]
-        command += ["--node-monitor-grace-period", f"{self.settings.node_grace_seconds}s"]
-        self._processes.start("controller-manager", command)
+        options = {
+            "--service-account-private-key-file": pki.key("sa"),
+            "--root-ca-file": pki.crt("ca"),
+            "--cluster-signing-cert-file": pki.crt("ca"),
+            "--cluster-signing-key-file": pki.key("ca"),
+            "--node-monitor-period": "1s",
+            "--node-monitor-grace-period": f"{self.settings.node_grace_seconds}s",
+        }
+        command = [*self._client_component("kube-controller-manager"), *flags(options)]
+        self._processes.start("controller-manager", [*command, "--use-service-account-credentials"])
 
     def _start_scheduler(self) -> None:
-        command = self._component("kube-scheduler") + self._client_limits()
-        command += ["--kubeconfig", self._dir / "kube-scheduler.kubeconfig", "--leader-elect=false"]
-        self._processes.start("scheduler", [*command, "--secure-port", 0])
+        self._processes.start("scheduler", self._client_component("kube-scheduler"))
+
+    def _client_component(self, name: str) -> list[object]:
+        """Return the command of a component that asks the API server, and serves nobody."""
+        options = {
+            "--kubeconfig": self._dir / f"{name}.kubeconfig",
+            "--kube-api-qps": self.settings.client_qps,
+            "--kube-api-burst": 2 * self.settings.client_qps,
+            "--secure-port": 0,
+        }
+        return [*self._component(name), *flags(options), "--leader-elect=false"]
 
 
 def free_port() -> int:

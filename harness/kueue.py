@@ -19,7 +19,7 @@ import yaml
 from .cluster import Cluster
 from .controlplane import free_port
 from .programs.build import module_folder, toolchain
-from .programs.processes import until
+from .programs.processes import flags, until
 
 NAME = "kueue"
 API = "/apis/kueue.x-k8s.io/v1beta2"
@@ -68,14 +68,12 @@ def kueue_managing(cluster: Cluster, **settings: Any) -> Iterator[None]:
     configuration.write_text(
         json.dumps(_configuration(rendered, port, health, certificates) | settings)
     )
-    command = [
-        toolchain((NAME,)).program(NAME),
-        "--config",
-        configuration,
-        "--kubeconfig",
-        cluster.kubeconfig,
-    ]
-    cluster.processes.start(NAME, [*command, "--feature-gates", "VisibilityOnDemand=false"])
+    options = {
+        "--config": configuration,
+        "--kubeconfig": cluster.kubeconfig,
+        "--feature-gates": "VisibilityOnDemand=false",
+    }
+    cluster.processes.start(NAME, [toolchain((NAME,)).program(NAME), *flags(options)])
     try:
         until("Kueue's manager", lambda: _ready(cluster, health), READY_SECONDS)
         yield

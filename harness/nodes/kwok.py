@@ -12,7 +12,7 @@ from typing import Any
 from ..client import ApiClient
 from ..controlplane import ControlPlaneSettings
 from ..programs.build import Toolchain
-from ..programs.processes import Processes, until
+from ..programs.processes import Processes, flags, until
 from ..settings import GpuSettings
 from .files import lease_seconds
 
@@ -25,12 +25,15 @@ def start(
     processes: Processes, tools: Toolchain, kubeconfig: Path, plane: ControlPlaneSettings
 ) -> None:
     """Start kwok for the nodes that carry the annotation of SELECTOR."""
-    command: list[object] = [tools.program("kwok"), "--kubeconfig", kubeconfig, "--config", STAGES]
-    command += ["--manage-nodes-with-annotation-selector", SELECTOR]
-    # any Stage in --config switches all built-in ones off, and the lease must outlive the node
-    # monitor's grace
-    command += ["--node-lease-duration-seconds", lease_seconds(plane.node_grace_seconds)]
-    processes.start("kwok", command)
+    options = {
+        "--kubeconfig": kubeconfig,
+        # any Stage in --config switches all built-in ones off
+        "--config": STAGES,
+        "--manage-nodes-with-annotation-selector": SELECTOR,
+        # the lease must outlive the node monitor's grace
+        "--node-lease-duration-seconds": lease_seconds(plane.node_grace_seconds),
+    }
+    processes.start("kwok", [tools.program("kwok"), *flags(options)])
 
 
 def add_nodes(client: ApiClient, numbers: Iterable[int], gpus: GpuSettings) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..programs.build import NODE_PROGRAMS, Toolchain, toolchain
-from ..programs.processes import Processes, run, until
+from ..programs.processes import Processes, flags, run, until
 from ..settings import ClusterSettings, load_settings
 from . import cgroups
 from .network import Addresses
@@ -103,24 +103,17 @@ class Node:
 
     def _commands(self) -> dict[str, list[object]]:
         kube, name = self._tools.program("kube"), self.home.name
-        kubelet: list[object] = [
-            kube,
-            "kubelet",
-            "--config",
-            self.home / "kubelet.json",
-            "--hostname-override",
-            name,
-        ]
-        kubelet += ["--kubeconfig", self.home / "kubeconfig"]
-        kubelet += ["--node-ip", Addresses(self._settings.slot).node(self._index)]
+        kubelet = {
+            "--config": self.home / "kubelet.json",
+            "--hostname-override": name,
+            "--kubeconfig": self.home / "kubeconfig",
+            "--node-ip": Addresses(self._settings.slot).node(self._index),
+        }
         if labels := self._settings.gpus.labels:
-            kubelet += [
-                "--node-labels",
-                ",".join(f"{key}={value}" for key, value in labels.items()),
-            ]
+            kubelet["--node-labels"] = ",".join(f"{key}={value}" for key, value in labels.items())
         return {
             "containerd": [self._tools.program("containerd"), "-c", self.home / "containerd.toml"],
-            "kubelet": kubelet,
+            "kubelet": [kube, "kubelet", *flags(kubelet)],
             "kube-proxy": [kube, "kube-proxy", "--config", self.home / "proxy.json"],
         }
 

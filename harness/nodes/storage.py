@@ -11,7 +11,7 @@ from typing import Any
 
 from ..controlplane import ControlPlane
 from ..programs.build import toolchain
-from ..programs.processes import Processes
+from ..programs.processes import Processes, flags
 from .files import PAUSE
 
 HELPER = "folder"
@@ -36,18 +36,16 @@ def start(processes: Processes, plane: ControlPlane) -> None:
     config, helper = (processes.directory / f"{ROLE}-{part}.json" for part in ("config", "helper"))
     config.write_text(json.dumps(_config()))
     helper.write_text(json.dumps(_helper_pod()))
-    command: list[object] = [
-        toolchain((ROLE,)).program(ROLE),
-        "start",
-        "--kubeconfig",
-        plane.admin,
-        "--config",
-        config,
-    ]
-    command += ["--helper-pod-file", helper, "--helper-image", PAUSE, "--namespace", NAMESPACE]
-    processes.start(
-        ROLE, [*command, "--service-account-name", ROLE, "--provisioner-name", PROVISIONER]
-    )
+    options = {
+        "--kubeconfig": plane.admin,
+        "--config": config,
+        "--helper-pod-file": helper,
+        "--helper-image": PAUSE,
+        "--namespace": NAMESPACE,
+        "--service-account-name": ROLE,
+        "--provisioner-name": PROVISIONER,
+    }
+    processes.start(ROLE, [toolchain((ROLE,)).program(ROLE), "start", *flags(options)])
 
 
 def _storage_class() -> dict[str, Any]:

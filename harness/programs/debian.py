@@ -3,10 +3,22 @@ stays as it is."""
 
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
+from .cache import cache_root, cached
 from .prerequisites import apt_alone
 from .processes import ClusterError
+
+
+def program(package: str, name: str) -> Path:
+    """Return the path of a program of a package, which is fetched on first use.
+
+    Raises:
+        ClusterError: as `unpack`.
+    """
+    folder = cached(cache_root() / f"{package}-debian", partial(unpack, package))
+    return folder / "usr" / "bin" / name
 
 
 def unpack(package: str, folder: Path) -> None:

@@ -5,19 +5,16 @@ What a store must keep (conditional writes) is kept by each in its own way, so w
 not one's habit.
 """
 
-import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import Request
 
 from ..controlplane import free_port
 from .build import toolchain
 from .cache import cache_root, cached
-from .processes import ClusterError, until
+from .processes import server_process
 from .python_packages import install_packages
 
 MOTO = "moto[s3,server]==5.2.5"
@@ -27,18 +24,10 @@ CREDENTIALS: Mapping[str, str] = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCES
 """Environment variables with the credentials of the stores' clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedStore:
-    """A store that is being served."""
-
-    kind: str
-    endpoint: str
-
-
 @contextmanager
-def serving(kind: str, folder: Path) -> Iterator[ServedStore]:
+def serving(kind: str, folder: Path) -> Iterator[str]:
     """A store of this kind with an empty BUCKET, whose objects, if it keeps any on a disk, are in
-    the folder.
+    the folder; yields its URL.
 
     Raises:
         ClusterError: it can't be built or installed, or doesn't answer.
@@ -46,15 +35,12 @@ def serving(kind: str, folder: Path) -> Iterator[ServedStore]:
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command, environment = _versitygw(folder, port) if kind == "versitygw" else _moto(port)
-    with (folder / f"{kind}.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
     endpoint = f"http://127.0.0.1:{port}"
-    try:
-        until(f"{kind} on port {port}", lambda: _has_bucket(process, endpoint), 60)
-        yield ServedStore(kind, endpoint)
-    finally:
-        process.kill()
-        process.wait()
+    # moto is asked for its bucket; versitygw has taken a folder for one, and refuses who doesn't
+    # sign
+    bucket = Request(f"{endpoint}/{BUCKET}", method="PUT")
+    with server_process(kind, command, folder, bucket, environment):
+        yield endpoint
 
 
 def _versitygw(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -75,18 +61,3 @@ def moto_packages() -> Path:
     """Return moto's own folder of packages: it needs other versions than the trainer."""
     key = MOTO.rpartition("==")[2]
     return cached(cache_root() / f"moto-{key}", lambda part: install_packages(part, MOTO))
-
-
-def _has_bucket(process: "subprocess.Popen[bytes]", endpoint: str) -> bool:
-    """Whether the store answers; moto is asked for its bucket, versitygw has taken a folder for
-    one."""
-    if process.poll() is not None:
-        raise ClusterError(
-            f"the object store at {endpoint} ended with exit code {process.returncode}"
-        )
-    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-    try:
-        urllib.request.urlopen(request, timeout=10).close()
-    except urllib.error.HTTPError as error:
-        error.close()  # versitygw refuses who doesn't sign
-    return True

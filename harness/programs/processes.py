@@ -9,9 +9,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from .patience import LOOK_SECONDS, Patience
 
@@ -52,6 +57,51 @@ def until(what: str, probe: Callable[[], T], seconds: float = 60) -> T:
             last = str(error)
         time.sleep(LOOK_SECONDS)
     raise ClusterError(f"waited {seconds:.0f} s for {what}: {last}")
+
+
+@contextmanager
+def server_process(
+    name: str,
+    command: Sequence[object],
+    folder: Path,
+    request: Request,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Run a server while the block runs, which begins once it has answered the request; its log is
+    in the folder.
+
+    Raises:
+        ClusterError: it ends, or doesn't answer.
+    """
+    log_file = folder / f"{name}.log"
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command], stdout=log, stderr=log, env=environment, cwd=folder
+        )
+
+    def has_answered() -> bool:
+        if process.poll() is not None:
+            end = log_file.read_text(errors="replace")[-500:]
+            raise ClusterError(f"{name} ended with exit code {process.returncode}: {end}")
+        try:
+            urlopen(request, timeout=10).close()
+        except HTTPError as error:
+            error.close()
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+        return True  # a refusal is an answer
+
+    try:
+        until(f"{name} at {request.full_url}", has_answered)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def flags(values: Mapping[str, object]) -> list[object]:
+    """Return the words of a command line for options that have a value each."""
+    return list(chain.from_iterable(values.items()))
 
 
 class Processes:

@@ -5,40 +5,31 @@ The registry and skopeo come from Debian's packages, the index is pypiserver; bo
 anybody, so they listen only where the rehearsal is.
 """
 
-import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from urllib.request import Request
 
 import yaml
 
 from ..controlplane import free_port
+from . import debian
 from .cache import cache_root, cached
-from .debian import unpack
-from .processes import ClusterError, until
+from .processes import server_process
 from .python_packages import install_packages
 
 PYPISERVER = "pypiserver==2.4.2"
-START_SECONDS = 60.0
 
 
 def registry_program() -> Path:
-    """Return the path of the registry, fetched on first use (10 MB)."""
-    return _debian("docker-registry")
+    """Return the path of the registry (10 MB)."""
+    return debian.program("docker-registry", "docker-registry")
 
 
 def skopeo() -> Path:
     """Return the path of skopeo, which copies images from archives to registries."""
-    return _debian("skopeo")
-
-
-def _debian(package: str) -> Path:
-    folder = cached(cache_root() / f"{package}-debian", partial(unpack, package))
-    return folder / "usr" / "bin" / package
+    return debian.program("skopeo", "skopeo")
 
 
 def index_packages() -> Path:
@@ -63,8 +54,8 @@ def serve_registry(folder: Path, host: str) -> Iterator[str]:
     }
     file = folder / "registry.yml"
     file.write_text(yaml.safe_dump(settings))
-    command = [str(registry_program()), "serve", str(file)]
-    with _served("the registry", command, {}, folder, f"http://{address}/v2/"):
+    command = [registry_program(), "serve", file]
+    with server_process("the registry", command, folder, Request(f"http://{address}/v2/"), {}):
         yield address
 
 
@@ -81,35 +72,10 @@ def serve_index(folder: Path) -> Iterator[str]:
     packages.mkdir()
     port = free_port()
     # `-a . -P .`: uploads need no password
-    options = ["-i", "127.0.0.1", "-p", str(port), "-a", ".", "-P", ".", "--disable-fallback"]
-    command = [sys.executable, "-m", "pypiserver", "run", *options, str(packages)]
+    options = ["-i", "127.0.0.1", "-p", port, "-a", ".", "-P", ".", "--disable-fallback"]
+    command = [sys.executable, "-m", "pypiserver", "run", *options, packages]
     url = f"http://127.0.0.1:{port}"
     environment = {"PYTHONPATH": str(index_packages())}
-    with _served("the package index", command, environment, folder, f"{url}/simple/"):
+    request = Request(f"{url}/simple/")
+    with server_process("the package index", command, folder, request, environment):
         yield url
-
-
-@contextmanager
-def _served(
-    name: str, command: list[str], environment: Mapping[str, str], folder: Path, url: str
-) -> Iterator[None]:
-    """Run a server while the block runs, once it answers at the URL; its log is in the folder."""
-    log_file = folder / f"{Path(command[0]).name}.log"
-    with log_file.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
-
-    def has_answered() -> bool:
-        if process.poll() is not None:
-            raise ClusterError(f"{name} ended: {log_file.read_text()[-500:]}")
-        try:
-            urllib.request.urlopen(url, timeout=10).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-        return True
-
-    try:
-        until(f"{name} at {url}", has_answered, START_SECONDS)
-        yield
-    finally:
-        process.kill()
-        process.wait()

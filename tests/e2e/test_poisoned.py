@@ -18,7 +18,6 @@ from grpo_api.text.contract import PROGRESS_PORT
 from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_codegen.dashboards import engines, vllm
 from harness import stack
-from harness.backfill import Prometheus
 from harness.jobs import Jobs, Object
 from harness.programs.processes import until
 from harness.programs.prometheus import query, serving
@@ -144,7 +143,7 @@ def test_the_alert_fires_within_two_evaluations_of_the_first_finding(
                     job=NAME,
                     step=1,
                 )
-                drawing = draw(chromium, Prometheus(address), "training-health", shown)
+                drawing = draw(chromium, address, "training-health", shown)
                 if wrong := drawing.empty ^ UNTOLD:
                     raise OSError(f"with data or without, and not as expected: {sorted(wrong)}")
                 return drawing

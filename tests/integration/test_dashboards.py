@@ -14,7 +14,7 @@ import pytest
 
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.panels import NOTHING, Dashboard, Panel, Query
-from harness.backfill import Prometheus, filled
+from harness.programs import prometheus
 from tests.integration.dashboard_world import END, MINUTES, World
 
 CHOSEN = {
@@ -36,20 +36,21 @@ Series = list[dict[str, Any]]
 class Shown:
     """What a Prometheus shows of a world."""
 
-    def __init__(self, server: Prometheus) -> None:
+    def __init__(self, server: str) -> None:
         self.server = server
 
     def over_time(self, expression: str) -> Series:
         """The series of the expression over all of the time, as Grafana draws them."""
         times = {"start": END - 60 * (MINUTES - 10), "end": END, "step": 60}
-        found: Series = self.server.ask("query_range", query=interpolated(expression), **times)[
-            "result"
-        ]
-        return found
+        return self._result("query_range", expression, **times)
 
     def now(self, expression: str) -> Series:
         """The series of the expression at the end."""
-        found: Series = self.server.ask("query", query=interpolated(expression), time=END)["result"]
+        return self._result("query", expression, time=END)
+
+    def _result(self, what: str, expression: str, **times: int) -> Series:
+        answer = prometheus.ask(self.server, what, query=interpolated(expression), **times)
+        found: Series = answer["result"]
         return found
 
     def shown(self, panel: Panel) -> list[str]:
@@ -76,7 +77,7 @@ def legend(query: Query, labels: dict[str, str]) -> str:
 @contextmanager
 def shown(folder: Path, world: World) -> Iterator[Shown]:
     """What Prometheus shows of this world."""
-    with filled(folder, world.text()) as server:
+    with prometheus.filled(folder, world.text()) as server:
         yield Shown(server)
 
 
@@ -135,7 +136,8 @@ def test_annotations_mark_attempts_checkpoints_and_the_end_of_memory(healthy: Sh
 def test_variables_offer_what_there_is(healthy: Shown) -> None:
     for board in DASHBOARDS.values():
         for variable in board.variables:
-            found = healthy.server.ask(
+            found = prometheus.ask(
+                healthy.server,
                 "series",
                 **{"match[]": interpolated(variable.series), "start": END - 600, "end": END},
             )

@@ -74,7 +74,7 @@ def served_world(kind: str, folder: Path) -> Iterator[World]:
     with (
         pytest.MonkeyPatch.context() as patch,
         serving(kind, folder) as served,
-        proxy_to(served.endpoint) as proxy,
+        proxy_to(served) as proxy,
     ):
         patch.setattr(store_client, "PART_BYTES", PART_BYTES)
         yield World(proxy, iter(range(1_000_000)))

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.realtime
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A versitygw."""
     with store_serving("versitygw", tmp_path_factory.mktemp("store")) as served:
-        yield served.endpoint
+        yield served
 
 
 @pytest.fixture

@@ -282,7 +282,7 @@ def test_a_model_on_an_object_store_is_waited_for_and_brought(
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(RESUME_STORE_ENV + name, value)
     with serving("versitygw", tmp_path / "store") as served:
-        spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=served.endpoint)
+        spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=served)
         update = {"resume_from": str(tmp_path / "resume" / "demo-1"), "resume_store": spec}
         own = plan.model_copy(update=update)
         (tmp_path / "plan.json").write_text(own.model_dump_json(by_alias=True, exclude_none=True))

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.realtime
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store that takes a second to start."""
     with serving("moto", tmp_path_factory.mktemp("store")) as served:
-        yield served.endpoint
+        yield served
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setattr(store_checkpoints, "PART_BYTES", 100)
         for name, value in CREDENTIALS.items():
             patch.setenv(CHECKPOINT_STORE_ENV + name, value)
-        yield served.endpoint
+        yield served
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def whole(place: Path) -> Whole:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A versitygw."""
     with serving("versitygw", tmp_path_factory.mktemp("store")) as served:
-        yield served.endpoint
+        yield served
 
 
 def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(

@@ -15,7 +15,7 @@ from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.stories.story import Story
 from grpo_codegen.stories.world import World, constant_series
 from grpo_codegen.timelines import exposition, series
-from harness.backfill import Prometheus, filled
+from harness.programs import prometheus
 
 from .browser import Browser
 
@@ -84,20 +84,19 @@ def with_alerts(story: Story) -> World:
 
 
 @contextmanager
-def scraped(story: Story, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped the story, every minute from its beginning to its end."""
+def scraped(story: Story, folder: Path) -> Iterator[str]:
+    """A Prometheus that has scraped the story, every minute from its beginning to its end; yields
+    its address."""
     lines = (
         line
         for name, timeline in with_alerts(story).items()
         for line in exposition(name, timeline, story.minutes)
     )
-    with filled(folder, "\n".join([*lines, "# EOF", ""])) as server:
-        yield server
+    with prometheus.filled(folder, "\n".join([*lines, "# EOF", ""])) as address:
+        yield address
 
 
-def draw(
-    browser: Browser, server: Prometheus, name: str, view: View, *, is_open: bool = True
-) -> Drawing:
+def draw(browser: Browser, server: str, name: str, view: View, *, is_open: bool = True) -> Drawing:
     """The dashboard of this name as it is at the view's end, with all of the time before or what
     fits of it; with all rows open, or as it is when somebody comes to it."""
     board = DASHBOARDS[name]
@@ -145,7 +144,7 @@ def _seconds(since: str) -> int:
 class _Asker:
     """Asks as Grafana does, for a time that ends with the view."""
 
-    def __init__(self, server: Prometheus, name: str, view: View) -> None:
+    def __init__(self, server: str, name: str, view: View) -> None:
         self.server, self.start, self.end, self.step = server, view.start, view.end, view.step
         self.variables = {
             "$__range": f"{view.end - self.start}s",
@@ -172,15 +171,14 @@ class _Asker:
 
     def _over_time(self, expression: str) -> list[JSON]:
         times = {"start": self.start, "end": self.end, "step": self.step}
-        found: list[JSON] = self.server.ask("query_range", query=self._put_in(expression), **times)[
-            "result"
-        ]
-        return found
+        return self._result("query_range", expression, **times)
 
     def _now(self, expression: str) -> list[JSON]:
-        found: list[JSON] = self.server.ask("query", query=self._put_in(expression), time=self.end)[
-            "result"
-        ]
+        return self._result("query", expression, time=self.end)
+
+    def _result(self, what: str, expression: str, **times: int) -> list[JSON]:
+        query = self._put_in(expression)
+        found: list[JSON] = prometheus.ask(self.server, what, query=query, **times)["result"]
         return found
 
     def _put_in(self, expression: str) -> str:
