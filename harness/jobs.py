@@ -96,16 +96,6 @@ class Jobs:
         assert is_true(job, "Succeeded"), json.dumps(job["status"], indent=1)
         return job
 
-    def wait_gone(self, name: str, uid: str) -> None:
-        """Waits until the job with that uid has been deleted."""
-        patience = Patience(TIMEOUT)
-        while not patience.is_over:
-            found = json.loads(self.kubectl("get", "grpojobs", "--output", "json"))["items"]
-            if uid not in [item["metadata"]["uid"] for item in found]:
-                return
-            time.sleep(POLL_SECONDS)
-        raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
-
     def wait_pod_ready(self, name: str) -> None:
         """Waits until a pod is ready; `kubectl wait` would count a busy machine's seconds, too."""
         patience = Patience(TIMEOUT)
