@@ -354,6 +354,18 @@ def test_experts_that_no_engine_can_serve_are_refused_with_the_hardware_that_bea
     assert (chosen.estimated_step_seconds or 0) <= 600
 
 
+def test_experts_whose_adapter_is_trained_are_told_of_hardware_that_bears_it() -> None:
+    asked = job("unsloth/gpt-oss-20b-BF16", adapter__use="Always", generation__engine="Auto")
+    refused = result(asked, EIGHT)
+    hardware = refused.hardware
+    assert hardware is not None, refused.message
+    there = nodes(hardware.nodes, hardware.gpus_per_node, hardware.gpu_product)
+    chosen = result(with_value(asked, "spec.generation.engine", "Transformers"), there).chosen
+    assert chosen is not None
+    assert (chosen.method, chosen.offload) == ("LoRA", "None")
+    assert (chosen.estimated_step_seconds or 0) <= 600
+
+
 KNOWN = [kind for kind in families() if kind in PROVEN_FAMILIES]
 
 

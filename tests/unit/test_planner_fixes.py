@@ -23,6 +23,7 @@ from grpo_planner.result.result import Fix, PlanReason
 from tests.unit.planning import (
     A100,
     H100,
+    H200,
     L4,
     LLAMA_1B,
     LLAMA_70B,
@@ -30,6 +31,7 @@ from tests.unit.planning import (
     QWEN_32B,
     inventory,
     nodes,
+    plan,
     result,
     spec,
 )
@@ -361,3 +363,18 @@ def test_nodes_too_uneven_for_the_gang_are_named() -> None:
     answer = result(job, nodes(1, 8, H100), nodes(1, 4, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
     assert "any number of nodes with the same GPU, as many for every pod, and" in answer.message
+
+
+def test_an_engine_that_has_room_on_gpus_of_its_own_only_is_advised() -> None:
+    size: dict[str, Any] = {"adapter__use": "Always", "training__maxCompletionLength": 2048}
+    model, there = "meta-llama/Llama-3.1-405B", nodes(4, 8, H200, host_gib=1900)
+    slow = plan(spec(model, **size), there)
+    assert slow.engine is None
+    (text,) = (text for text in slow.warnings if "with an engine a step would take" in text)
+    assert text.endswith(
+        "set spec.generation.engine to Servers and spec.generation.servers.gpusPerReplica to 8"
+    )
+    servers = {"engine": "Servers", "servers": {"gpusPerReplica": 8}}
+    obeyed = plan(spec(model, generation=servers, **size), there).estimated_step_seconds or 0
+    assert f" a step would take {obeyed:.0f} s;" in text
+    assert 2 * obeyed <= (slow.estimated_step_seconds or 0)

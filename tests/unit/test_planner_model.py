@@ -244,7 +244,8 @@ def test_sizes_that_contradict_each_other_are_refused_with_the_three_numbers() -
         "unsloth/Qwen2.5-7B-Instruct-bnb-4bit", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
         "Qwen/Qwen3-8B-FP8",
         "bartowski/Llama-3.2-1B-Instruct-GGUF", "Qwen/Qwen2.5-7B-Instruct-AWQ",
-        "openai/gpt-oss-20b",
+        "openai/gpt-oss-20b", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-Zero",
+        "deepseek-ai/DeepSeek-V3-0324",
     ],
 )  # fmt: skip
 def test_quantised_names_are_refused(name: str) -> None:
@@ -252,6 +253,14 @@ def test_quantised_names_are_refused(name: str) -> None:
         resolve_model(model(name, parameters="7.6B"))
     assert rejected.value.reason == PlanReason.UNSUPPORTED_MODEL
     assert resolve_model(model("unsloth/gpt-oss-20b-BF16")).source == "Catalogue"
+
+
+@pytest.mark.parametrize(
+    "name", ["DeepSeek-R1-0528-Qwen3-8B", "DeepSeek-R1-Distill-Llama-8B", "DeepSeek-R1-Distill-X"]
+)
+def test_what_was_distilled_from_a_quantised_model_is_none(name: str) -> None:
+    resolved = resolve_model(model(f"deepseek-ai/{name}", parameters="8.1B"))
+    assert resolved.source == ("Estimated" if name.endswith("X") else "Catalogue")
 
 
 def test_a_quantised_original_names_its_copy_in_bfloat16() -> None:
@@ -340,6 +349,7 @@ def test_yarn_stretches_the_positions_that_a_file_states() -> None:
         ("Qwen/Qwen2.5-7B-Instrct", "Qwen/Qwen2.5-7B-Instruct"),
         ("Qwn/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
         ("meta-llama/Lama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("Qwen/Qwen2.5-7BInstruct", "Qwen/Qwen2.5-7B-Instruct"),
     ],
 )
 def test_a_likely_slip_is_a_warning_since_a_private_model_may_be_called_so(
@@ -347,6 +357,17 @@ def test_a_likely_slip_is_a_warning_since_a_private_model_may_be_called_so(
 ) -> None:
     note = resolve_model(model(slip, parameters="7.6B")).note
     assert f"{slip} is no name that is known: did you mean {meant}?" in note
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-Math-RM-72B",
+        "google/gemma-3-4b-pt", "google/gemma-3-27b-pt", "google/gemma-3n-E4B-it",
+    ],
+)  # fmt: skip
+def test_another_word_is_another_model_and_no_slip(name: str) -> None:
+    assert meant_name(name) == ""
 
 
 @given(st.sampled_from(sorted(hub_ids().values())), st.text("abcxyz-_.", max_size=8))

@@ -19,6 +19,7 @@ from grpo_planner.result.result import PlanResult
 from tests.unit.planning import (
     A100,
     H100,
+    H200,
     L4,
     LLAMA_1B,
     LLAMA_70B,
@@ -156,6 +157,18 @@ def test_the_rule_that_decided_is_named_in_the_sentence_and_below_the_sizes(
     out = Console(record=True, width=200, file=StringIO())
     show_sizes(out, sizes)
     assert f"CHOSEN: {rule}" in out.export_text()
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_plan_is_compared_with_none_of_its_own_name(gpus: int) -> None:
+    """On one GPU without much host memory, only who samples differs."""
+    job = spec(QWEN_7B, adapter__use="Never", training__promptsPerStep=16)
+    answer = plan_job(job, inventory(nodes(1, gpus, H200, host_gib=48 if gpus == 1 else 1024)))
+    assert answer.chosen is not None
+    assert answer.chosen.engine is not None
+    sentence = decision_message(answer)
+    assert "would take" in sentence
+    assert f"{brief_plan_name(answer.chosen)} would take" not in sentence
 
 
 def test_an_adapter_that_was_not_asked_for_is_explained() -> None:

@@ -29,15 +29,14 @@ def untrainable_message(config: Mapping[str, Any]) -> str:
     return _encoder_message(config) or _quantised_message(config) or _size_message(config)
 
 
-def quantised_message(evidence: str, path: str, copy: str = "") -> str:
+def quantised_message(evidence: str, path: str, usable: str = "the bfloat16 original") -> str:
     """The refusal of a quantised model, which the field at `path` names.
 
-    `copy`: hub id of the same model in bfloat16; empty where none is known.
+    `usable`: what can be trained instead.
     """
-    original = f"{copy}, its copy in bfloat16" if copy else "the bfloat16 original"
     return (
         f"{evidence}: its weights are quantised, and these can neither be trained nor proven to be "
-        f"what was loaded. Set {path}.name to {original}; adapters on 4-bit bases are "
+        f"what was loaded. Set {path}.name to {usable}; adapters on 4-bit bases are "
         "not supported yet"
     )
 

@@ -320,7 +320,9 @@ def decision_message(result: PlanResult) -> str:
     verdict = rival.rejected.message
     would_take = "" if seconds == rival_seconds else f" would take {rival_seconds} s"
     rule = f" ({result.rule})" if result.rule else ""
-    return f"{seconds} s per step{rule}; {plan_name(rival)}{would_take}: {verdict}"
+    # Without it, a plan without an engine would be called as the chosen one is on the line above.
+    sampler = ", Transformers" if plan.engine and not rival.engine else ""
+    return f"{seconds} s per step{rule}; {plan_name(rival)}{sampler}{would_take}: {verdict}"
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:

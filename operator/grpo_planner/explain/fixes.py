@@ -24,6 +24,7 @@ from ..result.formatting import gib, plural
 from ..result.result import Change, Fix
 from ..search.batch import divisors, generation_batch_for, micro_batches, step_completions
 from ..search.demand import Demand
+from ..search.engines import settings_of_engines
 from ..search.option import Option
 from ..search.search import Search
 
@@ -348,10 +349,7 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
     elif is_long and is_sampling and (engined := _engined(search, winner)):
-        yield (
-            f"{estimate}: with an engine a step would take {engined.seconds:.0f} s; set {ENGINE} "
-            "to Auto"
-        )
+        yield f"{estimate}: with an engine a step would take {engined}"
     elif is_long:
         yield (
             f"{estimate}: fewer or shorter completions, a smaller model or larger GPUs would be "
@@ -359,19 +357,29 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
         )
 
 
-def _engined(search: Search, winner: Option) -> Option | None:
-    """The plan with an engine, where only the spec keeps the job from it and it is faster."""
-    if search.demand.spec.generation.engine != "Transformers":
-        return None
+def _engined(search: Search, winner: Option) -> str:
+    """How long a step takes with an engine that the spec excludes, or that has room on GPUs of its
+    own only, and how to ask for it; empty where it would be no faster."""
+    spec = search.demand.spec
+    values: dict[str, Any] = {ENGINE: "Auto"}
+    if spec.generation.engine != "Transformers":
+        if winner.footprint.setup.engine or search.engines.why_none or settings_of_engines(spec):
+            return ""
+        # vLLM splits a model over a power of two of one node's GPUs.
+        gpus = 1 << (winner.place.per_node.bit_length() - 1)
+        values = {ENGINE: "Servers", "spec.generation.servers.gpusPerReplica": gpus}
     try:
-        changed = with_value(search.demand.spec, ENGINE, "Auto")
+        for path, value in values.items():
+            spec = with_value(spec, path, value)
     except SpecInvalid:
-        return None
-    choice = search.with_spec(changed).choice
+        return ""
+    choice = search.with_spec(spec).choice
     if choice is None or choice.footprint.setup.engine is None:
-        return None
+        return ""
+    way = " and ".join(f"{path} to {value}" for path, value in values.items())
     # An objective may take fewer GPUs with an engine, on which a step is slower.
-    return choice if round(choice.seconds) < round(winner.seconds) else None
+    is_faster = round(choice.seconds) < round(winner.seconds)
+    return f"{choice.seconds:.0f} s; set {way}" if is_faster else ""
 
 
 def _change_message(winner: Option, faster: Option) -> str:

@@ -294,7 +294,8 @@ def _refuse_quantised_original(name: str, path: str) -> None:
     bfloat16, where one is usual."""
     copy = catalogue.quantised_original(name)
     if copy is not None:
-        message = quantised_message(f"{path}.name {name!r}", path, copy)
+        usable = f"{copy}, its copy in bfloat16" if copy else "a copy in bfloat16"
+        message = quantised_message(f"{path}.name {name!r}", path, usable)
         raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 

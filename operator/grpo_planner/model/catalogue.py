@@ -49,7 +49,7 @@ def meant_name(model: str) -> str:
     """The known hub id that a name is a likely slip of, such as `Qwen/Qwen2.5-7B-Instruct` for
     `Qwen/Qwen2.5-7B-Instrct`; empty where it may be right.
 
-    A fine-tune is named after its base, and another number is another model.
+    A fine-tune is named after its base, and another number or word is another model.
     """
     organisation, _, _ = model.rpartition("/")
     ids = hub_ids()
@@ -70,11 +70,24 @@ def meant_name(model: str) -> str:
     nearest = max(candidates, key=lambda candidate: (candidates[candidate], candidate), default="")
     if not nearest or candidates[nearest] < _LIKENESS or is_named_after(name, nearest):
         return ""
-    return ids[nearest]
+    return ids[nearest] if _is_slip(name, nearest) else ""
 
 
 _ALIKE_OWNERS = 0.75
 """Least likeness of a slip in an organisation's name, which is short: `Qwn` has 0.86."""
+
+
+_ALIKE_WORDS = 0.7
+"""Least likeness of a slip in one word: "itt" has 0.8 to "it", and "pt", another model, 0.5."""
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """True if each word of a name is like the known one's. `Qwen2.5-VL-7B` has one more, and only a
+    hyphen may be too many."""
+    words, known_words = (re.split(r"[-_]", text) for text in (name, known))
+    if len(words) != len(known_words):
+        return "".join(words) == "".join(known_words)
+    return all(_likeness(*pair) >= _ALIKE_WORDS for pair in zip(words, known_words, strict=True))
 
 
 def base_name(model: str) -> str:
@@ -116,11 +129,13 @@ QUANTISED = frozenset({
 STORED_NARROW = {
     "openai/gpt-oss-20b": "unsloth/gpt-oss-20b-BF16",
     "openai/gpt-oss-120b": "unsloth/gpt-oss-120b-BF16",
+    "deepseek-ai/deepseek-r1-distill": None,
+    "deepseek-ai/deepseek-r1-0528-qwen3": None,
+    "deepseek-ai/deepseek-r1": "",
     "deepseek-ai/deepseek-v3": "",
-    "deepseek-ai/deepseek-r1-0528": "",
 }
 """Beginnings of hub ids whose weights are quantised though the name doesn't say so, in lower case,
-each with a copy in bfloat16 where one is usual."""
+each with a copy in bfloat16 where one is usual. The first that fits counts; None: not quantised."""
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
 _LIKENESS_OF_UNKNOWN = 0.7

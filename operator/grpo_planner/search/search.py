@@ -106,8 +106,10 @@ class Search:
 
     @property
     def choice_as_asked(self) -> Option | None:
-        """The best option in time that trains all parameters with AdamW; None where none is."""
-        return self._best_in_time([method for method in self._methods if not method.tier])
+        """The best option in time that departs least from training all parameters with AdamW; None
+        where none is."""
+        least = min((method.tier for method in self._methods), default=0)
+        return self._best_in_time([method for method in self._methods if method.tier == least])
 
     def _best_in_time(self, of_methods: Sequence[Method] | None) -> Option | None:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
