@@ -14,10 +14,11 @@ from .plan.plan import ExecutionPlan
 from .pods.containers import (
     EPHEMERAL_STORAGE,
     Arguments,
+    EnvironmentSources,
     ResourceRequirements,
+    TrainerEnvironment,
     TrainerMount,
 )
-from .pods.environment import EnvironmentSources, TrainerEnvironment
 from .pods.platform import PlatformSpec
 from .pods.template import PodTemplate
 from .spec.checkpoint import CheckpointSpec, ExportSpec, SamplesSpec

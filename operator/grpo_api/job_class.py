@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .pods.environment import EnvironmentSources, TrainerEnvironment
+from .pods.containers import EnvironmentSources, TrainerEnvironment
 from .pods.platform import PlatformSpec
 from .pods.template import PodMetadata, PullSecrets
 from .spec.generation import EngineArguments

@@ -4,9 +4,15 @@
 Each command is a module with `register(parser)`, which adds its arguments, and `run(options) ->
 exit code`. It is imported when it is named: what one command needs costs the others, and `--help`,
 nothing.
+
+Shells complete `grpo` by argcomplete, and `kubectl grpo` by the program that kubectl asks
+(https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/#command-completion).
 """
 
+import argparse
+import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 _raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -15,13 +21,11 @@ with suppress(ValueError):  # imported by another thread than the main one
     if _raises_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import argparse
 import errno
 import gc
 import io
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +33,6 @@ from typing import Any, NamedTuple
 
 from grpo_api.text.messages import printable_text
 
-from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
 from .show.errors import ENDED_BADLY, EXIT_CODES, WRONG, CliError
 
 with suppress(ValueError):
@@ -217,3 +220,43 @@ def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+NO_FILES, FILES_TOO = ":4", ":0"
+"""Cobra's directives after the last completion: without files of the folder, or with them."""
+
+
+def is_completion() -> bool:
+    """Return True if a shell has started this process to ask for completions."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def words_to_complete() -> list[str]:
+    """Return the words of the line that the shell completes."""
+    return os.environ.get("COMP_LINE", "").split()
+
+
+def complete_words(parser: argparse.ArgumentParser) -> None:
+    """Give the shell its completions, and end the process."""
+    import argcomplete
+
+    argcomplete.autocomplete(parser)
+
+
+def completions(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:
+    """Return the values that the last argument may have, in alphabetical order."""
+    from argcomplete.completers import SuppressCompleter
+    from argcomplete.finders import CompletionFinder
+
+    finder = CompletionFinder(parser, default_completer=SuppressCompleter())
+    *before, prefix = arguments or [""]
+    # Its public call writes into a file descriptor of the shell and ends the process.
+    ask: Callable[..., list[str]] = finder._get_completions
+    answers = ask([parser.prog, *before], prefix, "", None)
+    return sorted({word.strip() for word in answers})
+
+
+def kubectl_answer(parser: argparse.ArgumentParser, arguments: list[str]) -> str:
+    """Return the lines that kubectl reads: a completion each, and a directive at the end."""
+    answers = completions(parser, arguments)
+    return "\n".join([*answers, NO_FILES if answers else FILES_TOO])

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_planner.memory.device import MARGIN, WORKSPACES, device_bytes
-from grpo_planner.memory.phases import predict
+from grpo_planner.memory.phases import MARGIN, WORKSPACES, device_bytes, predict
 from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
 

@@ -16,7 +16,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
-from grpo_planner.time.step_range import headline_message
+from grpo_planner.time.step_time import headline_message
 
 from .crd import COLUMNS, Column
 from .planner_pages import cluster, spec

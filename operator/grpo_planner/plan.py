@@ -12,7 +12,7 @@ from grpo_api.plan.learned import Learned
 from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
-from .explain.engine_message import sampling_message
+from .explain.explain import sampling_message
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
 from .explain.no_capacity import (
     MOST_RENTED,

@@ -17,8 +17,7 @@ from torch import nn
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import EngineAddresses, TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
 from grpo_api.text.contract import (
     ENGINE_BIND_ENV,

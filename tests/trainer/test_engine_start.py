@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from grpo_api.plan.mismatch_limit import MISMATCH_LIMITS
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import MISMATCH_LIMITS, TrainingPlan
 from grpo_api.report.report import Outcome, Result, Standstill
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EngineArguments, EnginePlan

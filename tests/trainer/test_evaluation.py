@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.rewards import RewardSpec

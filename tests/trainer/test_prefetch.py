@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.text.contract import (
     CHECKPOINT_STORE_ENV,
     DATA_MOUNT_ENV,

@@ -23,8 +23,7 @@ from trl import GRPOConfig
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import (

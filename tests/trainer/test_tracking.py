@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.report.report import Progress, Result
-from grpo_api.report.tracker_report import TrackerReport
+from grpo_api.report.report import Progress, Result, TrackerReport
 from grpo_api.spec.tracking import TensorboardTracking, TrackingSpec
 from grpo_api.text.contract import DATA_MOUNT_ENV, TRACKERS_ENV
 from grpo_trainer.hub.repositories import Hub

@@ -16,7 +16,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, observe
-from grpo_operator.pods.spec_version import spec_version
+from grpo_operator.pods.manifests import spec_version
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     COMPONENT_TRAINER,

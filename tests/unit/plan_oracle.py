@@ -16,9 +16,8 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.pools import Place, build_pools
-from grpo_planner.memory.device import MARGIN, WORKSPACES, device_bytes
 from grpo_planner.memory.host import host_bytes
-from grpo_planner.memory.phases import Predictor
+from grpo_planner.memory.phases import MARGIN, WORKSPACES, Predictor, device_bytes
 from grpo_planner.memory.setup import Engine, Precision, Setup, Strategy, ZeroStage
 from grpo_planner.model.architecture import ModelFacts, resolve_model
 from grpo_planner.model.shapes import Shape

@@ -2,8 +2,7 @@
 
 import pytest
 
-from grpo_cli.__main__ import COMMANDS, command_parser, complete_for_kubectl
-from grpo_cli.show.completion import completions
+from grpo_cli.__main__ import COMMANDS, command_parser, complete_for_kubectl, completions
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, json_line
 from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
 from grpo_cli.inputs import run_history
-from grpo_cli.show.curves import curves_of, plot_lines
+from grpo_cli.show.pictures import curves_of, plot_lines
 from tests.generated import cases
 from tests.unit.operator_world import make_job
 

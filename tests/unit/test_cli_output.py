@@ -104,7 +104,7 @@ INTERRUPTED_IMPORT = """
 import builtins, os, signal
 load = builtins.__import__
 def load_slowly(name, *context):
-    if name == "show.completion":
+    if name == "show.errors":
         os.kill(os.getpid(), signal.SIGINT)
     return load(name, *context)
 builtins.__import__ = load_slowly

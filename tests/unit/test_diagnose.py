@@ -14,7 +14,7 @@ from grpo_api.findings.diagnosis import diagnose
 from grpo_api.findings.step_row import step_row
 from grpo_api.report.report import STEP_PHASES
 from grpo_cli.__main__ import main
-from grpo_cli.inputs.printed_logs import number_steps, printed_rows
+from grpo_cli.inputs.run_history import number_steps, printed_rows
 from grpo_codegen.stories.logged_runs import SICK, STEPS, logged_steps
 from tests.generated import cases
 from tests.unit.test_findings import rows

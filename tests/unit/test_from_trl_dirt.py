@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.__main__ import main
+from grpo_cli.commands.init import render
 from grpo_cli.from_trl.job_spec import job_documents
 from grpo_cli.from_trl.script_reader import read_script
 from grpo_cli.from_trl.trl_run import TrlError
-from grpo_cli.inputs.job_file import render
 from grpo_cli.inputs.kubectl_yaml import load_documents
 from tests.generated import cases
 from tests.unit.trl_scripts import CHAT, init, notes, script, spec_of

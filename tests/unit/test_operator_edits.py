@@ -12,8 +12,7 @@ from grpo_operator.admission.resume_plan import kept_plan
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.preflight import should_check
-from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job
-from grpo_operator.pods.spec_version import spec_version
+from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job, spec_version
 from grpo_operator.records.names import ANNOTATION_SPEC
 from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.learned import EngineFailure, Learned
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Result
+from grpo_api.report.report import EXIT_CODES, Result
 from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.resume_plan import learning, next_plan, reuse_plan

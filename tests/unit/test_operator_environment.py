@@ -10,7 +10,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.contract import RETURN_FREED_MEMORY
 from grpo_operator.pods.pod_spec import pod_spec
 from grpo_operator.pods.roles import roles
-from grpo_planner.memory.device import FRAGMENTATION
+from grpo_planner.memory.phases import FRAGMENTATION
 from tests.unit.operator_world import GPU_PLAN, PLAN, PODS, SPEC
 from tests.unit.planning import H100, LLAMA_1B, nodes, spec
 from tests.unit.planning import plan as planned

@@ -15,7 +15,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.formatting import brief_plan_name
-from grpo_planner.time.step_range import headline_message
+from grpo_planner.time.step_time import headline_message
 from tests.generated import cases
 from tests.unit.test_planner_properties import GROUPS, cost, is_consent, jobs
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.learned import EngineFailure, Learned, Rung
-from grpo_api.plan.mismatch_limit import MISMATCH_LIMITS, mismatch_limit
+from grpo_api.plan.plan import MISMATCH_LIMITS, mismatch_limit
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_planner.hardware.inventory import Node

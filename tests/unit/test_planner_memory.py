@@ -13,9 +13,14 @@ from grpo_api.spec.model import ModelSpec
 from grpo_api.text.units import GIB
 from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import states
-from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, export_bytes
 from grpo_planner.memory.generation import cache
-from grpo_planner.memory.phases import predict
+from grpo_planner.memory.phases import (
+    CONTEXT,
+    checkpoint_bytes,
+    device_bytes,
+    export_bytes,
+    predict,
+)
 from grpo_planner.memory.setup import Precision, Setup, Strategy
 from grpo_planner.memory.trained_tensors import persistent_elements, trained_matrices
 from grpo_planner.model import catalogue

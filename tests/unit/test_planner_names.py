@@ -9,13 +9,14 @@ from grpo_api.text.units import GIB
 from grpo_cli.__main__ import main
 from grpo_planner.hardware.inventory import allocatable_memory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
-from grpo_planner.hardware.product_names import (
+from grpo_planner.hardware.products import (
     is_of_product,
     label_of,
+    lookup_product,
     short_names,
+    table,
     unknown_product,
 )
-from grpo_planner.hardware.products import lookup_product, table
 from grpo_planner.plan import plan_job
 from tests.generated import cases
 from tests.unit.planning import H100, LLAMA_1B, spec

@@ -17,7 +17,7 @@ from grpo_planner.plan import plan_job
 from grpo_planner.result.formatting import distinct, distinct_gib
 from grpo_planner.result.result import PlanResult
 from grpo_planner.time.constants import stored_fit
-from grpo_planner.time.step_range import headline_message, step_message
+from grpo_planner.time.step_time import headline_message, step_message
 from tests.generated import cases
 from tests.unit.planning import H100, LLAMA_1B, QWEN_7B, nodes, plan, result, spec
 from tests.unit.test_planner_properties import GROUPS, jobs

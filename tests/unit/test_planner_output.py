@@ -23,7 +23,7 @@ from grpo_cli.show.preflight_report import print_report
 from grpo_cli.show.terminal import console, gib
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.hardware.product_names import label_of
+from grpo_planner.hardware.products import label_of
 from grpo_planner.plan import plan_job
 from grpo_planner.result.formatting import plan_name
 from grpo_planner.result.result import PlanResult

@@ -19,7 +19,7 @@ from grpo_planner.replan.oom_replan import (
     shortage_message,
 )
 from grpo_planner.replan.past_run import Run
-from grpo_planner.time.step_range import step_message
+from grpo_planner.time.step_time import step_message
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.root_cause import PERMANENT
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.pods.manifests import training_plan

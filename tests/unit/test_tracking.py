@@ -17,8 +17,7 @@ from rich.console import Console
 
 from grpo_api.job import parse_spec
 from grpo_api.job_object import GRPOJob
-from grpo_api.report.report import Progress, Result
-from grpo_api.report.tracker_report import TrackerReport
+from grpo_api.report.report import Progress, Result, TrackerReport
 from grpo_api.spec.tracking import TABLE_TRACKERS, TrackerName, TrackingSpec
 from grpo_api.text.contract import TRACKERS_ENV, tracking_token_env
 from grpo_cli.commands.status import show_status

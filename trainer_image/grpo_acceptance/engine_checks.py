@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from grpo_api.plan.mismatch_limit import MISMATCH_LIMITS, ComputeDtype
+from grpo_api.plan.plan import MISMATCH_LIMITS, ComputeDtype
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.training_metrics import PHASE_SECONDS
 from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash

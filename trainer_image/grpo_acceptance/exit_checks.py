@@ -15,8 +15,7 @@ import time
 from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 
 from .findings import Context, Finding, make_finding

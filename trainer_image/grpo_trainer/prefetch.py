@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import RewardSpec

@@ -1,4 +1,5 @@
-"""All that a trainer may say back: Progress while it runs, and Outcome when it ends.
+"""All that a trainer may say back: Progress while it runs, and Outcome when it ends, also as
+an exit code.
 
 The typed way back of the contract between operator and pod: the trainer writes it, the operator and
 the CLI read it.
@@ -16,7 +17,6 @@ from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
 from .generation_spans import Generations
 from .revisions import Revisions
-from .tracker_report import TrackerReport
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
@@ -78,6 +78,30 @@ class Result(StrEnum):
     STOPPED_ON_FINDING = "StoppedOnFinding"
     PREEMPTED = "Preempted"
     ERROR = "Error"
+
+
+EXIT_CODES = {
+    Result.SUCCEEDED: 0,
+    Result.ERROR: 1,
+    Result.OUT_OF_MEMORY: 40,
+    Result.HANG: 41,
+    Result.DIVERGED_KL: 42,
+    Result.BAD_INPUT: 43,
+    Result.WEIGHTS_DIFFER: 44,
+    Result.REWARD_ERROR: 45,
+    Result.RENDEZVOUS_TIMEOUT: 46,
+    Result.DIVERGED: 47,
+    Result.WEIGHT_SYNC_TIMEOUT: 48,
+    Result.ENGINE_WEIGHTS_DIFFER: 49,
+    Result.ENGINE_MISMATCH: 50,
+    Result.ENGINE_LOST: 51,
+    Result.ENGINE_FAILED: 52,
+    Result.OUT_OF_DISK: 53,
+    Result.STOPPED_ON_FINDING: 54,
+    Result.PREEMPTED: 143,
+}
+"""Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's
+or the shell's."""
 
 
 MAX_FRAMES = 24
@@ -206,6 +230,27 @@ class Finding(Model):
     """Pod of the rank that is meant."""
     node: Annotated[str, Field(max_length=253)] | None = None
     """Its node."""
+
+
+MAX_URL = 512
+URL_PATTERN = r"^https?://[-.a-zA-Z0-9]+(:[0-9]{1,5})?(/[-._~%+=,/#a-zA-Z0-9]*)?$"
+"""A page that a user may open: a pod's word is not trusted, so no user, no query and no script."""
+MAX_TRACKER_PROBLEM = 300
+
+
+class TrackerReport(Model):
+    """A tracker and the current attempt."""
+
+    name: Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z]+$")]
+    """As in spec.tracking."""
+    run_id: Annotated[str, Field(max_length=256)] = ""
+    """Its id of the run; empty until it has answered."""
+    url: Annotated[str, Field(max_length=MAX_URL, pattern=URL_PATTERN)] | None = None
+    """Its page, if it has one."""
+    lost_rows: Count = 0
+    """Steps that it did not get."""
+    problem: Annotated[str, Field(max_length=MAX_TRACKER_PROBLEM)] = ""
+    """Why; empty while it gets them."""
 
 
 class Progress(Model):

@@ -13,9 +13,8 @@ from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
 from ..report.generation_spans import Generations
 from ..report.preflight import PreflightReport
-from ..report.report import MAX_FINDINGS, Finding, Outcome
+from ..report.report import MAX_FINDINGS, Finding, Outcome, TrackerReport
 from ..report.revisions import Revisions
-from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import MapList, Model
 from ..text.contract import CLASS_KIND

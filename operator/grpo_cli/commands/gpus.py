@@ -5,8 +5,7 @@ from argparse import ArgumentParser, Namespace
 
 from rich.text import Text
 
-from grpo_planner.hardware.product_names import short_names
-from grpo_planner.hardware.products import Product, obstacle_message
+from grpo_planner.hardware.products import Product, obstacle_message, short_names
 from grpo_planner.hardware.products import table as products
 
 from ..show.terminal import console, show_table

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.text.messages import printable_text

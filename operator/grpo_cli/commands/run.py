@@ -9,9 +9,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.history import STEP, Row, standing_rows
-from grpo_api.report.report import Result
+from grpo_api.report.report import EXIT_CODES, Result
 from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.log_lines import as_text
 from grpo_api.text.messages import printable_text
@@ -21,8 +20,8 @@ from ..inputs import job_classes
 from ..inputs.manifest import Job, load_config_maps, load_specs, read_stdin
 from ..local.attempt_state import ending_signals_interrupt
 from ..local.local_runs import LocalRuns
-from ..show.curves import curves_of, plot_lines
 from ..show.errors import NotYet, OptionError
+from ..show.pictures import curves_of, plot_lines
 from ..show.terminal import console
 
 SHOWN = ("reward", "kl", "loss", "step_time")

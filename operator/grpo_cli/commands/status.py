@@ -17,8 +17,7 @@ from grpo_api.findings.diagnosis import finding_message
 from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.preflight import PromptLengths
-from grpo_api.report.report import STEP_PHASES
-from grpo_api.report.tracker_report import TrackerReport
+from grpo_api.report.report import STEP_PHASES, TrackerReport
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
 from grpo_api.text.messages import printable_text

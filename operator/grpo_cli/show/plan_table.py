@@ -20,7 +20,7 @@ from grpo_planner.memory.disk import staged_bytes
 from grpo_planner.result.formatting import distinct_gib, gpus_name, sharding
 from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
-from grpo_planner.time.step_range import headline_message
+from grpo_planner.time.step_time import headline_message
 
 from .terminal import gib, show_table
 

@@ -17,7 +17,7 @@ from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
-from ..pods.spec_version import has_changed
+from ..pods.manifests import has_changed
 from ..records.reasons import Reason
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Limits, RequeueAfter

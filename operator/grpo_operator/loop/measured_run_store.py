@@ -17,6 +17,7 @@ from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject
 from grpo_kube.objects.resources import CONFIG_MAPS, Object, ObjectKey
 from grpo_kube.objects.times import seconds
 from grpo_kube.pacing import yield_often
+from grpo_planner.replan.measured_step import finished_run
 from grpo_planner.time.measured_runs import (
     NO_RUNS,
     MeasuredRow,
@@ -25,7 +26,6 @@ from grpo_planner.time.measured_runs import (
     written_rows,
 )
 
-from ..decide.finished_run import finished_run
 from ..records.names import LABEL_MANAGED_BY, MANAGER
 from ..records.records import GRPOJobRecord
 

@@ -6,6 +6,8 @@ render` prints the same. Each function returns one object as a dict; the pod its
 pod_spec.py, what attempts share in namespace_objects.py.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +21,7 @@ from grpo_api.plan.plan import (
     TrainingPlan,
 )
 from grpo_api.report.generation_spans import Generations
+from grpo_api.spec.immutability import WHILE_STOPPED
 from grpo_api.status.status import AttemptEnd, ResumeSource
 from grpo_api.text.contract import (
     API_VERSION,
@@ -53,7 +56,6 @@ from ..records.records import GRPOJobRecord
 from .pod_spec import PodDefaults, pod_spec
 from .pod_volumes import Manifest
 from .roles import Role, engine_role, replicas, roles
-from .spec_version import spec_version
 
 ENGINE_FAILURES = 20
 """How often each engine of an attempt is made again after a failure, the last times with pauses of
@@ -315,3 +317,26 @@ def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Mani
         "metadata": metadata,
         "spec": claim,
     }
+
+
+def has_changed(version: str, spec: GRPOJobSpec) -> bool:
+    """True if one of those fields differs from that version; False without one, which is a former
+    operator's."""
+    # Former operators put the generation and a point before the hash.
+    digest = version.rpartition(".")[2]
+    return bool(digest) and digest != spec_version(spec)
+
+
+def spec_version(spec: GRPOJobSpec) -> str:
+    """Return a hash of the fields that change only while no gang runs.
+
+    A user who changes how a job runs suspends it for that. An operator that did not look meanwhile
+    sees only that the spec is another than the one that the attempt's Job was made from.
+    """
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    fields_changed_stopped = {name: fields.get(name) for name in WHILE_STOPPED}
+    # The queue's name may be that of a label, which changes at any time.
+    fields_changed_stopped["placement"] = {**fields.get("placement", {}), "queueName": None}
+    fields_changed_stopped["model.cache"] = fields.get("model", {}).get("cache")
+    text = json.dumps(fields_changed_stopped, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

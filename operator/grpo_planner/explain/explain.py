@@ -2,7 +2,8 @@
 text.
 
 It also explains in one sentence, with the two deciding numbers, why this plan was chosen and no
-other. A table of candidates holds that answer, too, but not on its first line.
+other, and which engine samples. A table of candidates holds that answer, too, but not on its first
+line.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ from grpo_api.text.messages import shorten
 
 from ..hardware.pools import MILLICORES_PER_GPU
 from ..hardware.products import is_slice, obstacle_message
-from ..memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
+from ..memory.phases import FRAGMENTATION, checkpoint_bytes, whole_mib
+from ..memory.setup import Engine
 from ..result.formatting import (
     distinct,
+    distinct_gib,
+    engine_name,
     needs_message,
     plan_name,
     plan_texts,
@@ -33,10 +37,11 @@ from ..result.result import Candidate, PlanResult
 from ..search.batch import generation_share
 from ..search.demand import Demand, step_fields, training_fields
 from ..search.engine_plan import engine_plan, engine_warnings
+from ..search.engines import settings_of_engines
 from ..search.notes import low_rate_message
 from ..search.option import Option, missing_shares
-from ..time.step_range import step_message
-from ..time.step_time import assumed_link
+from ..search.search import Search
+from ..time.step_time import assumed_link, step_message
 from .rejections import rejection
 
 FULL = 0.92
@@ -337,3 +342,69 @@ def _shortage_message(candidate: Candidate, what: str) -> str:
     """`training all parameters needs 94.4 GiB at forward, has 78.9 GiB`."""
     assert candidate.rejected is not None, "it doesn't fit"
     return f"{what} {candidate.rejected.message}"
+
+
+def sampling_message(search: Search, chosen: Option) -> str:
+    """Return which engine samples the chosen option's completions, and why, with the numbers of the
+    alternatives that it was compared with."""
+    engine, wanted = chosen.footprint.setup.engine, search.demand.spec.generation.engine
+    sampler = _sampler_name(engine)
+    if chosen.servers:
+        sampler = f"{sampler} on {chosen.engine_gpus} x {chosen.servers.gpu_name}"
+    if search.engines.why_none:
+        return f"Transformers, since {search.engines.why_none}"
+    if wanted != "Auto":
+        return f"{sampler}, as asked for; {_ASSUMED}"
+    # An engine for which the base must go is worth the reason why it must.
+    others = [
+        other
+        for other in search.rivals(chosen)
+        if _kind(other.footprint.setup.engine) != _kind(engine) or _is_kept_base(engine, other)
+    ]
+    if not others:
+        # Transformers may always sample, and an engine on one GPU, unless a setting excludes it.
+        pins = " and ".join(settings_of_engines(search.demand.spec))
+        return f"{sampler}: no engine has a place on these GPUs with {pins}"
+    comparisons = "; ".join(_comparison_message(chosen, other) for other in others)
+    return f"{sampler}: {comparisons}; {_ASSUMED}"
+
+
+_ASSUMED = "no GPU has confirmed an engine's memory (assumed)"
+
+
+def _sampler_name(engine: Engine | None) -> str:
+    if engine is None:
+        return "Transformers"
+    return engine_name(
+        engine.kind, engine.tensor_parallel, sleeps=engine.sleeps,
+        offloads_base=engine.offloads_base, engines=engine.replicas,
+    )  # fmt: skip
+
+
+def _is_kept_base(engine: Engine | None, other: Option) -> bool:
+    """True if the other is the engine without its offloaded base."""
+    rival = other.footprint.setup.engine
+    if engine is None or rival is None or not engine.offloads_base:
+        return False
+    return rival.sleeps and not rival.offloads_base
+
+
+def _comparison_message(chosen: Option, other: Option) -> str:
+    """How another engine on the same split compares."""
+    name = _sampler_name(other.footprint.setup.engine)
+    if other.shortage == "HostMemory":
+        need, have = distinct_gib(other.host, other.place.host_memory)
+        return f"{name} needs {need} of host memory per node, of {have}"
+    if other.shortage:
+        phase = other.footprint.prediction.peak_phase
+        need, have = distinct_gib(other.footprint.device, other.place.pool.usable_bytes)
+        return f"{name} needs {need} of {have} per GPU at {phase}"
+    more = ""
+    if other.engine_gpus > chosen.engine_gpus:
+        more = f" on {plural(other.engine_gpus, 'GPU')} more"
+    seconds, _ = distinct(other.published_seconds, chosen.published_seconds)
+    return f"{name}{more} would take {seconds} s"
+
+
+def _kind(engine: Engine | None) -> str:
+    return engine.kind if engine else "Transformers"

@@ -20,8 +20,7 @@ from typing import Any
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.units import GIB, MIB
 
-from .product_names import label_of
-from .products import is_slice, resource_of
+from .products import is_slice, label_of, resource_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from grpo_api.text.problems import requirement
 from grpo_api.text.units import GIB
 
 from .inventory import Inventory, Node, allocatable_memory
-from .product_names import label_of, unknown_product
-from .products import is_slice, resource_of
+from .products import is_slice, label_of, resource_of, unknown_product
 
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that is assumed where the inventory gives none; a note then states the

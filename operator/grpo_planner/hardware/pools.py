@@ -21,8 +21,15 @@ from grpo_api.text.units import MIB
 
 from ..result.formatting import plural
 from .inventory import Inventory, Node
-from .product_names import is_of_product
-from .products import OWN_IMAGE, Capability, Product, lookup_product, obstacle_message, usable_bytes
+from .products import (
+    OWN_IMAGE,
+    Capability,
+    Product,
+    is_of_product,
+    lookup_product,
+    obstacle_message,
+    usable_bytes,
+)
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 """What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node

@@ -21,7 +21,7 @@ from ..model.architecture import by_name_and_size, resolve_model
 from ..model.shapes import Shape
 from ..result.formatting import distinct_gib
 from ..result.result import SpecRejected
-from .device import checkpoint_bytes, export_bytes, whole_mib
+from .phases import checkpoint_bytes, export_bytes, whole_mib
 from .setup import Precision, Setup, ZeroStage
 
 WIDE = 4

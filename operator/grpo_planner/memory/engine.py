@@ -27,7 +27,7 @@ GRAPHS_PER_LAYER = 24 * MIB
 """CUDA graphs of one layer (assumed). vLLM logs 0.21 GiB for 16 layers with 35 batch sizes
 (vllm#11349), and warns of 1 to 3 GiB for large models."""
 COMMUNICATOR = 400 * MIB
-"""Buffers of tensor parallelism's own NCCL communicator (assumed, as in device.py)."""
+"""Buffers of tensor parallelism's own NCCL communicator (assumed, as in phases.py)."""
 WORK_COPIES = 2
 """Tensors of the widest kind that one pass has at a time, beside the residual stream (assumed)."""
 SCORE_BYTES = 12

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import MAX_LENGTH, Learned, MeasuredStep
 from grpo_api.report.history import standing_rows
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, PHASE_SECONDS
+from grpo_api.status.status import GRPOJobStatus
 
 from ..hardware.products import CPU_LABEL
 from ..result.result import SpecRejected
@@ -188,3 +190,23 @@ def _predicted_seconds(run: Run, measured: StepSeconds) -> StepSeconds:
     generation = (time.generation + time.gathering) * run.demand.updates_per_generation
     training = time.compute + time.communication + time.offload
     return StepSeconds(length, generation, training)
+
+
+def finished_run(
+    spec: GRPOJobSpec, status: GRPOJobStatus, source: str, cluster: str = ""
+) -> MeasuredRow | None:
+    """The row of a job that has ended with this status; None where no step of it was measured.
+
+    `source` is its `namespace/job`, `cluster` where it ran.
+    """
+    plan, ended = status.plan, status.completion_time
+    learned = status.learned or Learned()
+    step = learned.step
+    if plan is None or ended is None or step is None:
+        return None
+    if step.gpu_product != plan.gpu_product:
+        # Its last attempt moved to other GPUs and made no step there.
+        return None
+    run = Run(plan, spec, learned)
+    measured = StepSeconds.of_step(step)
+    return measured_row(run, measured, source=source, date=ended, cluster=cluster)

@@ -20,8 +20,7 @@ from grpo_api.text.quantity import MAX_COUNT
 from grpo_api.text.units import MIB
 
 from ..hardware.products import table, usable_bytes
-from ..memory.device import whole_mib
-from ..memory.phases import Prediction
+from ..memory.phases import Prediction, whole_mib
 from ..result.formatting import distinct_gib, gib, plan_name, plural, sharding
 from ..search.batch import generation_sizes
 from ..search.engine_plan import sampler_name

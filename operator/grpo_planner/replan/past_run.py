@@ -16,9 +16,8 @@ from grpo_api.spec.generation import EnginePlan
 from ..hardware.inventory import Inventory
 from ..hardware.pools import Pool, build_pools
 from ..hardware.products import CPU, Product, lookup_product
-from ..memory.device import whole_mib
 from ..memory.host import host_bytes
-from ..memory.phases import Prediction, predict
+from ..memory.phases import Prediction, predict, whole_mib
 from ..memory.setup import Engine, Precision, Setup, Strategy
 from ..model.architecture import resolve_model
 from ..result.formatting import needs_message
@@ -29,8 +28,7 @@ from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import engine_of, server_pools
 from ..search.footprints import generate_calls, sizes_at_a_time
 from ..time.measured_runs import StepCorrection, sampler_of
-from ..time.step_range import step_message
-from ..time.step_time import StepTime, step_time, with_measured_links
+from ..time.step_time import StepTime, step_message, step_time, with_measured_links
 
 
 @dataclass(frozen=True)

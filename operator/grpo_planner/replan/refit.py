@@ -3,29 +3,30 @@
 A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of
 processes, the split of the batch, the method and the ZeRO stage that it was made with. Placement,
 resource requests and the engine that samples completions follow the current spec, since they are no
-part of a checkpoint. Where the spec excludes the plan, the error names the field to change back.
+part of a checkpoint. An engine that the spec still asks for goes on. Where the spec excludes the
+plan, the error names the field to change back.
 """
 
 from collections.abc import Iterator
+from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
-from grpo_api.plan.mismatch_limit import mismatch_limit
-from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan, mismatch_limit
+from grpo_api.spec.generation import EnginePlan, EngineServersSpec, GenerationSpec
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
 from ..hardware.pools import Place, Pool, build_pools
-from ..hardware.product_names import is_of_product
-from ..memory.device import whole_mib
+from ..hardware.products import is_of_product
 from ..memory.disk import disk_request
+from ..memory.phases import whole_mib
 from ..model.architecture import from_architecture
 from ..result.formatting import distinct_gib, plural
 from ..search.cpu_plan import cpu_engine
 from ..search.engines import Engines, server_pools
 from ..time.step_time import assumed_link
-from .engine_pins import is_as_pinned
 from .past_run import Run
 
 
@@ -216,3 +217,50 @@ def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:
     if requested is not None:
         return quantity_bytes(requested)
     return whole_mib(plan.memory.host_bytes_per_node) if plan.memory else plan.host_memory_bytes
+
+
+def is_as_pinned(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
+    """True if the plan's engine is one that the spec asks for, or leaves open."""
+    engine = plan.engine
+    kind = engine.kind if engine else "Transformers"
+    if wanted.engine not in ("Auto", kind):
+        return False
+    if not _samples_as_many(plan, wanted.sequences_at_a_time):
+        return False
+    if engine is None:
+        return True
+    on_cpus = plan.accelerator == "CPU"
+    if engine.kind == "Colocated":
+        return _colocated_is_as_pinned(engine, wanted, on_cpus=on_cpus)
+    servers = wanted.servers or EngineServersSpec()
+    wanted_product = servers.gpu_product or plan.gpu_product
+    same_product = is_of_product(engine.gpu_product, wanted_product)
+    same_gpus = on_cpus or servers.gpus_per_replica == engine.gpus_per_replica
+    same_replicas = servers.replicas == engine.replicas
+    return same_product and same_gpus and same_replicas
+
+
+def _colocated_is_as_pinned(engine: EnginePlan, wanted: GenerationSpec, *, on_cpus: bool) -> bool:
+    """True if an engine beside the trainer has what the spec pins of it."""
+    same_share = wanted.memory_share in (None, engine.memory_share)
+    # An engine on CPUs or model runner V1 never sleeps, whatever the spec says.
+    never_sleeps = on_cpus or engine.model_runner == "V1"
+    same_sleep = never_sleeps or wanted.sleep in (None, engine.sleep)
+    same_gpus = on_cpus or wanted.tensor_parallel in (None, engine.tensor_parallel)
+    return same_share and same_sleep and same_gpus
+
+
+def _samples_as_many(plan: ExecutionPlan, wanted: int | None) -> bool:
+    """True if as many completions are sampled at a time as are wanted, or all there are; true where
+    the spec leaves it open."""
+    if wanted is None:
+        return True
+    whole = plan.micro_batch * plan.steps_per_generation
+    engine = plan.engine
+    if engine is None:
+        return (plan.generation_sub_batch or whole) == min(wanted, whole)
+    if engine.kind == "Servers":
+        all_completions = ceil(whole * plan.world_size / engine.replicas)
+    else:
+        all_completions = whole * engine.tensor_parallel
+    return engine.max_sequences == min(wanted, all_completions)

@@ -13,9 +13,8 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import EngineServersSpec
 
 from ..hardware.products import CPU, CPU_LABEL
-from ..memory.device import whole_mib
 from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
-from ..memory.phases import predict
+from ..memory.phases import predict, whole_mib
 from ..memory.setup import Engine, Setup
 from ..result.formatting import plan_texts, plural
 from ..time.measured_runs import sampler_of

@@ -14,10 +14,9 @@ from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
 from ..hardware.products import Product
 from ..memory.activations import no_grad_transient
-from ..memory.device import MARGIN, WORKSPACES, device_bytes, export_bytes
 from ..memory.disk import disk_note, disk_request
 from ..memory.host import tracker_bytes
-from ..memory.phases import Prediction
+from ..memory.phases import MARGIN, WORKSPACES, Prediction, device_bytes, export_bytes
 from ..memory.setup import Precision, Setup
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape

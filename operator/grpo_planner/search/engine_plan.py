@@ -3,15 +3,14 @@
 from math import ceil
 from typing import Any
 
-from grpo_api.plan.mismatch_limit import mismatch_limit
-from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan, mismatch_limit
 from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.text.units import GIB
 
 from ..hardware.pools import Pool
 from ..memory import engine as terms
-from ..memory.device import whole_mib
 from ..memory.host import PROCESS
+from ..memory.phases import whole_mib
 from ..memory.setup import Setup
 from ..result.formatting import engine_plan_name, gib, plural
 from .demand import Demand

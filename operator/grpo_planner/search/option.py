@@ -17,8 +17,7 @@ from grpo_api.spec.run_policy import Objective
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
 from ..time.measured_runs import StepCorrection
-from ..time.step_range import step_range
-from ..time.step_time import StepTime
+from ..time.step_time import StepTime, step_range
 from .footprints import Footprint
 from .methods import Method
 
@@ -26,7 +25,7 @@ ROOMY, NEARLY_FULL, FULL = 0.80, 0.90, 0.97
 """Shares of a GPU up to which a plan has room for what the model doesn't know, and some of it: in
 the 454 measured runs of Fujii et al. (2024, arXiv 2411.06465) no estimate below 80 % ran out of
 memory. Past FULL less is left than half of what one GPU has confirmed and no gang (context,
-communicator, fragments; memory/device.py), so that a small error there runs out of memory."""
+communicator, fragments; memory/phases.py), so that a small error there runs out of memory."""
 SHARES = (ROOMY, NEARLY_FULL, FULL, 1.0)
 """Shares of a GPU that a plan is weighed by."""
 

@@ -11,8 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Result
+from grpo_api.report.report import EXIT_CODES, Result
 from grpo_api.text.contract import CONTAINER
 from grpo_operator.records.names import LABEL_INDEX
 

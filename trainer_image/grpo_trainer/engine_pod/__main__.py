@@ -20,8 +20,7 @@ import psutil
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT

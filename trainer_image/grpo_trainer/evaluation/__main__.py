@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import EXPORT_FOLDER

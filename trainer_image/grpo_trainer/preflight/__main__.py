@@ -13,9 +13,8 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.report.report import Result
+from grpo_api.report.report import EXIT_CODES, Result
 
 from ..process.outcome import write_termination_message
 from ..process.process_setup import hide_unused_libraries

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
-from grpo_api.report.exit_codes import EXIT_CODES
 from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import (
+    EXIT_CODES,
     EngineCause,
     MemoryShortage,
     Outcome,

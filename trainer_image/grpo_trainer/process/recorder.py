@@ -25,10 +25,10 @@ from grpo_api.report.report import (
     Progress,
     Stage,
     StepTime,
+    TrackerReport,
     Wait,
     WaitTarget,
 )
-from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,

@@ -21,8 +21,7 @@ from types import FrameType
 from pydantic import ValidationError
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.exit_codes import EXIT_CODES
-from grpo_api.report.report import MemoryShortage, Outcome, Progress, Result
+from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Progress, Result
 from grpo_api.report.root_cause import PERMANENT, CausePriority, attribute_hang, cause_priority
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 

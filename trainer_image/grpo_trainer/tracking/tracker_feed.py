@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from grpo_api.report.tracker_report import MAX_TRACKER_PROBLEM, TrackerReport
+from grpo_api.report.report import MAX_TRACKER_PROBLEM, TrackerReport
 from grpo_api.spec.tracking import TrackerName
 from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import MAX_COUNT

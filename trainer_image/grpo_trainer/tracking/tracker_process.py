@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.report.tracker_report import MAX_URL, TrackerReport
+from grpo_api.report.report import MAX_URL, TrackerReport
 from grpo_api.spec.tracking import TrackerName
 from grpo_api.text.contract import ENV_PREFIX, TRACKERS_ENV, tracking_token_env
 

@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerState
 
 from grpo_api.findings.run_numbers import has_generation, has_reward
 from grpo_api.findings.step_row import step_row
-from grpo_api.plan.mismatch_limit import MISMATCH_LIMITS, ComputeDtype
+from grpo_api.plan.plan import MISMATCH_LIMITS, ComputeDtype
 from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EnginePlan

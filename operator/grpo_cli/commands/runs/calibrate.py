@@ -12,8 +12,7 @@ from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.status.status import Phase
 from grpo_kube.objects.times import timestamp
-from grpo_operator.decide.finished_run import finished_run
-from grpo_planner.replan.measured_step import StepSeconds, measured_row
+from grpo_planner.replan.measured_step import StepSeconds, finished_run, measured_row
 from grpo_planner.replan.past_run import Run
 from grpo_planner.time.measured_runs import MeasuredRow, MeasuredRuns
 

@@ -11,9 +11,8 @@ from typing import Any
 from grpo_api.report.history import ATTEMPT, STEP, Row, standing_rows
 
 from ...cluster.delivery_pod import add_pod_arguments
-from ...inputs.printed_logs import number_steps
-from ...inputs.run_history import SOURCE_HELP, load_history
-from ...show import curves
+from ...inputs.run_history import SOURCE_HELP, load_history, number_steps
+from ...show import pictures
 from ...show.errors import ManifestError, NotYet, OptionError
 from ...show.pictures import write_figure
 from ...show.terminal import console
@@ -68,7 +67,7 @@ def run(options: Namespace) -> int:
     if options.output == "csv":
         _print_csv(shown, options.key)
         return 0
-    drawn = curves.curves_of(number_steps(shown), options.key or USUAL)
+    drawn = pictures.curves_of(number_steps(shown), options.key or USUAL)
     if not drawn:
         raise OptionError(
             f"{options.run_name} has no numbers under {', '.join(options.key or USUAL)}; choose by "
@@ -78,14 +77,14 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
+def _draw(options: Namespace, drawn: list[pictures.Curve]) -> None:
     """Writes the curves in the asked form."""
     if options.output == "plot":
         out = console()
-        for line in curves.plot_lines(drawn, out.width):
+        for line in pictures.plot_lines(drawn, out.width):
             out.print(line, markup=False, soft_wrap=True)
         return
-    figure = curves.draw_curves(drawn, options.run_name)
+    figure = pictures.draw_curves(drawn, options.run_name)
     write_figure(figure, options.output, options.to)
 
 
