@@ -165,7 +165,8 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
 
 def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
     """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid,
-    job, name, workload (empty: the operator admitted it, and not Kueue), version (of the spec)."""
+    job, name, suspended, workload (empty: the operator admitted it, and not Kueue), version (of
+    the spec)."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | (
         {"failedIndexes": more["spent"]} if "spent" in more else {}
@@ -192,7 +193,8 @@ def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, A
         meta["deletionTimestamp"] = at(0)
     annotations = {ANNOTATION_WORKLOAD: more.get("workload", "run")}
     template = {"metadata": {"annotations": annotations}}
-    return {"metadata": meta, "spec": {"template": template}, "status": status}
+    spec = {"template": template, "suspend": more.get("suspended", False)}
+    return {"metadata": meta, "spec": spec, "status": status}
 
 
 def terminated(code: int, message: str = "", reason: str = "", clock: float = 0) -> dict[str, Any]:

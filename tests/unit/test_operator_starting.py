@@ -19,11 +19,13 @@ from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (
     LIMITS,
     NOW,
+    SERVED_PLAN,
     active_status,
     at,
     condition,
     judged,
     make_child,
+    make_engines,
     make_job,
     make_pod,
     make_pull,
@@ -75,6 +77,37 @@ def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
         make_seen(make_job(status=status), make_child(2), old, ago=6), start_warning=REFUSED
     )
     assert judged(seen).action is Action.WAIT
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_refusal_is_told_although_a_lost_node_keeps_a_pod_of_the_attempt_before(
+    queued: bool,
+) -> None:
+    ago = LIMITS.scheduling_timeout_seconds
+    status = active_status(2, running=False, attemptStartTime=at(-ago))
+    meta = {"labels": {"kueue.x-k8s.io/queue-name": "team"}} if queued else {}
+    job = make_job({}, status, **meta)
+    lost = make_pod(0, 1, deleted=True)
+    seen = make_seen(job, make_child(2), lost, ago=ago)
+    workload = make_workload(admitted())
+    decision = judged(replace(seen, start_warning=REFUSED, workload=workload))
+    assert (decision.action, decision.reason) == (Action.RELEASE, "PodsNotCreated")
+    assert REFUSED in decision.message
+
+
+@pytest.mark.parametrize("name", ["run-1", "run-1-engine"])
+def test_a_job_that_somebody_else_suspends_gives_its_place_back(name: str) -> None:
+    """Kueue does so where it manages Jobs without a queue name."""
+    status = active_status(running=False, plan=SERVED_PLAN, attemptStartTime=at(-6))
+    gang = make_child(suspended=name == "run-1")
+    engines = make_engines(suspended=name == "run-1-engine")
+    pods = (make_pod(0), make_pod(1)) if engines.suspended else ()
+    seen = make_seen(make_job(status=status), gang, engines, *pods, ago=6)
+    decision = judged(seen)
+    assert (decision.action, decision.reason) == (Action.RELEASE, "PodsNotCreated")
+    assert f"Job {name} is suspended" in decision.message
+    early = make_seen(make_job(status=status), gang, engines, *pods, ago=4)
+    assert judged(early).requeue_after == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -105,27 +105,36 @@ def _pending_pod(observation: Observation) -> PodRecord | None:
 
 
 def pods_missing(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:
-    """Release a gang whose pods the API server refuses to create.
+    """Release a gang whose pods the API server refuses to create, or whose Job somebody suspends.
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
-    if observation.child is None or observation.has_gang_run:
+    maker = observation.child
+    if maker is None or observation.has_gang_run:
         return None
     what = "pods"
     created = len(observation.pods)
     wanted = observation.job.nodes
     if created >= wanted and observation.engines:
+        maker = observation.engines
         what = "engines"
         created = len(_engines_with_pods(observation))
         wanted = observation.replicas
     if created >= wanted:
         return None
-    # what its predecessor still takes of a quota is free in a moment
-    predecessor_runs = any(pod.phase not in ENDED_PHASES for pod in observation.earlier_pods)
-    if observation.start_warning and not predecessor_runs:
-        message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
+    until_asked = _until_asked(observation, limits.pods_missing_seconds)
+    why = observation.start_warning
+    # Kueue suspends Jobs without a queue name where it is told to manage them.
+    if maker.suspended and _seconds_since_creation(observation) >= limits.pods_missing_seconds:
+        why = f"Job {maker.name} is suspended, and not by this operator"
+    # What its predecessor still takes of a quota is free in a moment, but for a pod of a lost node.
+    may_be_free_soon = observation.admitted_seconds < limits.scheduling_timeout_seconds and any(
+        pod.phase not in ENDED_PHASES for pod in observation.earlier_pods
+    )
+    if why and not may_be_free_soon:
+        message = f"{created} of {wanted} {what} were created: {why}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-    return RequeueAfter(_until_asked(observation, limits.pods_missing_seconds))
+    return RequeueAfter(until_asked)
 
 
 def _engines_with_pods(observation: Observation) -> set[int]:
@@ -135,8 +144,13 @@ def _engines_with_pods(observation: Observation) -> set[int]:
 
 def _until_asked(observation: Observation, first: float) -> float:
     """Seconds until events are read again: `first`, then doubling."""
-    waited = observation.at - (observation.first_seen.child or observation.at)
+    waited = _seconds_since_creation(observation)
     return first - waited if waited < first else waited
+
+
+def _seconds_since_creation(observation: Observation) -> float:
+    """Seconds since the gang's Job was first seen."""
+    return observation.at - (observation.first_seen.child or observation.at)
 
 
 def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueAfter | None:

@@ -113,6 +113,7 @@ def job_record(item: object) -> JobRecord:
         ended=reason,
         ended_at=ended_at,
         spent=status.text("failedIndexes", MAX_SENTENCE),
+        suspended=whole.part("spec").is_true("suspend"),
         digest=annotations.text(ANNOTATION_DIGEST),
         spec_version=annotations.text(ANNOTATION_SPEC),
         workload=template.part("annotations").text(ANNOTATION_WORKLOAD),

@@ -239,6 +239,8 @@ class JobRecord(ChildRecord):
     """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
     digest: str = ""
     """Of a preflight: names.ANNOTATION_DIGEST."""
+    suspended: bool = False
+    """True if somebody has suspended it, so that it makes no pods."""
     spec_version: str = ""
     """Of an attempt: names.ANNOTATION_SPEC; empty if a former operator made it."""
     workload: str = ""
