@@ -255,6 +255,11 @@ def test_a_preflight_that_ran_and_reported_nothing_keeps_nobody_but_who_requires
         assert ended.check.status.job_uid == "preflight-1"
 
 
+def test_a_preflight_that_somebody_suspends_is_blocked() -> None:
+    check = look(gpu_job(), child(gpu_job(), suspended=True)).check
+    assert "can't run: its pod was not created: Job run-preflight is suspended" in check.message
+
+
 def test_a_job_that_ended_before_its_pod_s_end_is_known_is_waited_for() -> None:
     job = gpu_job()
     early = look(job, child(job, ended="Complete"), ago=3)

@@ -248,11 +248,15 @@ class Preflight:
     @property
     def _refusal(self) -> _Obstacle | None:
         """Why the Job or its pod is not created."""
-        if not self.warning:
+        child = self._open_child
+        warning = self.warning
+        if child and child.suspended:
+            warning = suspended_message(child)
+        if not warning:
             return None
-        what = "its pod was not created" if self._open_child else "its Job was not created"
-        is_shared = bool(_SHARED.search(self.warning))
-        return _Obstacle(f"{what}: {self.warning}", is_shared=is_shared)
+        what = "its pod was not created" if child else "its Job was not created"
+        is_shared = bool(_SHARED.search(warning))
+        return _Obstacle(f"{what}: {warning}", is_shared=is_shared)
 
     def _check_of_obstacle(self, status: PreflightStatus, obstacle: _Obstacle) -> Check:
         """The preflight can't run."""
@@ -317,6 +321,11 @@ class Preflight:
             should_start=should_start,
             requeue_after=min(most, requeue_after),
         )
+
+
+def suspended_message(child: JobRecord) -> str:
+    """Why a Job that the operator made has no pods."""
+    return f"Job {child.name} is suspended, and not by this operator"
 
 
 def _waiting_reason(problem: PreflightProblem) -> Reason:

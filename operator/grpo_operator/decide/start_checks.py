@@ -27,6 +27,7 @@ from ..records.reasons import UNCREATED, Reason
 from ..records.records import ENDED_PHASES, PodRecord
 from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
+from .preflight import suspended_message
 from .restarts import releases_in_a_row
 
 SCHEDULING = "FailedScheduling"
@@ -126,7 +127,7 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Requeue
     why = observation.start_warning
     # Kueue suspends Jobs without a queue name where it is told to manage them.
     if maker.suspended and _seconds_since_creation(observation) >= limits.pods_missing_seconds:
-        why = f"Job {maker.name} is suspended, and not by this operator"
+        why = suspended_message(maker)
     # What its predecessor still takes of a quota is free in a moment, but for a pod of a lost node.
     may_be_free_soon = observation.admitted_seconds < limits.scheduling_timeout_seconds and any(
         pod.phase not in ENDED_PHASES for pod in observation.earlier_pods
