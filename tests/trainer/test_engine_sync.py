@@ -230,6 +230,26 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
     assert world.lanes[1].engine.view.is_serving(VERSION)
 
 
+def test_a_transfer_that_never_returns_is_given_up_and_the_other_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As NCCL, which waits without a limit while it makes a communicator."""
+    end = threading.Event()
+    monkeypatch.setattr(sync_pass, "MARGIN_SECONDS", 0.1, raising=False)
+    world = World(monkeypatch, takes={0: lambda: wait_for_event(end, 60) and None})
+    world.lanes[0].seconds_left = 0.1
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(lambda: [world.sending.send(NAME, SENT) for _ in range(2)])
+        is_over = wait([sending], timeout=10.0).done
+        world.lanes[0].request = Future()  # the engine's worker waits in the same way
+        blocked, sound = world.finished() if is_over else (None, None)
+        end.set()
+    assert blocked and sound and (blocked.is_blocked, sound.problem) == (True, "")
+    assert f"{NAME} of version {VERSION}" in blocked.problem
+    assert "NetworkPolicy" in blocked.problem
+    assert world.group(0).was_left
+
+
 def test_any_error_of_a_transfer_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("tensors must be contiguous")

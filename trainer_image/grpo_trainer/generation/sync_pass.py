@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from .engine_client import EngineFailed, Prints, WeightsChanged
 from .fleet import Engine, Fleet
 
 OTHER_WEIGHTS = "has other weights than it was sent"
+MARGIN_SECONDS = 5.0
+"""By how much a lane outlives its time whose transfer does not end by itself."""
 Sources = Mapping[str, Sequence[Strided | None]]
 """What a worker writes of each tensor, by name."""
 
@@ -99,7 +101,26 @@ class Lane:
 
         `pending` is done when the engine has taken it, or the lane has failed.
         """
-        self.pending = self._thread.submit(self._send, tensor, what)
+        if not self.failure:
+            self.pending = self._thread.submit(self._send, tensor, what)
+
+    def await_sent(self, deadline: float, what: str) -> None:
+        """Wait until `pending` is done, or fail the lane: NCCL makes a communicator when the first
+        tensor is sent, and waits without a limit for an engine that has died or can't be reached.
+
+        `deadline` is a time of the system's clock.
+        """
+        if self.failure or self.pending is None:
+            return
+        try:
+            self.pending.result(max(0.0, deadline - SYSTEM_CLOCK.now()))
+        except TimeoutError:
+            self.failure = (
+                f"did not take {what} in its time, and rank 0 still waits for it: its process has "
+                "died, or NCCL can't connect the two pods. Does a NetworkPolicy allow all ports "
+                "between them, and is NCCL_SOCKET_IFNAME their interface?"
+            )
+            self.seconds_left = 0.0
 
     def group_name(self) -> str:
         """Name of the weight group: unchanged until a new group has to be formed."""
@@ -187,8 +208,10 @@ class SyncPass:
 
     def send(self, name: str, tensor: torch.Tensor) -> None:
         """Send one tensor, contiguous and in the engines' dtype, to all, and hash it meanwhile."""
+        what, sent_at = f"{name} of version {self.version}", SYSTEM_CLOCK.now()
+        deadlines = [sent_at + lane.seconds_left + MARGIN_SECONDS for lane in self.lanes]
         for lane in self.lanes:
-            lane.send(tensor, f"{name} of version {self.version}")
+            lane.send(tensor, what)
         begun = time.perf_counter()
         # Hashed while the lanes send. The tensor is good only until the next one, so both must end
         # before it.
@@ -196,7 +219,8 @@ class SyncPass:
             for sources, expected in zip(workers, prints, strict=True):
                 expected[name] = expected_prints(tensor, sources[name], self._seed)
         self.proof_seconds += time.perf_counter() - begun
-        wait([lane.pending for lane in self.lanes if lane.pending is not None])
+        for lane, deadline in zip(self.lanes, deadlines, strict=True):
+            lane.await_sent(deadline, what)
 
     def finish(self) -> list[Verdict]:
         """Wait until every engine has all, prove each, and have those serve that are proven."""
