@@ -65,6 +65,11 @@ def is_killed_while_it_speaks(recorder, errors):
     termination_log().write_text('{{"result": "Succ')
     os.kill(os.getpid(), signal.SIGKILL)
 
+def crashes_in_its_engine(recorder, errors):
+    import signal
+    from grpo_trainer.engine_pod.engine_start import start_engine
+    start_engine(lambda: signal.raise_signal(signal.SIGILL))
+
 def is_busy(recorder, errors):
     begin()
     threading.Event().wait()
@@ -100,12 +105,15 @@ LAST_WORDS = 60.0
 
 
 def run(
-    folder: Path, *acts: str, hang_seconds: int = 600, last_words: float = LAST_WORDS
+    folder: Path,
+    *acts: str,
+    hang_seconds: int = 600,
+    last_words: float = LAST_WORDS,
+    **execution: Any,
 ) -> "subprocess.CompletedProcess[str]":
     """A pod's supervisor, or its only process, after its end."""
-    plan = runs.plan(
-        Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)}
-    )
+    processes = {"processesPerNode": len(acts)}
+    plan = runs.plan(Path("/models/demo"), folder=folder / "run", execution=processes | execution)
     plan = plan.model_copy(update={"guard": GuardSpec(hang_timeout_seconds=hang_seconds)})
     attempt = folder / "run" / "attempt-1"
     attempt.mkdir(parents=True)

@@ -25,7 +25,13 @@ from grpo_api.spec.generation import EngineArguments, EnginePlan
 from grpo_trainer.engine_pod.vllm_arguments import engine_environment, vllm_arguments
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup
-from grpo_trainer.process.watchdog import blame_engine
+from grpo_trainer.process.watchdog import (
+    Stacks,
+    add_standstill,
+    blame_engine,
+    crash_frames,
+    is_engine_start,
+)
 from grpo_trainer.runtime.errors import EngineMismatch, classify_error, engine_cause
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.guard import LEAST_TOKENS, EngineGuard
@@ -227,10 +233,34 @@ def test_a_rank_that_hangs_in_the_start_of_its_engine_says_so(
     stage: str, waiting: bool, result: str
 ) -> None:
     still = Standstill(silent_seconds=1800, waiting=waiting)
-    outcome = blame_engine(Outcome(result=Result.HANG, standstill=still), stage)
+    outcome = blame_engine(Outcome(result=Result.HANG, rank=3, standstill=still), stage, "")
     cause = "NotStarted" if result == "EngineFailed" else None
     assert (outcome.result, outcome.engine_cause) == (result, cause)
-    assert blame_engine(Outcome(result=Result.HANG), stage).result is Result.HANG
+    assert ("vLLM on rank 3 hangs" in outcome.message) == (result == "EngineFailed")
+    assert blame_engine(Outcome(result=Result.HANG), stage, "").result is Result.HANG
+
+
+@pytest.mark.parametrize("place", ["constructor", "weights_learn", "wake_up", "generate"])
+def test_a_hang_and_a_crash_are_the_engines_until_it_has_sampled_once(
+    place: str, folder: Path, vllm: type[FailingEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+
+    def take_stack(_: FailingEngine, name: str) -> None:
+        if name == place:
+            stacks = Stacks().take()
+            placed = add_standstill(Outcome(result=Result.HANG), 1800, stacks)
+            results = blame_engine(placed, "Training", stacks).result
+            dump = stacks.replace("Current", "Fatal Python error: Segmentation fault\n\nCurrent")
+            taken.append(is_engine_start(crash_frames(dump)))
+            assert taken[-1] == (results is Result.ENGINE_FAILED)
+
+    monkeypatch.setattr(FailingEngine, "_reach", take_stack)
+    generation = generated(make_plan(folder), folder)
+    generation.release_memory()
+    generation.generate(PROMPTS, None, 1)
+    assert taken[0]
+    assert taken[1:] == ([] if place in {"constructor", "weights_learn"} else [False])
 
 
 @pytest.mark.parametrize("logprob", [math.nan, -math.inf])

@@ -235,16 +235,26 @@ def test_a_transfer_that_never_returns_is_given_up_and_the_other_engine_goes_on(
 ) -> None:
     """As NCCL, which waits without a limit while it makes a communicator."""
     end = threading.Event()
-    monkeypatch.setattr(sync_pass, "MARGIN_SECONDS", 0.1, raising=False)
-    world = World(monkeypatch, takes={0: lambda: wait_for_event(end, 60) and None})
+
+    def block() -> None:
+        wait_for_event(end, 60)
+
+    def send_twice() -> None:
+        for _ in range(2):
+            world.sending.send(NAME, SENT)
+
+    monkeypatch.setattr(sync_pass, "MARGIN_SECONDS", 0.1)
+    world = World(monkeypatch, takes={0: block})
     world.lanes[0].seconds_left = 0.1
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(lambda: [world.sending.send(NAME, SENT) for _ in range(2)])
+        sending = pool.submit(send_twice)
         is_over = wait([sending], timeout=10.0).done
         world.lanes[0].request = Future()  # the engine's worker waits in the same way
         blocked, sound = world.finished() if is_over else (None, None)
         end.set()
-    assert blocked and sound and (blocked.is_blocked, sound.problem) == (True, "")
+    assert blocked is not None, "the pass waits for ever"
+    assert sound is not None
+    assert (blocked.is_blocked, sound.problem) == (True, "")
     assert f"{NAME} of version {VERSION}" in blocked.problem
     assert "NetworkPolicy" in blocked.problem
     assert world.group(0).was_left

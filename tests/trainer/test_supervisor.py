@@ -24,7 +24,13 @@ from grpo_trainer.process.supervisor import (
     patience_after,
     root_cause,
 )
-from grpo_trainer.process.watchdog import Stacks, add_standstill, main_frames, select_frames
+from grpo_trainer.process.watchdog import (
+    Stacks,
+    add_standstill,
+    crash_frames,
+    main_frames,
+    select_frames,
+)
 from tests.generated import cases
 from tests.trainer.supervised_pod import HANG_SECONDS, run, supervised
 
@@ -82,6 +88,41 @@ def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_wor
         "nothing in Python could write it: the kubelet takes the end of the log"
     )
     assert "in holds_the_gil" in ended.stderr
+
+
+@pytest.mark.realtime
+def test_vllm_that_is_ended_by_a_signal_before_it_has_sampled_did_not_start(tmp_path: Path) -> None:
+    engine = {"kind": "Colocated", "memoryShare": 0.1, "maxModelLength": 64, "maxSequences": 4}
+    ended = run(tmp_path, "crashes_in_its_engine", engine=engine)
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, outcome.engine_cause) == (Result.ENGINE_FAILED, "NotStarted")
+    assert "vLLM did not start: rank 0 was ended by SIGILL in " in outcome.message
+    assert "in crashes_in_its_engine" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("crash", "is_of_main"),
+    [
+        ("Segmentation fault\n\nCurrent thread 0x0000000000000007", True),
+        ("Aborted\n\nCurrent thread 0x0000000000000007", True),
+        ("Segmentation fault\n\nCurrent thread 0x0000000000000001", False),
+        ("Illegal instruction\n\nThread 0x0000000000000007", True),
+        ("Aborted\n\nThread 0x0000000000000007", False),
+    ],
+    ids=["main", "main aborts", "another thread", "a library's thread", "a library gives up"],
+)
+def test_a_crash_is_the_main_threads_unless_another_thread_raised_it(
+    crash: str, is_of_main: bool
+) -> None:
+    asked_before = stack("vllm/llm.py").replace("Current", "Thread")
+    frames = asked_before.partition("\n")[2]
+    text = f"{asked_before}Fatal Python error: {crash} (most recent call first):\n"
+    text += '  File "/a/vllm/worker.py", line 9 in load\n'
+    if not crash.endswith("7"):
+        text += f"\n{frames}"
+    expected = ["/a/vllm/worker.py:9 in load"] if is_of_main else []
+    assert crash_frames(text) == expected
+    assert crash_frames(asked_before) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`python -m grpo_trainer`: the entry point of a training pod.
 
 It reads and validates the plan before anything heavy is imported. Then it runs one worker in this
-process, or several under a supervisor. Every end becomes an Outcome and its exit code, so no
+process, or its workers under a supervisor. Every end becomes an Outcome and its exit code, so no
 process ends without a reason.
 """
 
@@ -25,7 +25,7 @@ from .process.compile_cache import CompileCache
 from .process.outcome import ProcessEnd, announce_outcome, make_outcome
 from .process.process_setup import hide_unused_libraries, set_defaults, threads_per_process
 from .process.recorder import Recorder
-from .process.supervisor import supervise
+from .process.supervisor import should_supervise, supervise
 from .runtime.clock import unix_time
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause, is_lost_peer
 from .runtime.logs import configure_logs
@@ -79,12 +79,12 @@ def main() -> int:
         configure_logs(plan.job, rank=rank)
         end_on_sigterm(attempt, rank)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
-            require_passed(plan, is_supervisor=place.processes_per_node > 1)
+            require_passed(plan, is_supervisor=should_supervise(plan.execution, place))
         if LOCAL_RANK_ENV not in os.environ:  # once per pod
             cache = CompileCache.of_pod(plan.model, plan.execution, place.node)
             cache.restore()
             set_defaults(os.environ, cache.variables)
-            if place.processes_per_node > 1:
+            if should_supervise(plan.execution, place):
                 return supervise(plan, place)
     except Exception as error:
         if not isinstance(error, BadInput):

@@ -139,9 +139,9 @@ class MemoryShortage(Model):
 
 
 EngineCause = Literal["NotStarted", "Missing", "Unprovable"]
-"""Why an engine failed. NotStarted: vLLM raised an error or hung before its first completions.
-Missing: the image has no vLLM. Unprovable: the weights of this model in an engine can't be
-proven."""
+"""Why an engine failed. NotStarted: vLLM raised an error, hung or crashed before its first
+completions. Missing: the image has no vLLM. Unprovable: the weights of this model in an engine
+can't be proven."""
 
 
 class Outcome(Model):

@@ -34,7 +34,7 @@ from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, EngineMissing, Transient, classify_error, engine_cause
 from ..runtime.logs import configure_logs, vllm_logging
 from ..runtime.plan_file import read_plan
-from .engine_start import engine_start, error_for_choice
+from .engine_start import error_for_choice, start_engine
 from .messages import attempt_of
 from .vllm_arguments import NO_VLLM, engine_environment, gpu_capability, vllm_arguments
 
@@ -119,10 +119,13 @@ def start_sampler(plan: TrainingPlan) -> "Sampler":
     set_defaults(os.environ, ENVIRONMENT | engine_environment(engine) | cache.variables)
     set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
     began = SYSTEM_CLOCK.now()
-    with engine_start():
+
+    def make_sampler() -> "Sampler":
         from .sampler import Sampler
 
-        sampler = Sampler(engine_settings(plan, folder, gpu_capability()))
+        return Sampler(engine_settings(plan, folder, gpu_capability()))
+
+    sampler = start_engine(make_sampler)
     log.info(f"engine: started and compiled in {SYSTEM_CLOCK.now() - began:.1f} s")
     cache.publish()
     return sampler

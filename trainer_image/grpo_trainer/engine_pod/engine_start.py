@@ -3,10 +3,13 @@
 vLLM has no exception of its own for it. Settings that do not fit raise ValueError, kernels that do
 not compile RuntimeError, and a worker without a method AttributeError. So what it raises until it
 has sampled once is taken for a failed start, and only what has another known cause is not.
+
+A hang and a signal raise nothing. The frame of start_engine in the stack of the main thread shows
+them (process/watchdog.py).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from grpo_api.report.report import Result
 from grpo_api.spec.generation import GenerationSpec
@@ -19,18 +22,21 @@ from ..runtime.errors import (
     is_lost_peer,
 )
 
+T = TypeVar("T")
+
 MAX_TEXT = 800
 """Characters of vLLM's own text in a message."""
 
 
-@contextmanager
-def engine_start() -> Iterator[None]:
-    """Raise EngineNotStarted for an error of vLLM within the block.
+def start_engine(step: Callable[[], T]) -> T:
+    """Run a step of the start and return its result.
 
-    Our own errors, a want of memory and a lost rank stay as they are.
+    Raises:
+        EngineNotStarted: vLLM raised an error. Our own errors, a want of memory and a lost rank
+            stay as they are.
     """
     try:
-        yield
+        return step()
     except Exception as error:
         has_known_cause = isinstance(error, TrainingError) or is_lost_peer(error)
         if has_known_cause or classify_error(error)[0] is Result.OUT_OF_MEMORY:

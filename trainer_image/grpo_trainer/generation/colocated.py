@@ -14,7 +14,8 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import nn
 
 from grpo_api.spec.generation import GenerationSpec
 
-from ..engine_pod.engine_start import engine_start, error_for_choice
+from ..engine_pod.engine_start import error_for_choice, start_engine
 from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
 from ..engine_pod.vllm_arguments import (
     NO_VLLM,
@@ -124,8 +125,7 @@ class ColocatedGeneration(EngineGeneration):
         wanted, own_slice = _gather_prompts(own_prompts, self._neighbours)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
-        with self._vllm() as vllm:
-            answers = vllm.generate(token_prompts, parameters, use_tqdm=False)
+        answers = self._call(self._llm.generate, token_prompts, parameters, use_tqdm=False)
         self._has_sampled = True
         return [
             Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
@@ -148,8 +148,7 @@ class ColocatedGeneration(EngineGeneration):
             # vLLM does the same, and that is no memory of the engine's.
             torch.cuda.empty_cache()
             awake_bytes = device_bytes()
-            with self._vllm() as vllm:
-                vllm.sleep(level=2)
+            self._call(self._llm.sleep, level=2)
             self.setup.clock.leave_out(awake_bytes - device_bytes())
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven_version = True, None
@@ -159,8 +158,7 @@ class ColocatedGeneration(EngineGeneration):
     def _wake(self) -> None:
         self._make_room()
         if self._asleep:
-            with self._vllm() as vllm:
-                vllm.wake_up()
+            self._call(self._llm.wake_up)
             self.setup.clock.leave_out(0)
             self._asleep = False
 
@@ -183,16 +181,14 @@ class ColocatedGeneration(EngineGeneration):
     def call_worker(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of this process's worker, by name, or a function with the worker as its
         first argument; return the answer."""
-        with self._vllm() as vllm:
-            return vllm.collective_rpc(method, args=arguments)[0]
+        return self._call(self._llm.collective_rpc, method, args=arguments)[0]
 
-    @contextmanager
-    def _vllm(self) -> Iterator[Any]:
-        """vLLM, for one call. Sleep, CUDA graphs and kernels that are compiled when they are first
-        used may fail long after the constructor: until the first completions, an error is one of
-        the start."""
-        with nullcontext() if self._has_sampled else engine_start():
-            yield self._llm
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a method of vLLM. Sleep, CUDA graphs and kernels that are compiled when they are
+        first used may fail long after the constructor: until the first completions, an error is
+        one of the start."""
+        call = partial(method, *arguments, **options)
+        return call() if self._has_sampled else start_engine(call)
 
 
 def unprovable_error(problems: Sequence[str], generation: GenerationSpec) -> TrainingError:
@@ -212,18 +208,22 @@ def _start_engine(setup: EngineSetup) -> Any:
     if setup.plan.training.overrides.tf32:
         set_defaults(os.environ, TF32)
     set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
-    with _same_numbers(), engine_start():
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            missing = EngineMissing(f"{NO_VLLM} ({error})")
-            raise error_for_choice(missing, setup.plan.generation) from error
-        # The training processes are the engine's workers, so vLLM starts none of its own.
-        return LLM(
-            **vllm_arguments(setup.plan, setup.folder, gpu_capability()),
-            distributed_executor_backend="external_launcher",
-            disable_log_stats=False,  # LLM's default is to have no metrics
-        )
+    with _same_numbers():
+        return start_engine(partial(_make_llm, setup))
+
+
+def _make_llm(setup: EngineSetup) -> Any:
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        missing = EngineMissing(f"{NO_VLLM} ({error})")
+        raise error_for_choice(missing, setup.plan.generation) from error
+    # The training processes are the engine's workers, so vLLM starts none of its own.
+    return LLM(
+        **vllm_arguments(setup.plan, setup.folder, gpu_capability()),
+        distributed_executor_backend="external_launcher",
+        disable_log_stats=False,  # LLM's default is to have no metrics
+    )
 
 
 @contextmanager

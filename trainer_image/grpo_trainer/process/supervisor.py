@@ -1,10 +1,11 @@
-"""Runs several training processes in one pod and speaks for them with one Outcome.
+"""Runs the training processes of one pod and speaks for them with one Outcome.
 
 A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes
 SIGTERM on, and ends the survivors when one process fails. It also writes the Outcome of a process
 that died without one (SIGKILL, the kernel's OOM killer).
 """
 
+import logging
 import math
 import os
 import selectors
@@ -20,7 +21,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Progress, Result
 from grpo_api.report.root_cause import PERMANENT, CausePriority, attribute_hang, cause_priority
 from grpo_api.text.contract import TERMINATION_LOG_ENV
@@ -28,7 +29,17 @@ from grpo_api.text.contract import TERMINATION_LOG_ENV
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from ..runtime.clock import SYSTEM_CLOCK
 from .outcome import announce_outcome, keep_outcome, make_outcome, write_in_time
-from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, add_standstill, read_stacks
+from .watchdog import (
+    PEER_FAILED,
+    STACKS_ENV,
+    WRITES_STACKS,
+    add_standstill,
+    crash_frames,
+    is_engine_start,
+    read_stacks,
+)
+
+log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
 """Time for the others after an end that is no fault of this pod's own, or that all of them run
@@ -159,6 +170,13 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
     return code
 
 
+def should_supervise(execution: ExecutionPlan, place: Placement) -> bool:
+    """True for a pod of several processes, and for one with vLLM in its process: a signal may end
+    that before it can say why."""
+    engine = execution.engine
+    return place.processes_per_node > 1 or (engine is not None and engine.kind == "Colocated")
+
+
 def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
     rank = place.node * place.processes_per_node + local_rank
     file, stacks = folder / f"outcome-{local_rank}.json", folder / f"stacks-{local_rank}.txt"
@@ -262,7 +280,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     for worker in workers:
         outcome, stacks = outcomes[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
-            outcome = _exit_outcome(worker, attempt, oom_killed)
+            outcome = _exit_outcome(worker, attempt, oom_killed, stacks)
             # Amid a hang, a process that can't even say so has stood still at least as long.
             if silences and stacks:
                 outcome = add_standstill(outcome, max(silences), stacks)
@@ -284,7 +302,7 @@ def _without_symptoms(ends: list[End]) -> list[End]:
     ]
 
 
-def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
+def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool, stacks: str) -> Outcome:
     """The outcome of a process that left none, by how it ended."""
     code, unknown = worker.process.wait(), Progress(attempt=attempt)
     # the counter is the container's: only together with this process's SIGKILL does it mean this
@@ -299,6 +317,17 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     end = f"ended with exit code {code}"
     if code < 0:
         end = f"was ended by {_signal_name(-code)}"
+    if frames := crash_frames(stacks):
+        log.error(f"what all threads of rank {worker.rank} did:\n{stacks}")
+        end += f" in {frames[0]}"
+    if is_engine_start(frames):
+        text = (
+            f"vLLM did not start: rank {worker.rank} {end} before its first completions. Do "
+            "spec.image and the driver of the node's GPUs fit together?"
+        )
+        return make_outcome(
+            worker.rank, Result.ENGINE_FAILED, text, unknown, engine_cause="NotStarted"
+        )
     if worker.was_killed:
         end = "did not end after another process of the pod and was killed"
     text = f"rank {worker.rank} {end} without an outcome"

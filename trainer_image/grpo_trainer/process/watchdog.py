@@ -24,7 +24,7 @@ from types import FrameType
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
-from grpo_api.report.termination_message import with_standstill
+from grpo_api.report.termination_message import truncate_to_fit, with_standstill
 from grpo_api.spec.run_policy import GuardSpec
 
 from ..gang.interfaces import interfaces_message
@@ -45,6 +45,8 @@ OWN_CODE = ("grpo_trainer/", "trl/")
 WAITING_CODE = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
 """Code in which a rank waits for the others; in a backward pass it is torch's own threads that talk
 to them."""
+ENGINE_START = "grpo_trainer/engine_pod/engine_start.py:"
+"""Begins the frame of every call of vLLM until it has sampled once."""
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _SITE = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+|trainer_image|operator)/")
 
@@ -53,15 +55,18 @@ class Stacks:
     """This process's file of stacks."""
 
     def __init__(self) -> None:
-        name = os.environ.get(STACKS_ENV)
+        self._name = name = os.environ.get(STACKS_ENV)
         path = Path(name) if name else Path(f"/proc/self/fd/{os.memfd_create('stacks')}")
         self._file = path.open("a+", encoding="utf-8", errors="replace")
         self._file.write(f"main 0x{threading.main_thread().ident or 0:016x}\n")
         self._file.flush()
 
     def listen(self) -> None:
-        """From now on SIGUSR1 adds the stacks of all threads to the file."""
+        """From now on SIGUSR1 adds the stacks of all threads to the file, and so does a signal that
+        ends the process, such as SIGSEGV, if a supervisor reads it."""
         faulthandler.register(WRITES_STACKS, file=self._file, all_threads=True)
+        if self._name:
+            faulthandler.enable(self._file)
 
     def take(self) -> str:
         """The stacks of all threads now, and those that were asked for before."""
@@ -93,18 +98,34 @@ def add_standstill(outcome: Outcome, silent_seconds: float, stacks: str) -> Outc
     return with_standstill(outcome, standstill)
 
 
-def blame_engine(outcome: Outcome, stage: str) -> Outcome:
-    """The outcome; of a process that hung while its engine was constructed, as the engine's.
+def blame_engine(outcome: Outcome, stage: str, stacks: str) -> Outcome:
+    """The outcome; of a process that hung in its engine before that had sampled once, as the
+    engine's.
 
     One that waits for another rank does not know what that one does.
     """
     standstill = outcome.standstill
-    if stage != "Compiling" or outcome.result is not Result.HANG:
+    if outcome.result is not Result.HANG or standstill is None or standstill.waiting:
         return outcome
-    if standstill is None or standstill.waiting:
+    if stage != "Compiling" and not is_engine_start(main_frames(stacks)):
         return outcome
     changes = {"result": Result.ENGINE_FAILED, "engine_cause": "NotStarted"}
-    return outcome.model_copy(update=changes)
+    text = f"vLLM on rank {outcome.rank} hangs before its first completions: {outcome.message}"
+    return truncate_to_fit(outcome.model_copy(update=changes), text)
+
+
+def is_engine_start(frames: list[str]) -> bool:
+    """True if a thread with these frames is in vLLM, which has not sampled yet."""
+    return any(frame.startswith(ENGINE_START) for frame in frames)
+
+
+def crash_frames(stacks: str) -> list[str]:
+    """The main thread's frames at the signal that ended the process; empty where another thread of
+    Python raised it, or a library's own thread gave up, as NCCL's does for a lost peer."""
+    _, is_fatal, crash = stacks.rpartition("Fatal Python error: ")
+    current = re.search(r"^Current thread (0x\w+)", crash, re.MULTILINE)
+    is_main = stacks.startswith(f"main {current[1]}\n") if current else crash[:7] != "Aborted"
+    return main_frames(stacks) if is_fatal and is_main else []
 
 
 def main_frames(stacks: str) -> list[str]:
@@ -235,7 +256,7 @@ class Watchdog:
                 stacks = self._stacks.take()
                 log.error(f"what all threads do:\n{stacks}")
                 placed = self._with_standstill(outcome, stacks)
-                self._end(blame_engine(placed, self._recorder.current_stage), stacks)
+                self._end(blame_engine(placed, self._recorder.current_stage, stacks), stacks)
 
     def verdict(self) -> Outcome | None:
         """How the run has to end now; None while it may go on."""

@@ -88,7 +88,7 @@ class EngineMismatch(TrainingError):
 
 
 class EngineNotStarted(TrainingError):
-    """vLLM raised an error, or hung, before its first completions."""
+    """vLLM raised an error, hung or crashed before its first completions."""
 
     result = Result.ENGINE_FAILED
     cause: EngineCause = "NotStarted"
