@@ -139,8 +139,7 @@ def attempt(
 
 
 def _attempt(record: GRPOJobRecord, plan: ExecutionPlan, number: int) -> Attempt:
-    assert record.spec is not None, record.problems
-    return attempt_of(record, record.spec, plan, number)
+    return attempt_of(record, record.valid_spec, plan, number)
 
 
 def helper_jobs(record: GRPOJobRecord, plan: ExecutionPlan) -> Json:
@@ -357,11 +356,10 @@ def story(seed: int) -> Json:
 
 def screen(record: GRPOJobRecord) -> list[str]:
     """Return the lines of `grpo status`."""
-    assert record.spec is not None, record.problems
     out = io.StringIO()
     console = Console(width=WIDTH, file=out, force_terminal=False, highlight=False, emoji=False)
     status_screen.show_status(
-        console, str(record.key), GRPOJob(spec=record.spec, status=record.status)
+        console, str(record.key), GRPOJob(spec=record.valid_spec, status=record.status)
     )
     return _lines(out.getvalue())
 

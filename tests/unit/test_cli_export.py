@@ -39,8 +39,7 @@ KEPT = {"step": 40, "time": at(0), "bytes": 9, "where": "pvc://team/run/attempt-
 
 def job(phase: str = "Succeeded", **status: Any) -> GRPOJob:
     known = make_job(status=active_status(phase=phase, **status))
-    assert known.spec is not None
-    return GRPOJob(spec=known.spec, status=known.status)
+    return GRPOJob(spec=known.valid_spec, status=known.status)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +103,8 @@ def test_what_is_asked_for_fits_what_was_exported(
 
 def manifest(spec: dict[str, Any], **wanted: Any) -> dict[str, Any]:
     known = make_job(spec)
-    assert known.spec is not None
     metadata = {"name": "run", "namespace": "team-a", "uid": UID, "labels": {"team": "rl"}}
-    return export_job(build_attempt(metadata, known.spec, PLAN, 1, None), PODS, **wanted)
+    return export_job(build_attempt(metadata, known.valid_spec, PLAN, 1, None), PODS, **wanted)
 
 
 SPEC: dict[str, Any] = {

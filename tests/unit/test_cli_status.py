@@ -21,9 +21,8 @@ SENTENCES = st.lists(WORDS, min_size=1, max_size=12).map(" ".join)
 def screen(width: int, **changes: Any) -> str:
     """What is printed of an active job in a terminal of that width."""
     known = make_job(status=active_status(**changes))
-    assert known.spec is not None
     out = Console(width=width, file=io.StringIO(), highlight=False, emoji=False)
-    status.show_status(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
+    status.show_status(out, "team/run", GRPOJob(spec=known.valid_spec, status=known.status))
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.spec.keyword_arguments import FIELDS, TRANSFORMERS, VLLM
-from grpo_api.text.json_map import MAX_BYTES
+from grpo_api.spec.keyword_arguments import FIELDS, MAX_BYTES, TRANSFORMERS, VLLM
 from grpo_api.text.schema import schema_fields, structural_schema
 from tests.generated import cases
 from tests.samples import changed

@@ -93,8 +93,7 @@ class Story(NamedTuple):
 def first_plan(engine: str, cost: str) -> ExecutionPlan:
     """What the planner gives the job."""
     job = make_job(Story(engine, cost=cost).spec)
-    assert job.spec is not None
-    chosen = plan_job(job.spec, THERE).chosen
+    chosen = plan_job(job.valid_spec, THERE).chosen
     assert chosen is not None
     assert chosen.engine is not None
     return chosen
@@ -104,8 +103,7 @@ def first_plan(engine: str, cost: str) -> ExecutionPlan:
 def failed_once(engine: str, cost: str) -> Learned:
     """What is known once the first plan's engine has failed."""
     job = make_job(Story(engine, cost=cost).spec)
-    assert job.spec is not None
-    seconds = gpu_seconds(Run(first_plan(engine, cost), job.spec, Learned()))
+    seconds = gpu_seconds(Run(first_plan(engine, cost), job.valid_spec, Learned()))
     failure = EngineFailure(
         attempt=1, reason="EngineFailed", message="no", rung="ModelRunnerV1", gpu_seconds=seconds
     )
@@ -116,8 +114,7 @@ def failed_once(engine: str, cost: str) -> Learned:
 def first_rung(engine: str, cost: str) -> ExecutionPlan:
     """The plan on the first rung."""
     job = make_job(Story(engine, cost=cost).spec)
-    assert job.spec is not None
-    return fallback_plan(Run(first_plan(engine, cost), job.spec, failed_once(engine, cost)))
+    return fallback_plan(Run(first_plan(engine, cost), job.valid_spec, failed_once(engine, cost)))
 
 
 def message(result: str, cause: Cause = None, **more: Any) -> str:
@@ -213,8 +210,7 @@ def test_the_answer_follows_from_the_cause_the_rungs_taken_and_the_spec(
 def is_dear(engine: str, cost: str) -> bool:
     """Whether Transformers costs more than it may; engines in pods of their own hold GPUs, too."""
     job = make_job(Story(engine, cost=cost).spec)
-    assert job.spec is not None
-    run = Run(first_plan(engine, cost), job.spec, Learned())
+    run = Run(first_plan(engine, cost), job.valid_spec, Learned())
     return gpu_seconds(run.with_engine(None, None)) > MOST_COSTLY * gpu_seconds(run)
 
 
@@ -319,10 +315,7 @@ def test_a_job_without_a_step_is_planned_anew_where_no_rung_fits_its_split() -> 
         dead = make_pod(0, 1, terminated(52, message("EngineFailed", "NotStarted")))
         seen = make_seen(make_job(spec, status), make_child(), dead)
         job = learning(seen.job, judged(seen).learned or Learned())
-        assert job.spec is not None
-        return next_plan(
-            job, job.spec, there, lambda one, known: plan_job(one, there, learned=known)
-        ).result
+        return next_plan(job, there, lambda one, known: plan_job(one, there, learned=known)).result
 
     bound, free = answer(12), answer(0)
     assert (bound.chosen, bound.reason) == (None, PlanReason.NO_FALLBACK)
@@ -439,8 +432,7 @@ def test_on_cpus_transformers_follows_at_once() -> None:
     story = Story("Colocated")
     spec = {**story.spec, "placement": {"accelerator": "CPU", "nodes": 1}}
     job = make_job({k: v for k, v in spec.items() if k != "model"})
-    assert job.spec is not None
-    plan = plan_job(job.spec, inventory()).chosen
+    plan = plan_job(job.valid_spec, inventory()).chosen
     assert plan is not None
 
     def answer(result: str, cause: Cause = None) -> Decision:

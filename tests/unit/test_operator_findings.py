@@ -92,8 +92,7 @@ def test_what_an_all_reduce_measured_is_kept_for_gangs_of_several_gpus() -> None
     job = make_job(
         {**GUESSED, "placement": {"accelerator": "GPU", "nodes": 2, "gpus": {"min": 16}}}
     )
-    assert job.spec is not None
-    plan = plan_job(job.spec, inventory(nodes(2, 8, H100))).chosen
+    plan = plan_job(job.valid_spec, inventory(nodes(2, 8, H100))).chosen
     assert plan is not None
     alone = told(None)
     assert alone.job.status.plan is not None

@@ -73,8 +73,7 @@ def gpu_job(status: dict[str, Any] | None = None, **spec: Any) -> GRPOJobRecord:
 
 
 def digest_of(job: GRPOJobRecord) -> str:
-    assert job.spec is not None
-    return preflight_digest(job.spec, job.spec.image or "trainer:1")
+    return preflight_digest(job.valid_spec, job.valid_spec.image or "trainer:1")
 
 
 def child(job: GRPOJobRecord, **more: Any) -> dict[str, Any]:

@@ -31,8 +31,7 @@ def test_only_what_is_checked_calls_for_another_check(spec: dict[str, Any], is_s
 
 def job_body(unbound: Any = (), **spec: Any) -> dict[str, Any]:
     job = gpu_job(**spec)
-    assert job.spec is not None
-    return preflight_job(job, job.spec, None, ON, unbound)
+    return preflight_job(job, job.valid_spec, None, ON, unbound)
 
 
 CLAIMS: dict[str, Any] = {

@@ -50,8 +50,7 @@ PROGRESS = {"progress": {"step": 12, "totalSteps": 100}}
 def first_plan() -> ExecutionPlan:
     """What the planner gives the job."""
     job = make_job(SPEC)
-    assert job.spec is not None
-    chosen = plan_job(job.spec, THERE).chosen
+    chosen = plan_job(job.valid_spec, THERE).chosen
     assert chosen is not None
     return chosen
 
@@ -244,9 +243,8 @@ def undone(seen: Observation, checkpoint: int | None) -> GRPOJobRecord:
 
 def answered(job: GRPOJobRecord, there: Inventory) -> PlanResult:
     """As the queue does: what goes on, else what is planned again."""
-    assert job.spec is not None
     return reuse_plan(job, there) or plan_again(
-        job, job.spec, lambda spec, known: plan_job(spec, there, learned=known)
+        job, lambda spec, known: plan_job(spec, there, learned=known)
     )
 
 
@@ -272,18 +270,17 @@ def test_only_without_a_checkpoint_may_sharding_and_gpus_change() -> None:
 def test_an_adapter_never_takes_the_place_of_all_parameters() -> None:
     one = inventory(nodes(1, 1, H100))
     seen = ran_out(spec={"adapter": {"use": "IfNeeded"}}, progress=None)
-    assert seen.job.spec is not None
     too_much = (
         {"backward": {"predictedBytes": 2**30, "neededBytes": share * 2**29}}
         for share in range(2, 80, 2)
     )
     known = (Learned.model_validate({**learned(1), "memory": memory}) for memory in too_much)
-    plans = ((one_of, plan_job(seen.job.spec, one, learned=one_of)) for one_of in known)
+    plans = ((one_of, plan_job(seen.job.valid_spec, one, learned=one_of)) for one_of in known)
     learned_so = next(
         one_of for one_of, plan in plans if plan.chosen and plan.chosen.method == "LoRA"
     )
     job = learning(seen.job, learned_so)
-    found = plan_again(job, seen.job.spec, lambda spec, known: plan_job(spec, one, learned=known))
+    found = plan_again(job, lambda spec, known: plan_job(spec, one, learned=known))
     assert found.chosen is None
     assert "The job ran out of memory with 1 plan" in found.message
 

@@ -284,8 +284,7 @@ def test_pods_keep_away_from_avoided_nodes(terms: list[dict[str, Any]] | None) -
     }
     pods = {"podTemplate": {"spec": {"affinity": affinity}}} if terms else {}
     job = make_job(pods, active_status(avoidedNodes=["node-0", "node-3"]))
-    assert job.spec is not None
-    pod = indexed_job(attempt_of(job, job.spec, PLAN, 2), PODS)["spec"]["template"]["spec"]
+    pod = indexed_job(attempt_of(job, job.valid_spec, PLAN, 2), PODS)["spec"]["template"]["spec"]
     found = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]

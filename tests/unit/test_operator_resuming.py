@@ -103,8 +103,7 @@ def test_the_pods_mount_the_other_claim_read_only_and_are_told_its_folder() -> N
         source({"volumeClaimTemplate": {"size": "1Gi"}}),
         checkpoint={"volumeClaimTemplate": {"size": "1Gi"}},
     )
-    assert job.spec is not None
-    attempt = attempt_of(job, job.spec, PLAN, 1)
+    attempt = attempt_of(job, job.valid_spec, PLAN, 1)
     assert training_plan(attempt).resume_from == "/resume/earlier-uid-of-earlier"
     pod = indexed_job(attempt, PODS)["spec"]["template"]["spec"]
     assert {"name": "resume", "persistentVolumeClaim": {"claimName": "earlier-checkpoints"}} in pod[
@@ -124,8 +123,7 @@ def test_the_pods_reach_the_other_s_store_with_its_credentials() -> None:
     )
     assert job.status.resume_from is not None
     assert job.status.resume_from.claim_name is None
-    assert job.spec is not None
-    attempt = attempt_of(job, job.spec, PLAN, 1)
+    attempt = attempt_of(job, job.valid_spec, PLAN, 1)
     plan = training_plan(attempt)
     assert plan.resume_from == "/tmp/resume/earlier-uid-of-earlier"
     assert plan.resume_store is not None
@@ -142,8 +140,7 @@ def test_the_pods_reach_the_other_s_store_with_its_credentials() -> None:
 def test_a_folder_of_the_own_volume_needs_no_mount() -> None:
     job = make_job({"resumeFrom": {"path": "earlier-uid/attempt-1"}, "checkpoint": CLAIM})
     assert judged(make_seen(job)).action is Action.ADMIT
-    assert job.spec is not None
-    attempt = attempt_of(job, job.spec, PLAN, 1)
+    attempt = attempt_of(job, job.valid_spec, PLAN, 1)
     assert training_plan(attempt).resume_from == "/checkpoints/earlier-uid/attempt-1"
     volumes = indexed_job(attempt, PODS)["spec"]["template"]["spec"]["volumes"]
     assert "resume" not in [volume["name"] for volume in volumes]

@@ -58,8 +58,7 @@ def committed(seen: Observation, decision: Decision) -> GRPOJobStatus:
 
 def left_out(job: GRPOJobRecord) -> list[Generations]:
     """What the plan of the job's attempt leaves out."""
-    assert job.spec is not None
-    return training_plan(attempt_of(job, job.spec, PLAN, job.status.attempt)).skipped
+    return training_plan(attempt_of(job, job.valid_spec, PLAN, job.status.attempt)).skipped
 
 
 @pytest.mark.parametrize("result", sorted(DIVERGED))

@@ -13,10 +13,9 @@ from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
 from ..text.base import Model, Rule
-from ..text.json_map import JSONMap
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
-from .keyword_arguments import problems_of_kwargs
+from .keyword_arguments import JSONMap, problems_of_kwargs
 
 PROVEN_FAMILIES = (
     *(

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from ..text.base import Model
-from ..text.json_map import JSONMap
 from ..text.names import (
     ONE_VOLUME,
     ImageVolume,
@@ -16,6 +15,7 @@ from ..text.names import (
     VolumeClaim,
 )
 from ..text.quantity import ParameterCount
+from .keyword_arguments import JSONMap
 
 
 class Architecture(Model):

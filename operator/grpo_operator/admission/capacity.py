@@ -135,10 +135,8 @@ class Capacity:
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
         """The nodes and GPUs for a plan of the job. Those of its earlier attempts count as free."""
-        if job.spec is None:
-            return Inventory()
         with self._without_own(job):
-            return self.usable_by(job.spec, job.status.avoided_nodes)
+            return self.usable_by(job.valid_spec, job.status.avoided_nodes)
 
     @contextmanager
     def _without_own(self, job: GRPOJobRecord, but: str = "") -> Iterator[None]:
@@ -294,8 +292,6 @@ class Capacity:
     def has_room_now(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits what is free, all of its roles together; where
         that can't be seen, the scheduler decides."""
-        if job.spec is None:
-            return False
         if not self._snapshot.visible:
             return True
         # The roles are placed one after the other, since each takes nodes that the next may have
@@ -405,10 +401,8 @@ def pod_needs_message(role: Role) -> str:
 
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
-    """The roles of a gang that need GPUs, in starting order; none for an unreadable spec."""
-    if job.spec is None:
-        return ()
-    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)
+    """The roles of a gang that need GPUs, in starting order."""
+    return tuple(role for role in roles(job.valid_spec, plan) if role.plan.gpus_per_node)
 
 
 def _widest_first(claim_and_role: tuple[Claim, Role]) -> tuple[int, int, str]:
@@ -438,12 +432,11 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
     return max(0, min(counts))
 
 
-def empty_nodes(
-    job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]
-) -> Inventory:
+def empty_nodes(job: GRPOJobRecord, snapshot: Callable[[], Snapshot]) -> Inventory:
     """The nodes to plan a job of Kueue on; for another cluster, those that the spec declares."""
-    if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
-        placement = spec.placement.model_copy(update={"gpus_per_node": gpus})
+    placement = job.valid_spec.placement
+    if job.is_dispatched and (gpus := _declared_per_node(placement)):
+        placement = placement.model_copy(update={"gpus_per_node": gpus})
         return declared_inventory(placement)
     capacity = Capacity(snapshot(), ())
     return capacity.inventory(job).without_usage

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from grpo_api.job import GRPOJobSpec
 from grpo_api.report.report import Result
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
@@ -302,7 +301,7 @@ class AdmissionQueue:
         if job.queue_name:
             return await self._decide_by_kueue(observation, decision, job)
         if not job.is_competing:
-            return self._on_cpus(decision, job, job.spec)
+            return self._on_cpus(decision, job)
         # A gang that restarts is answered at once, ahead of the queue: its GPUs are idle until
         # then.
         if job.is_active:
@@ -315,9 +314,9 @@ class AdmissionQueue:
             return None
         return _decision(decision, verdict)
 
-    def _on_cpus(self, request: Decision, job: GRPOJobRecord, spec: GRPOJobSpec) -> Decision:
+    def _on_cpus(self, request: Decision, job: GRPOJobRecord) -> Decision:
         """A job without GPUs does not queue, but it needs the objects that it names."""
-        verdict = plan_without_queue(self._cpus(), job, spec, self._measured)
+        verdict = plan_without_queue(self._cpus(), job, self._measured)
         decision = _decision(request, replace(verdict, job_class=job.content.job_class))
         return self._hold_without_named_objects(decision, job)
 
@@ -372,14 +371,12 @@ class AdmissionQueue:
 
     async def _plan_on_empty_cluster(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: Kueue decides who gets what."""
-        if job.spec is None:
-            raise ValueError(f"{job.key} has no valid spec to plan")
-        if job.spec.placement.accelerator == "CPU":
+        if job.valid_spec.placement.accelerator == "CPU":
             inventory = self._cpus()
         else:
-            inventory = empty_nodes(job, job.spec, self._snapshot)
+            inventory = empty_nodes(job, self._snapshot)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec, self._measured)
+        return await asyncio.to_thread(plan_without_queue, inventory, job, self._measured)
 
     def _cpus(self) -> Inventory:
         """For jobs on CPUs: no nodes, only whether they report their disks, if known."""

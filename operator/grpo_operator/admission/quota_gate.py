@@ -46,9 +46,7 @@ def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
 
 def missing_object(snapshot: Snapshot, job: GRPOJobRecord) -> Problem | None:
     """The PriorityClass or ServiceAccount that the job names and the cluster lacks."""
-    spec = job.spec
-    if spec is None:
-        return None
+    spec = job.valid_spec
     priority_class = spec.placement.priority_class_name
     priorities = snapshot.priorities
     # The kind can't be listed, so nothing is known: an unknown object refuses no job.
@@ -81,30 +79,23 @@ class Allowance:
 
     def problem(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
         """Why the gang's pods would not be created."""
-        if job.spec is None:
-            return None
-        missing = missing_object(self._snapshot, job)
-        return missing or self._exceeded_quota(job, job.spec, plan)
+        return missing_object(self._snapshot, job) or self._exceeded_quota(job, plan)
 
     def take(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
-        if job.spec is None:
-            return
         # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the
         # same room.
-        for quota in self._quotas(job, job.spec):
+        for quota in self._quotas(job):
             use = self._use.setdefault((quota.namespace, quota.name), {})
             for name in quota.hard:
                 before = use.get(name, 0.0)
-                use[name] = before + needs(job.spec, plan, name)
+                use[name] = before + needs(job.valid_spec, plan, name)
 
-    def _exceeded_quota(
-        self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan
-    ) -> Problem | None:
-        for quota in self._quotas(job, spec):
+    def _exceeded_quota(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
+        for quota in self._quotas(job):
             uncounted = self._use.get((quota.namespace, quota.name), {})
             for name, hard in sorted(quota.hard.items()):
-                wanted = needs(spec, plan, name)
+                wanted = needs(job.valid_spec, plan, name)
                 used = quota.used.get(name, 0.0) + uncounted.get(name, 0.0)
                 if wanted and thousandths(used + wanted) > thousandths(hard):
                     allowance = f"allows {_quantity(hard)} {name}; {_quantity(used)} are used"
@@ -115,8 +106,9 @@ class Allowance:
                     return Reason.WAITING_FOR_QUOTA, message
         return None
 
-    def _quotas(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> list[QuotaFacts]:
-        priority_class = spec.placement.priority_class_name or self._snapshot.default_priority
+    def _quotas(self, job: GRPOJobRecord) -> list[QuotaFacts]:
+        placement = job.valid_spec.placement
+        priority_class = placement.priority_class_name or self._snapshot.default_priority
         quotas = self._snapshot.quotas.get(job.key.namespace, ())
         return [quota for quota in quotas if is_in_scope(quota, priority_class)]
 

@@ -46,14 +46,13 @@ class NextPlan(NamedTuple):
 
 def next_plan(
     job: GRPOJobRecord,
-    spec: GRPOJobSpec,
     inventory: Inventory,
     plan: Callable[[GRPOJobSpec, Learned | None], PlanResult],
 ) -> NextPlan:
     """Return the plan that the run is bound to, else the planner's answer."""
     if reused := reuse_plan(job, inventory):
         return NextPlan(reused, is_reused=True)
-    result = plan_again(job, spec, plan)
+    result = plan_again(job, plan)
     return NextPlan(result, is_reused=False)
 
 
@@ -76,10 +75,10 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
 def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     """The kept plan, or why the spec excludes it; None if the job is planned from its spec."""
     plan = kept_plan(job)
-    if plan is None or job.spec is None:
+    if plan is None:
         return None
     learned = job.status.learned or Learned()
-    run = Run(plan, job.spec, learned, inventory)
+    run = Run(plan, job.valid_spec, learned, inventory)
     if learned.last_engine_failure_of(job.status.attempt):
         try:
             plan = fallback_plan(run)
@@ -97,7 +96,7 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
             )
         plan = relief
     try:
-        plan = refit(plan, job.spec, inventory, learned)
+        plan = refit(plan, job.valid_spec, inventory, learned)
     except PlanExcluded as excluded:
         return PlanResult(feasible=False, reason=PlanReason.PLAN_EXCLUDED, message=str(excluded))
     return PlanResult(feasible=True, reason=PlanReason.PLANNED, message=plan.reason, chosen=plan)
@@ -134,10 +133,11 @@ def _no_fallback(message: str) -> PlanResult:
 
 
 def plan_again(
-    job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
+    job: GRPOJobRecord, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
 ) -> PlanResult:
     """Plan a job again. After a shortage of memory or a failed engine the planner gets the lesson,
     and never answers with an adapter for a run that trains all parameters."""
+    spec = job.valid_spec
     before = job.status.plan
     learned = job.status.learned
     if learned is None or before is None or not (learned.memory or learned.engine_failures):

@@ -157,14 +157,14 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
     capacity = Capacity(cycle_input.snapshot, other_claims)
     learned = job.status.learned
     has_failed = learned is not None and learned.has_failed_plan_of(job.status.attempt)
-    if has_failed and job.spec is not None:
+    if has_failed:
         inventory = capacity.inventory(job)
 
         def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
             measured = cycle_input.measured_for(job)
             return plan_job(spec, inventory, learned=learned, measured=measured)
 
-        result, _ = next_plan(job, job.spec, inventory, plan_on_inventory)
+        result, _ = next_plan(job, inventory, plan_on_inventory)
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
@@ -300,11 +300,9 @@ class _CycleRun:
             return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
 
     def _plan_job(self, job: GRPOJobRecord) -> Verdict:
-        if job.spec is None:
-            raise ValueError(f"{job.key} has no valid spec to plan")
         if verdict := class_verdict(job):
             return verdict
-        if problem := spec_problem(job.spec, self._input.default_image):
+        if problem := spec_problem(job.valid_spec, self._input.default_image):
             return refusal(job, problem)
         if problem := storage_problem(job, self._input.snapshot.storage_classes):
             return refusal(job, problem)
@@ -314,7 +312,7 @@ class _CycleRun:
             measured = self._input.measured_for(job)
             return self._plans.plan(spec, inventory, learned, measured)
 
-        result, is_reused = next_plan(job, job.spec, inventory, plan_on_inventory)
+        result, is_reused = next_plan(job, inventory, plan_on_inventory)
         plan = result.chosen
         if plan is None:
             return verdict_of(job, result)
@@ -452,7 +450,7 @@ def ordinal(number: int) -> str:
 
 
 def plan_without_queue(
-    there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec, measured: MeasuredRuns = NO_RUNS
+    there: Inventory, job: GRPOJobRecord, measured: MeasuredRuns = NO_RUNS
 ) -> Verdict:
     """The verdict on a job that may have all of these nodes."""
     own_view = measured.of_namespace(job.key.namespace)
@@ -460,6 +458,6 @@ def plan_without_queue(
     def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
         return plan_job(spec, there, learned=learned, measured=own_view)
 
-    result = next_plan(job, spec, there, plan).result
+    result = next_plan(job, there, plan).result
     problem = plan_problem(job, result.chosen) if result.chosen else None
     return refusal(job, problem) if problem else verdict_of(job, result, admitted=True)

@@ -45,8 +45,8 @@ def queue_problem(job: GRPOJobRecord) -> Problem | None:
     """Why the job's queue label is invalid or contradicts its spec; None if it doesn't."""
     label = job.kueue.queue
     path = f"metadata.labels[{LABEL_QUEUE}]"
-    spec = job.spec
-    if not label or spec is None:
+    spec = job.valid_spec
+    if not label:
         return None
     if spec.placement.queue_name != label:
         return Reason.INVALID_SPEC, (
@@ -70,18 +70,15 @@ def queue_problem(job: GRPOJobRecord) -> Problem | None:
 
 def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     """Why this operator can't run the plan of the job's spec."""
-    spec = job.spec
-    if spec is None:
-        return None
     job_class = job.content.job_class
     if job_class and (problem := gpus_problem(job_class, plan)):
         return Reason.REFUSED_BY_JOB_CLASS, problem
-    if replicas(plan) and (problem := _engines_problem(job, spec)):
+    if replicas(plan) and (problem := _engines_problem(job)):
         message = f"{problem}, or set spec.generation.engine to Colocated or Transformers"
         return Reason.NOT_SUPPORTED, message
     # The plan travels in the pods' annotations, and the API server refuses an object with more than
     # 256 KiB of these.
-    next_attempt = attempt_of(job, spec, plan, job.status.attempt + 1)
+    next_attempt = attempt_of(job, job.valid_spec, plan, job.status.attempt + 1)
     annotations = pod_annotations(next_attempt)
     size = sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
     if size > MAX_PLAN_BYTES:
@@ -94,12 +91,12 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     return None
 
 
-def _engines_problem(job: GRPOJobRecord, spec: GRPOJobSpec) -> str:
+def _engines_problem(job: GRPOJobRecord) -> str:
     """Why the job can't have engines in pods of their own, and what to change; empty when it can.
 
     The schema knows this of engine Servers; with Auto the plan may choose it.
     """
-    if spec.platform.host_network:
+    if job.valid_spec.platform.host_network:
         return "spec.jobClassName: pods on the node's network can't share a node with engines'"
     if len(job.name) > MAX_SERVER_JOB_NAME:
         return (

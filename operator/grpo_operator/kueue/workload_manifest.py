@@ -61,9 +61,7 @@ def workload(
     Raises:
         ValueError: the job's spec can't be read.
     """
-    if job.spec is None:
-        raise ValueError(f"{job.key} has no valid spec")
-    sets = pod_sets(job.key, job.spec, plan, pods)
+    sets = pod_sets(job.key, job.valid_spec, plan, pods)
     # an object that is created has no fields to unset
     priority_fields = {
         field: value for field, value in priority.fields().items() if value is not None

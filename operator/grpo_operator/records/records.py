@@ -71,6 +71,17 @@ class GRPOJobRecord(ObjectRecord):
         return self.content.spec
 
     @property
+    def valid_spec(self) -> GRPOJobSpec:
+        """The typed spec of a job that is planned: the queue refuses one whose spec is invalid.
+
+        Raises:
+            ValueError: the types reject it.
+        """
+        if self.spec is None:
+            raise ValueError(f"{self.key} has no valid spec")
+        return self.spec
+
+    @property
     def class_problem(self) -> tuple[Reason, str] | None:
         """Why the job can't have its class."""
         return self.content.class_problem
