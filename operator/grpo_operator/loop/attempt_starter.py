@@ -7,6 +7,7 @@ never changed.
 
 import contextlib
 import logging
+from dataclasses import KW_ONLY, dataclass
 
 from grpo_kube.cache import version_of
 from grpo_kube.client import Cluster
@@ -29,27 +30,19 @@ from .workload_sync import DENIED_PAUSE, Workloads
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class AttemptStarter:
     """Creates the Jobs of attempts."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        caches: Caches,
-        shared_objects: SharedObjects,
-        workloads: Workloads,
-        *,
-        first_seen_tracker: FirstSeenTracker,
-        pods: PodDefaults,
-    ) -> None:
-        """`pods` are defaults of all jobs' pods; `workloads` gives Kueue's assignment of pods to
-        nodes."""
-        self._cluster = cluster
-        self._caches = caches
-        self._shared = shared_objects
-        self._workloads = workloads
-        self._first_seen_tracker = first_seen_tracker
-        self._pods = pods
+    cluster: Cluster
+    caches: Caches
+    shared_objects: SharedObjects
+    workloads: Workloads
+    """Gives Kueue's assignment of pods to nodes."""
+    _: KW_ONLY
+    first_seen_tracker: FirstSeenTracker
+    pods: PodDefaults
+    """Defaults of all jobs' pods."""
 
     async def repair_shared_objects(self, observation: Observation) -> NameConflict | None:
         """Repair the objects that the pods of a running attempt share. Return why a Service can't
@@ -61,17 +54,17 @@ class AttemptStarter:
             ClusterError: the API server refused or did not answer.
         """
         with contextlib.suppress(Denied, NotFound):
-            await self._shared.ensure_policy(observation.job.key.namespace)
+            await self.shared_objects.ensure_policy(observation.job.key.namespace)
         return await self._services(observation)
 
     async def _services(self, observation: Observation) -> NameConflict | None:
         # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't
         # find each other.
         namespace = observation.job.key.namespace
-        conflict = await self._shared.ensure_service(namespace)
+        conflict = await self.shared_objects.ensure_service(namespace)
         if conflict or not observation.replicas:
             return conflict
-        return await self._shared.ensure_service(namespace, ENGINE_SERVICE)
+        return await self.shared_objects.ensure_service(namespace, ENGINE_SERVICE)
 
     async def start(self, observation: Observation) -> Decision | None:
         """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else
@@ -85,20 +78,21 @@ class AttemptStarter:
             return Decision(Action.WAIT)
         attempt = attempt_of(job, job.spec, status.plan, status.attempt)
         # The gang's Job first: engines without a gang would only hold GPUs.
-        engines = engines_job(attempt, self._pods) if observation.child else None
-        body = engines or indexed_job(attempt, self._pods)
+        engines = engines_job(attempt, self.pods) if observation.child else None
+        body = engines or indexed_job(attempt, self.pods)
         try:
-            conflict = await self._services(observation) or await self._shared.create_claim(job)
+            conflict = await self._services(observation)
+            conflict = conflict or await self.shared_objects.create_claim(job)
             if conflict:
                 return _waits_for_name(*conflict)
-            _, unbindable = await self._shared.unbound_claims(job, body)
+            _, unbindable = await self.shared_objects.unbound_claims(job, body)
             if unbindable:
                 return _without_pods(observation, Reason.STORAGE_NOT_SHARED, unbindable)
-            await self._shared.ensure_policy(
+            await self.shared_objects.ensure_policy(
                 job.key.namespace
             )  # before there are pods that strangers could reach
             if observation.queue_name:
-                body = await self._workloads.place_job(observation, body)
+                body = await self.workloads.place_job(observation, body)
             answer = await self._create(observation, body)
         except Contradiction as error:
             return _without_pods(observation, Reason.FAILED_CREATE, str(error))
@@ -112,12 +106,12 @@ class AttemptStarter:
             )
             return _waits_for_name(message, GOES_PAUSE)
         log.info("%s: Job %s started", job.key, name, extra={"attempt": status.attempt})
-        self._caches.jobs.put(answer)
-        self._caches.unanswered_creations.pop(job.key, None)
+        self.caches.jobs.put(answer)
+        self.caches.unanswered_creations.pop(job.key, None)
         # From now on a Job that is not there was deleted: the event of its creation may come later,
         # or never.
         if observation.child is None:
-            self._first_seen_tracker.record_created(
+            self.first_seen_tracker.record_created(
                 job.key, status.attempt, version_of(answer)[0], observation.at
             )
         return None
@@ -126,17 +120,17 @@ class AttemptStarter:
         """The Job as the API server has it, made now or before; None if its name is taken."""
         job, name = observation.job, body["metadata"]["name"]
         try:
-            return await self._cluster.create(JOBS, job.key.namespace, body)
+            return await self.cluster.create(JOBS, job.key.namespace, body)
         except Unavailable:
             # The Job may have been created all the same: see fetch_missing_job.
-            self._caches.unanswered_creations[job.key] = name
+            self.caches.unanswered_creations[job.key] = name
             raise
         except AlreadyExists:
             try:
-                answer = await self._cluster.get(JOBS, job.key.namespace, name)
+                answer = await self.cluster.get(JOBS, job.key.namespace, name)
             except NotFound:  # it has gone meanwhile
                 return None
-        existing_job = self._caches.jobs.parse_item(answer)
+        existing_job = self.caches.jobs.parse_item(answer)
         if existing_job is None or existing_job.deleting:
             return None
         is_ours = (existing_job.grpojob_uid, existing_job.attempt) == (job.uid, job.status.attempt)

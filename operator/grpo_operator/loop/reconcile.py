@@ -12,7 +12,7 @@ no answer to its creation came, so the Job is read. A gang does not start, so it
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from grpo_kube.client import Cluster
@@ -58,40 +58,29 @@ class Rank0(Protocol):
         """Return since when and why it does not answer; None while it does."""
 
 
+@dataclass(eq=False)
 class Observer:
     """Observes one GRPOJob at a time, with all that belongs to it."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        caches: Caches,
-        clock: ProcessClock,
-        *,
-        workloads: Workloads,
-        rank0: Rank0,
-        pod_start_events: PodStartEvents,
-        preflights: Preflights,
-        classes: Callable[[], JobClasses] = JobClasses,
-        traces: AttemptTraces | None = None,
-        first_seen_tracker: FirstSeenTracker | None = None,
-    ) -> None:
-        """`rank0` gives the last answer of each job's rank 0; `classes` gives the GRPOJobClasses;
-        `traces` receives the observation of each reconcile."""
-        self._cluster = cluster
-        self._caches = caches
-        self._clock = clock
-        self._workloads = workloads
-        self._rank0 = rank0
-        self._pod_start_events = pod_start_events
-        self._preflights = preflights
-        self._classes = classes
-        self._traces = traces
-        self.first_seen_tracker = first_seen_tracker or FirstSeenTracker()
-        """When this process first saw each state of the jobs' children."""
+    cluster: Cluster
+    caches: Caches
+    clock: ProcessClock
+    _: KW_ONLY
+    workloads: Workloads
+    rank0: Rank0
+    """Gives the last answer of each job's rank 0."""
+    pod_start_events: PodStartEvents
+    preflights: Preflights
+    classes: Callable[[], JobClasses] = JobClasses
+    """Gives the GRPOJobClasses."""
+    traces: AttemptTraces | None = None
+    """Receives the observation of each reconcile."""
+    first_seen_tracker: FirstSeenTracker = field(default_factory=FirstSeenTracker)
+    """When this process first saw each state of the jobs' children."""
 
     def job(self, key: ObjectKey) -> GRPOJobRecord | None:
         """Return the GRPOJob itself, as it is in the cache."""
-        return self._caches.grpojobs.get(key)
+        return self.caches.grpojobs.get(key)
 
     async def observe(self, key: ObjectKey) -> Observation | None:
         """Return what a reconcile decides on; None for a job that is gone, being deleted, or
@@ -103,13 +92,13 @@ class Observer:
         observation = self.read_caches(key)
         if observation is None or observation.job.deleting:
             return None
-        if self._traces:
-            self._traces.record_observation(observation)
-        if await fetch_missing_job(self._cluster, self._caches, observation):
+        if self.traces:
+            self.traces.record_observation(observation)
+        if await fetch_missing_job(self.cluster, self.caches, observation):
             observation = self.read_caches(key) or observation
-        if await fetch_missing_pods(self._cluster, self._caches, observation):
+        if await fetch_missing_pods(self.cluster, self.caches, observation):
             observation = self.read_caches(key) or observation
-        warning = await self._pod_start_events.newest_warning(observation)
+        warning = await self.pod_start_events.newest_warning(observation)
         return with_warning(observation, warning) if warning else observation
 
     def read_caches(self, key: ObjectKey) -> Observation | None:
@@ -118,20 +107,20 @@ class Observer:
         if job is None or not job.is_ours:
             return None
         if not (job.is_active or job.is_finished):
-            job = with_class(job, self._classes())
+            job = with_class(job, self.classes())
         observation = observe(
             job,
-            self._caches.jobs.owned_by(key),
-            self._caches.pods.owned_by(key),
-            now=self._clock.wall(),
-            at=self._clock.monotonic(),
+            self.caches.jobs.owned_by(key),
+            self.caches.pods.owned_by(key),
+            now=self.clock.wall(),
+            at=self.clock.monotonic(),
             first_seen_tracker=self.first_seen_tracker,
         )
-        observation = self._workloads.look(observation)
+        observation = self.workloads.look(observation)
         observation = replace(
             observation,
-            deleted_pods=self._caches.deleted_pods.of_job(key, job.uid),
-            preflight=self._preflights.look(job, observation.now, observation.at),
+            deleted_pods=self.caches.deleted_pods.of_job(key, job.uid),
+            preflight=self.preflights.look(job, observation.now, observation.at),
         )
         return self._with_progress(observation) if job.is_active else self._with_source(observation)
 
@@ -144,14 +133,14 @@ class Observer:
         if job.is_finished or job.deleting or not job.queue_name:
             return None
         here = replace(job, typed=content_without_status(job.spec))
-        here = with_class(here, self._classes())
-        observation = Observation(job=here, now=self._clock.wall(), at=self._clock.monotonic())
-        return self._workloads.look(observation)
+        here = with_class(here, self.classes())
+        observation = Observation(job=here, now=self.clock.wall(), at=self.clock.monotonic())
+        return self.workloads.look(observation)
 
     def _with_progress(self, observation: Observation) -> Observation:
         """Add what rank 0 of the current attempt last reported."""
         job = observation.job
-        pull, silence = self._rank0.pull(job), self._rank0.silence(job)
+        pull, silence = self.rank0.pull(job), self.rank0.silence(job)
         if pull and pull.progress.attempt != job.status.attempt:
             pull = None
         return replace(observation, pull=pull, silence=silence)
@@ -166,12 +155,12 @@ class Observer:
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""
         self.first_seen_tracker.forget(key)
-        self._pod_start_events.forget(key)
-        self._preflights.forget(key)
-        self._caches.unanswered_creations.pop(key, None)
+        self.pod_start_events.forget(key)
+        self.preflights.forget(key)
+        self.caches.unanswered_creations.pop(key, None)
         # A job that can't be read is set aside and may come back: its trace is not over.
-        if self._traces and key not in self._caches.grpojobs.quarantined_records:
-            self._traces.end_job(key, self._clock.wall())
+        if self.traces and key not in self.caches.grpojobs.quarantined_records:
+            self.traces.end_job(key, self.clock.wall())
 
 
 def with_warning(observation: Observation, warning: str) -> Observation:
@@ -182,30 +171,18 @@ def with_warning(observation: Observation, warning: str) -> Observation:
     return replace(observation, start_warning=warning, preflight=preflight)
 
 
+@dataclass(kw_only=True, eq=False)
 class Reconciler:
     """Brings one GRPOJob at a time nearer to what its spec asks for."""
 
-    def __init__(
-        self,
-        *,
-        observer: Observer,
-        queue: AdmissionQueue,
-        status: StatusWriter,
-        starter: AttemptStarter,
-        workloads: Workloads,
-        garbage: GarbageCollector,
-        preflights: Preflights,
-        limits: Limits,
-    ) -> None:
-        """Take the parts that a reconcile works with, one for each of its steps."""
-        self._observer = observer
-        self._queue = queue
-        self._status = status
-        self._starter = starter
-        self._workloads = workloads
-        self._garbage = garbage
-        self._preflights = preflights
-        self._limits = limits
+    observer: Observer
+    queue: AdmissionQueue
+    status: StatusWriter
+    starter: AttemptStarter
+    workloads: Workloads
+    garbage: GarbageCollector
+    preflights: Preflights
+    limits: Limits
 
     async def __call__(self, key: ObjectKey) -> float | None:
         """Reconcile one GRPOJob. Return the seconds until time alone may change something; None if
@@ -218,28 +195,28 @@ class Reconciler:
         try:
             return await self._reconcile(key)
         finally:
-            self._queue.record_job(key, self._observer.job(key))
+            self.queue.record_job(key, self.observer.job(key))
 
     async def _reconcile(self, key: ObjectKey) -> float | None:
-        job = self._observer.job(key)
+        job = self.observer.job(key)
         if job and job.is_dispatched:
-            dispatched = self._observer.read_dispatched(job)
+            dispatched = self.observer.read_dispatched(job)
             if dispatched is None:
                 return None
-            return await sync_dispatched(dispatched, self._queue, self._workloads)
-        self._queue.record_job(key, job)
+            return await sync_dispatched(dispatched, self.queue, self.workloads)
+        self.queue.record_job(key, job)
 
-        observation = await self._observer.observe(key)
+        observation = await self.observer.observe(key)
         if observation is None:
             requeue_after = await self._end_deleted(key)
-            self._status.forget(key)
-            self._observer.forget(key)
+            self.status.forget(key)
+            self.observer.forget(key)
             return requeue_after
-        decision = decide(observation, self._limits)
+        decision = decide(observation, self.limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
-            self._status.confirm(observation)
-            await self._garbage.delete_job(observation.job)
+            self.status.confirm(observation)
+            await self.garbage.delete_job(observation.job)
             return None
 
         if decision.action is Action.ADMIT:
@@ -260,8 +237,8 @@ class Reconciler:
 
         if observation.job.is_active:
             decision = await self._keep_shared_objects(observation, decision)
-        decision = await self._workloads.step(observation, decision)
-        seconds_to_write = await self._status.publish(observation, decision)
+        decision = await self.workloads.step(observation, decision)
+        seconds_to_write = await self.status.publish(observation, decision)
         seconds_to_delete = await self._collect_garbage(key)
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
@@ -278,12 +255,12 @@ class Reconciler:
 
         Somebody's finalizer may keep the object, and with it what it owns, for long.
         """
-        observation = self._observer.read_caches(key)
+        observation = self.observer.read_caches(key)
         if observation is None or not observation.job.deleting or observation.job.orphans_pods:
-            self._garbage.forget(key)
+            self.garbage.forget(key)
             return None
-        problem = await self._garbage.collect(observation)
-        decision = await self._workloads.step(observation, Decision(Action.WAIT))
+        problem = await self.garbage.collect(observation)
+        decision = await self.workloads.step(observation, Decision(Action.WAIT))
         return shortest_pause(decision.requeue_after, DENIED_PAUSE if problem else None)
 
     async def _admit(
@@ -293,24 +270,24 @@ class Reconciler:
         has looked at the job."""
         if not observation.job.is_active:
             # A gang that was stopped must not run on beside the next one.
-            problem = await self._garbage.collect(observation)
+            problem = await self.garbage.collect(observation)
             if problem and observation.gang_left:
-                self._queue.release_denied(observation.job)
+                self.queue.release_denied(observation.job)
                 return observation, _after_undeleted_gang(decision, problem)
-        answer = await self._queue.answer(observation, decision)
+        answer = await self.queue.answer(observation, decision)
         if answer is None:
             return None
         if answer.action in (Action.QUEUE, Action.REJECT):
-            refusal = await self._preflights.start(observation, answer.plan)
+            refusal = await self.preflights.start(observation, answer.plan)
             observation = with_warning(observation, refusal) if refusal else observation
         return observation, answer
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
         """Write the attempt and its plan to the status: the reservation and the counter."""
         try:
-            await self._status.commit(observation, decision)
+            await self.status.commit(observation, decision)
         except Denied:
-            self._queue.release_denied(observation.job)
+            self.queue.release_denied(observation.job)
             raise
 
     def _decide_again(self, before: Observation) -> tuple[Observation, Decision]:
@@ -320,10 +297,10 @@ class Reconciler:
         shown that the user has suspended the job, or that the new Job is gone. A job that was
         deleted meanwhile needs nothing.
         """
-        observation = self._observer.read_caches(before.job.key)
+        observation = self.observer.read_caches(before.job.key)
         if observation is None:
             return before, Decision(Action.WAIT)
-        return observation, decide(observation, self._limits)
+        return observation, decide(observation, self.limits)
 
     async def _start(
         self, observation: Observation, decision: Decision
@@ -333,7 +310,7 @@ class Reconciler:
         Engines follow their gang in the same reconcile where they need not wait for its nodes.
         """
         for _ in range(_ROLES):
-            obstacle = await self._starter.start(observation)
+            obstacle = await self.starter.start(observation)
             if obstacle and decision.reason:
                 # A gang that runs without its engines has worse trouble.
                 action, requeue_after = obstacle.action, obstacle.requeue_after
@@ -349,7 +326,7 @@ class Reconciler:
         """Repair what the attempt's pods share; the decision names an object whose name is
         taken."""
         try:
-            conflict = await self._starter.repair_shared_objects(observation)
+            conflict = await self.starter.repair_shared_objects(observation)
         except (Denied, NotFound, Unavailable) as error:
             # What is decided on a gang that runs or has ended must not wait for its Services.
             log.warning("%s: what its pods share can't be repaired: %s", observation.job.key, error)
@@ -368,8 +345,8 @@ class Reconciler:
     async def _collect_garbage(self, key: ObjectKey) -> float | None:
         """Delete what is left of attempts that are not to run, as the caches show it now. Return
         the seconds until what can't be deleted is tried again."""
-        observation = self._observer.read_caches(key)
-        problem = await self._garbage.collect(observation) if observation else ""
+        observation = self.observer.read_caches(key)
+        problem = await self.garbage.collect(observation) if observation else ""
         return DENIED_PAUSE if problem else None
 
 

@@ -12,7 +12,7 @@ nothing to it and reports problems in its log. The plan goes along with the Work
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
@@ -85,37 +85,29 @@ class Refused(Exception):
         self.reason = reason
 
 
+@dataclass(eq=False)
 class Workloads:
     """Reads Workloads from the cache and makes the next write to one."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        caches: Caches,
-        snapshot: Callable[[], Snapshot],
-        problem: Callable[[str], str],
-        *,
-        pods: PodDefaults,
-        clock: Callable[[], float],
-    ) -> None:
-        """`problem` says why a namespace's Workloads can't be seen now, empty when they can;
-        `snapshot` gives the PriorityClasses; `pods` is what pods of jobs have by default; `clock`
-        gives unix seconds."""
-        self._cluster = cluster
-        self._caches = caches
-        self._cache = caches.workloads
-        self._snapshot = snapshot
-        self._problem = problem
-        self._pods = pods
-        self._clock = clock
+    cluster: Cluster
+    caches: Caches
+    snapshot: Callable[[], Snapshot]
+    """Gives the PriorityClasses."""
+    problem: Callable[[str], str]
+    """Says why a namespace's Workloads can't be seen now, empty when they can."""
+    _: KW_ONLY
+    pods: PodDefaults
+    """What pods of jobs have by default."""
+    clock: Callable[[], float]
+    """Gives unix seconds."""
 
     def look(self, observation: Observation) -> Observation:
         """Return the observation with the job's Workload."""
         job = observation.job
         key = _key(job)
-        workload = self._cache.get(key)
-        problem = self._problem(key.namespace) if job.queue_name else ""
-        if key in self._cache.quarantined_records:
+        workload = self.caches.workloads.get(key)
+        problem = self.problem(key.namespace) if job.queue_name else ""
+        if key in self.caches.workloads.quarantined_records:
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
         if workload and workload.grpojob_uid != job.uid:
             workload = None
@@ -127,7 +119,7 @@ class Workloads:
         Raises:
             Conflict: the Workload changed meanwhile; the cache has been brought up to date.
         """
-        due = next_step(observation, decision, self._pods, self._default_priority)
+        due = next_step(observation, decision, self.pods, self._default_priority)
         if due is None:
             return decision
         try:
@@ -160,14 +152,14 @@ class Workloads:
         if not workload_record.has_reservation:
             return False
         selector = f"{LABEL_UID}={job.uid}"
-        pods = await fetch_pods(self._cluster, self._caches, job.key.namespace, selector)
+        pods = await fetch_pods(self.cluster, self.caches, job.key.namespace, selector)
         return any(pod.phase not in ENDED_PHASES for pod in pods)
 
     async def _execute_step(self, due: Step, observation: Observation) -> None:
         job, workload_record = observation.job, observation.workload
         log.info("%s: %s Workload %s", job.key, due.write, _key(job).name)
         if due.write is Write.CREATE and due.plan:
-            await self._create(job, workload(job, due.plan, await self._priority(job), self._pods))
+            await self._create(job, workload(job, due.plan, await self._priority(job), self.pods))
         elif due.write is Write.ADOPT:
             await self._adopt(job)
         elif workload_record is None:
@@ -175,7 +167,7 @@ class Workloads:
         elif due.write is Write.DELETE:
             await self._write_and_cache(
                 workload_record,
-                lambda: self._cluster.delete(WORKLOADS, *workload_record.key, workload_record),
+                lambda: self.cluster.delete(WORKLOADS, *workload_record.key, workload_record),
             )
         elif due.write is Write.AMEND:
             await self._patch(workload_record, queue_patch(job, await self._priority(job)))
@@ -187,21 +179,21 @@ class Workloads:
     async def _create(self, job: GRPOJobRecord, body: Manifest) -> None:
         key = _key(job)
         try:
-            answer = await self._cluster.create(WORKLOADS, key.namespace, body)
+            answer = await self.cluster.create(WORKLOADS, key.namespace, body)
         except AlreadyExists:
-            answer = await self._cluster.get(WORKLOADS, *key)
-            workload = self._cache.parse_item(answer)
+            answer = await self.cluster.get(WORKLOADS, *key)
+            workload = self.caches.workloads.parse_item(answer)
             if workload is None or workload.grpojob_uid != job.uid:
                 raise Refused(
                     Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's"
                 ) from None
-        self._cache.put(answer)
+        self.caches.workloads.put(answer)
 
     async def _adopt(self, job: GRPOJobRecord) -> None:
         """Adopt the Workload that MultiKueue has made here, which has no controller yet."""
         key = _key(job)
-        answer = await self._cluster.get(WORKLOADS, *key)
-        workload = self._cache.parse_item(answer)
+        answer = await self.cluster.get(WORKLOADS, *key)
+        workload = self.caches.workloads.parse_item(answer)
         # MultiKueue's Workload has no controller yet; one that has another is not for this job.
         if workload is None or workload.grpojob_uid not in ("", job.uid):
             raise Refused(
@@ -214,11 +206,11 @@ class Workloads:
     ) -> None:
         """One write of the status; what others have in it stays."""
         # The cache keeps records only, and the write needs all conditions, those of others too.
-        item = await self._cluster.get(WORKLOADS, *workload_record.key)
-        self._cache.put(item)
+        item = await self.cluster.get(WORKLOADS, *workload_record.key)
+        self.caches.workloads.put(item)
         if JsonObject(item).part("metadata").digits("resourceVersion") != workload_record.version:
             raise Conflict(f"Workload {workload_record.key} has changed")
-        now, job = self._clock(), observation.job
+        now, job = self.clock(), observation.job
         if write is Write.CLEAR:
             status = status_without_admission(item, now)
         elif write is Write.READY:
@@ -236,7 +228,7 @@ class Workloads:
         body = {**patch, "metadata": metadata}
         await self._write_and_cache(
             workload_record,
-            lambda: self._cluster.patch(WORKLOADS, *workload_record.key, body, subresource),
+            lambda: self.cluster.patch(WORKLOADS, *workload_record.key, body, subresource),
         )
 
     async def _write_and_cache(
@@ -247,15 +239,15 @@ class Workloads:
         # The next step must be decided on what Kueue has written meanwhile, so the caller starts
         # again.
         except Conflict:
-            self._cache.put(await self._cluster.get(WORKLOADS, *workload_record.key))
+            self.caches.workloads.put(await self.cluster.get(WORKLOADS, *workload_record.key))
             raise
         if answer:
-            self._cache.put(answer)
+            self.caches.workloads.put(answer)
 
     def _default_priority(self) -> str | None:
         """Name of the default PriorityClass, empty without one; None if they can't be seen."""
         try:
-            snapshot = self._snapshot()
+            snapshot = self.snapshot()
         except ClusterError:
             return None
         return snapshot.default_priority if snapshot.priorities else None
@@ -265,14 +257,14 @@ class Workloads:
         kind, name = wanted_class(job)
         if kind == WORKLOAD_PRIORITY:
             try:
-                item = await self._cluster.get(WORKLOAD_PRIORITIES, "", name)
+                item = await self.cluster.get(WORKLOAD_PRIORITIES, "", name)
             except NotFound:
                 message = (
                     f"there is no {kind} {name}, which its label {LABEL_WORKLOAD_PRIORITY} names"
                 )
                 raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
             return Priority(JsonObject(item).integer("value"), kind, name)
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         name = name or snapshot.default_priority
         if name and snapshot.priorities and name not in snapshot.priorities:
             message = (
@@ -292,7 +284,7 @@ class Workloads:
             raise Contradiction("there is no Workload")
         role = job["spec"]["template"]["metadata"]["labels"][LABEL_COMPONENT]
         names = observation.workload.assignments.get(role, Assignment()).flavors
-        items = [await self._cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
+        items = [await self.cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
         return place_job(
             job,
             observation.workload,
