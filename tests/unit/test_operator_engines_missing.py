@@ -226,4 +226,4 @@ def test_a_gang_whose_engines_can_not_be_created_gives_its_place_back(spec: Any)
     assert world.held <= LIMITS.scheduling_timeout_seconds + STEP
     end, status = world.job["status"]["ends"][0], world.job["status"]
     assert (end["counted"], status["phase"], status["attempt"]) == (False, "Succeeded", 2)
-    assert ("Running", "False", "SchedulingTimeout") in world.news
+    assert ("Admitted", "False", "SchedulingTimeout") in world.news

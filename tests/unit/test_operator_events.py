@@ -207,8 +207,12 @@ def stated(**types: tuple[str, str]) -> list[Condition]:
             "Failed",
         ),
         (
-            {"Admitted": ("True", "Admitted"), "Running": ("True", "R")},
-            {"Admitted": ("False", "Evicted"), "Running": ("False", "Evicted")},
+            {"Admitted": ("True", "Admitted"), "Running": ("True", "R"), "Healthy": ("True", "R")},
+            {
+                "Admitted": ("False", "Evicted"),
+                "Running": ("False", "Evicted"),
+                "Healthy": ("Unknown", "Unseen"),
+            },
             "Admitted",
         ),
         ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),

@@ -2,18 +2,20 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.report.report import Finding
 from grpo_api.status.status import Condition
 from grpo_kube.objects.times import Observed
-from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
 from grpo_operator.decide.observation import Silence
 from grpo_operator.report.events import event, telling_change
 from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
     NOW,
+    PLAN,
     active_status,
     after,
     condition,
@@ -24,6 +26,7 @@ from tests.unit.operator_world import (
     make_pull,
     make_seen,
     of_type,
+    terminated,
 )
 
 COLLAPSED = Finding(
@@ -156,6 +159,26 @@ def test_a_run_that_answers_again_is_judged_again() -> None:
     assert status(known=silent).findings is None
     assert of_type(status(step=3, known=silent), "Healthy")[:2] == ("Unknown", "TooFewSteps")
     assert of_type(status(COLLAPSED, known=silent), "Healthy")[0] == "False"
+
+
+@pytest.mark.parametrize("action", [*LEAVES_NO_ATTEMPT, Action.COMMIT])
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_run_that_nobody_saw_end_is_not_said_to_run_or_to_be_well(
+    action: Action, heard: bool
+) -> None:
+    unseen = unanswered(to_json(status()))
+    silence = Silence(Observed(NOW - 300.0), "10.0.0.7:8080: no answer in time")
+    ended = make_pod(1, state=terminated(1))
+    seen = make_seen(
+        make_job(status=to_json(unseen)), make_child(), make_pod(0), ended,
+        pull=make_pull(stage="Training", step=80) if heard else None, silence=silence,
+    )  # fmt: skip
+    settling = after(seen, Decision(Action.WAIT))
+    assert of_type(settling, "Healthy") == of_type(unseen, "Healthy")
+    assert of_type(settling, "Degraded") == of_type(unseen, "Degraded"), "it is not whole"
+    left = after(seen, Decision(action, "Because", "why", plan=PLAN))
+    assert of_type(left, "Healthy")[:2] == ("Unknown", "Unseen")
+    assert "Rank 0 runs" not in of_type(left, "Healthy")[2]
 
 
 @given(

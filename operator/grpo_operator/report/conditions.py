@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, UNSEEN_ADVICE, UNSEEN_MEANING, place_message
-from grpo_api.report.report import STEP_STAGES
+from grpo_api.report.report import STEP_STAGES, Progress
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -16,7 +16,7 @@ from grpo_api.text.quantity import MAX_COUNT
 from grpo_kube.objects.times import timestamp
 from grpo_planner.search.engine_plan import sampler_name
 
-from ..decide.decisions import Action, Decision
+from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
@@ -97,32 +97,42 @@ def _healthy_condition(observation: Observation, decision: Decision) -> Iterator
 
     The numbers themselves are in status.findings: here every step would be a write.
     """
+    job = observation.job
+    is_over = decision.action is Action.COMMIT or not job.is_active
     if decision.reason == Reason.PROGRESS_UNKNOWN:
         yield C.HEALTHY, None, Reason.UNSEEN, f"{UNSEEN_MEANING} {UNSEEN_ADVICE}"
-        return
-    progress = observation.pull.progress if observation.pull else None
-    is_over = decision.action is Action.COMMIT or not observation.job.is_active
-    if progress is None or is_over:
-        return
-    if not progress.findings:
-        if progress.step < LEAST_STEPS:
-            before = observation.job.condition(C.HEALTHY)
-            # What an earlier attempt was found to be is over, too; that it was well not before this
-            # one trains, since it may go on from a checkpoint.
-            is_outdated = before and (before.status != "True" or progress.stage in STEP_STAGES)
-            if is_outdated:
-                message = f"rank 0 answers; most rules need {LEAST_STEPS} steps"
-                yield C.HEALTHY, None, Reason.TOO_FEW_STEPS, message
-            return
+    elif _is_still_unseen(observation):
+        if job.is_active and decision.action in (*LEAVES_NO_ATTEMPT, Action.COMMIT):
+            message = "rank 0 did not answer before its attempt ended: how the run learned is lost"
+            yield C.HEALTHY, None, Reason.UNSEEN, message
+    elif observation.pull and not is_over:
+        yield from _healthy_by_rank_0(observation.pull.progress, job.condition(C.HEALTHY))
+
+
+def _is_still_unseen(observation: Observation) -> bool:
+    """True if rank 0 has not answered since the status said that it does not."""
+    before = observation.job.condition(C.HEALTHY)
+    if before is None or before.reason != Reason.UNSEEN:
+        return False
+    return observation.pull is None or observation.silence is not None
+
+
+def _healthy_by_rank_0(progress: Progress, before: Condition | None) -> Iterator[Statement]:
+    if progress.findings:
+        first, *others = progress.findings
+        also = ", ".join(f"{other.finding} since step {other.since}" for other in others)
+        more = f" Also {also}." if also else ""
+        place = place_message(first)
+        where = f" ({place})" if place else ""
+        message = f"{first.finding} since step {first.since}{where}. {first.advice}{more}"
+        yield C.HEALTHY, False, first.finding, message
+    elif progress.step >= LEAST_STEPS:
         yield C.HEALTHY, True, Reason.NO_FINDINGS, "the numbers of the last steps look well"
-        return
-    first, *others = progress.findings
-    also = ", ".join(f"{other.finding} since step {other.since}" for other in others)
-    more = f" Also {also}." if also else ""
-    place = place_message(first)
-    where = f" ({place})" if place else ""
-    message = f"{first.finding} since step {first.since}{where}. {first.advice}{more}"
-    yield C.HEALTHY, False, first.finding, message
+    # What an earlier attempt was found to be is over, too; that it was well not before this one
+    # trains, since it may go on from a checkpoint.
+    elif before and (before.status != "True" or progress.stage in STEP_STAGES):
+        message = f"rank 0 answers; most rules need {LEAST_STEPS} steps"
+        yield C.HEALTHY, None, Reason.TOO_FEW_STEPS, message
 
 
 def _dropped_condition(observation: Observation) -> Iterator[Statement]:
@@ -407,7 +417,8 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         # a new operator process has no answer of rank 0 yet either
         is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
         awaits_rank0 = observation.pull is None and is_told_by_rank0
-        if not has_trouble and not awaits_rank0:
+        # A gang of which a pod has ended is not whole; what comes of it is decided in a moment.
+        if not (has_trouble or awaits_rank0 or observation.first_seen.over):
             yield from _degraded_condition(observation)
     else:
         # A gang that has run doesn't start again: its end is judged next, by how long it ran.
@@ -464,9 +475,7 @@ def _degraded_condition(observation: Observation) -> Iterator[Statement]:
         )
         yield C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
     elif lost := lost_engines(observation):
-        # The engines of an attempt that ends are deleted: they are not lost.
-        if not observation.first_seen.over:
-            yield C.DEGRADED, True, Reason.ENGINES_LOST, lost
+        yield C.DEGRADED, True, Reason.ENGINES_LOST, lost
     elif wait := wait_cause(observation):
         yield C.DEGRADED, True, *wait
     elif network := network_cause(observation):

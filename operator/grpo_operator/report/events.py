@@ -34,6 +34,8 @@ _TOLD = (
 )
 """The most telling change of a write becomes the event; the others are in the conditions."""
 
+_OF_ATTEMPT = (ConditionType.DEGRADED, ConditionType.HEALTHY, ConditionType.RUNNING)
+
 _WARNINGS: dict[str, str] = {
     ConditionType.FAILED: "True",
     ConditionType.DEGRADED: "True",
@@ -66,7 +68,7 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
         if condition is None or _is_unchanged(before, condition):
             continue
         # that the attempt is over tells less than why
-        if kind in (ConditionType.DEGRADED, ConditionType.RUNNING) and has_lost_place:
+        if kind in _OF_ATTEMPT and has_lost_place:
             continue
         # conditions that start out False tell nothing, but for two
         is_news = (condition.status == "True") == (kind != ConditionType.HEALTHY)
