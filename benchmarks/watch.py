@@ -22,11 +22,10 @@ from benchmarks.bench_cluster import NAMESPACE, NODES, cpu_seconds, memory_mib
 from benchmarks.burst_kinds import ROUND, bare
 from benchmarks.pages import ROOT, table
 from grpo_kube import transport
-from grpo_kube.cache import Cache
+from grpo_kube.cache import Cache, Quarantine
 from grpo_kube.client import HttpCluster
 from grpo_kube.informer import Informer
 from grpo_kube.objects.resources import JOBS, PODS, Selection, identity
-from grpo_kube.quarantine import Quarantine
 from grpo_kube.transport import open_session
 from grpo_operator.process import handlers
 from grpo_operator.records.parsing import pod_record

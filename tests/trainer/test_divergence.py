@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import EXIT_CODES, Outcome
+from grpo_api.report.revisions import Generations
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 from grpo_trainer.__main__ import run_worker
 from grpo_trainer.gang.placement import Placement

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_trainer.data.order import Cadence, PromptOrder, merge_spans, rewind_sampler
 
 SIZE = 2 * 2 * 3

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
 from grpo_trainer.data.order import PromptOrder

@@ -13,9 +13,8 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
 from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.loop.attempt_starter import AttemptStarter
-from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.caches import Caches, PodStartEvents
 from grpo_operator.loop.garbage_collector import GarbageCollector
-from grpo_operator.loop.pod_start_events import PodStartEvents
 from grpo_operator.loop.preflights import Preflights
 from grpo_operator.loop.reconcile import Observer, Reconciler
 from grpo_operator.loop.shared_objects import SharedObjects

@@ -28,8 +28,8 @@ from grpo_cli.inputs.manifest import Job, document_of, load_specs
 from grpo_cli.local import attempt_state, local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
 from grpo_cli.show.errors import NotYet, OptionError
-from grpo_operator.pods.cpu_job import CPU_PLAN
 from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
+from grpo_operator.pods.preflight_job import CPU_PLAN
 from tests.class_samples import job_class
 from tests.samples import changed, job
 from tests.stepped_clock import SteppedClock

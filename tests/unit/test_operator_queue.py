@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_kube.cache import Cache
+from grpo_kube.cache import Cache, Quarantine
 from grpo_kube.objects.errors import Conflict, Unavailable
 from grpo_kube.objects.resources import PODS, ObjectKey
-from grpo_kube.quarantine import Quarantine
 from grpo_kube.work_queue import LAST_RETRY, Observer, WorkQueue, work
 from grpo_operator.decide.cleanup import CleanUp, clean_up
 from grpo_operator.decide.observation import Observation

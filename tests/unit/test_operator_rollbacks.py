@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.report.root_cause import DIVERGED
 from grpo_api.status.status import MAX_ROLLBACKS, GRPOJobStatus
 from grpo_operator.decide.decisions import Action, Decision

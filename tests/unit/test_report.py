@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
-from grpo_api.report.generation_spans import Generations
 from grpo_api.report.metrics import JOB_PHASE, JOBS, OPERATOR
 from grpo_api.report.report import (
     LOAD,
@@ -18,7 +17,7 @@ from grpo_api.report.report import (
     Outcome,
     Result,
 )
-from grpo_api.report.revisions import DATASET_FINGERPRINT
+from grpo_api.report.revisions import DATASET_FINGERPRINT, Generations
 from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import MESSAGE_BYTES, truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS, TRAINER

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..report.generation_spans import Generations
-from ..report.revisions import Revisions
+from ..report.revisions import Generations, Revisions
 from ..spec.checkpoint import CheckpointSpec, ExportSpec, ObjectStoreSpec, SamplesSpec
 from ..spec.dataset import DatasetSpec
 from ..spec.generation import EngineArguments, EnginePlan, GenerationSpec

@@ -15,8 +15,7 @@ from ..text.base import Model
 from ..text.quantity import MAX_COUNT, Count
 from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
-from .generation_spans import Generations
-from .revisions import Revisions
+from .revisions import Generations, Revisions
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""

@@ -11,10 +11,9 @@ from pydantic import Field
 from ..plan.learned import Learned
 from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
-from ..report.generation_spans import Generations
 from ..report.preflight import PreflightReport
 from ..report.report import MAX_FINDINGS, Finding, Outcome, TrackerReport
-from ..report.revisions import Revisions
+from ..report.revisions import Generations, Revisions
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import MapList, Model
 from ..text.contract import CLASS_KIND

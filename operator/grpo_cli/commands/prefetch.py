@@ -21,9 +21,9 @@ from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.text.messages import printable_text
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods import pod_spec as pod_defaults
-from grpo_operator.pods.cpu_job import CPU_PLAN, IGNORE_DISRUPTIONS, cpu_job, cpu_spec
 from grpo_operator.pods.manifests import Attempt, training_plan
 from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.pods.preflight_job import CPU_PLAN, IGNORE_DISRUPTIONS, cpu_job, cpu_spec
 from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 
 from ..cluster import job_pods, kubectl

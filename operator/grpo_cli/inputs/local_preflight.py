@@ -16,8 +16,8 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import PreflightReport
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_kube.objects.resources import ObjectKey
-from grpo_operator.pods.cpu_job import CPU_PLAN
 from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
+from grpo_operator.pods.preflight_job import CPU_PLAN
 
 from ..show.errors import NotYet, OptionError
 

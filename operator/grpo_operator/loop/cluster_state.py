@@ -24,7 +24,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from grpo_kube.cache import Cache
+from grpo_kube.cache import Cache, Quarantine
 from grpo_kube.client import Cluster
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Unavailable
@@ -45,7 +45,6 @@ from grpo_kube.objects.resources import (
 )
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
-from grpo_kube.quarantine import Quarantine
 
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_api.status.status import ConditionType
+from grpo_kube.cache import Quarantine
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import EVENTS, Object, identity
 from grpo_kube.objects.times import timestamp
-from grpo_kube.quarantine import Quarantine
 
 from ..records.names import GRPOJOBS
 from ..records.reasons import Reason

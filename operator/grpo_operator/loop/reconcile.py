@@ -32,9 +32,8 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..tracing.attempt_trace import AttemptTraces
 from .attempt_starter import AttemptStarter
-from .caches import Caches, fetch_missing_job, fetch_missing_pods
+from .caches import Caches, PodStartEvents, fetch_missing_job, fetch_missing_pods
 from .garbage_collector import GarbageCollector
-from .pod_start_events import PodStartEvents
 from .preflights import Preflights
 from .shared_objects import STAYS_PAUSE
 from .status_writer import StatusWriter

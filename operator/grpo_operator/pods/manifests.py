@@ -20,7 +20,7 @@ from grpo_api.plan.plan import (
     Rendezvous,
     TrainingPlan,
 )
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.spec.immutability import WHILE_STOPPED
 from grpo_api.status.status import AttemptEnd, ResumeSource
 from grpo_api.text.contract import (

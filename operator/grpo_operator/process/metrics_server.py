@@ -63,9 +63,9 @@ from grpo_api.report.metrics import (
 )
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType, GRPOJobStatus
+from grpo_kube.cache import Quarantine
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import ConfigurationError
-from grpo_kube.quarantine import Quarantine
 from grpo_kube.work_queue import Observer, WorkQueue
 
 from ..records.records import GRPOJobRecord

@@ -40,11 +40,10 @@ from ..admission.inventory import node_facts
 from ..admission.queue import AdmissionQueue
 from ..decide.first_seen import FirstSeenTracker
 from ..loop.attempt_starter import AttemptStarter
-from ..loop.caches import Caches
+from ..loop.caches import Caches, PodStartEvents
 from ..loop.cluster_state import ClusterState, ReservedGangs
 from ..loop.garbage_collector import GarbageCollector
 from ..loop.measured_run_store import MeasuredRunStore
-from ..loop.pod_start_events import PodStartEvents
 from ..loop.preflights import Preflights
 from ..loop.progress import ProgressPuller, http_fetch, targets
 from ..loop.quarantine_reporter import QuarantineReporter

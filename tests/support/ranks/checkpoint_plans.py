@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import Outcome
+from grpo_api.report.revisions import Generations
 from grpo_api.text.clock import Clock
 from grpo_trainer.checkpoints import export, resume, volume_checkpoints
 from grpo_trainer.checkpoints.checkpoint_target import (

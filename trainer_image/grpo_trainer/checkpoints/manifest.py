@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import HTTPReward, RewardSpec

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.report.artifacts import Checkpoint
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 
 from ..gang import ranks
 from ..process.preemption import Preemption

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Sampler
 
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.spec.training import TrainingSpec
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
-from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import (
     EXIT_CODES,
     EngineCause,
@@ -23,6 +22,7 @@ from grpo_api.report.report import (
     Progress,
     Result,
 )
+from grpo_api.report.revisions import Generations
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV

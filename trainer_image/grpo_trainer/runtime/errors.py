@@ -27,8 +27,8 @@ Our code raises one of these classes where it finds the problem. Errors of torch
 recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
-from grpo_api.report.generation_spans import Generations
 from grpo_api.report.report import EngineCause, Result
+from grpo_api.report.revisions import Generations
 
 _HOST_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")
 _OUT_OF_MEMORY = ("MemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", *_HOST_MEMORY)

@@ -32,8 +32,7 @@ from trl import GRPOConfig
 from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_api.report.generation_spans import Generations
-from grpo_api.report.revisions import DATASET_FINGERPRINT
+from grpo_api.report.revisions import DATASET_FINGERPRINT, Generations
 from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.keyword_arguments import Overrides

@@ -46,7 +46,7 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from grpo_api.findings.step_row import RANK_SECONDS
-from grpo_api.report.generation_spans import Generations
+from grpo_api.report.revisions import Generations
 from grpo_api.report.training_metrics import ENGINE_MISMATCH, ENGINE_MISMATCH_MAX
 
 from ..checkpoints import writing
