@@ -101,6 +101,20 @@ def test_what_reads_a_job_answers_or_says_why_not_and_writes_nothing(line: str) 
             yaml.safe_load(printed.out)
 
 
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+@pytest.mark.parametrize("lasts", ["True", "False"])
+def test_who_suspends_or_resumes_a_job_without_lasting_checkpoints_reads_that_its_steps_are_lost(
+    verb: str, lasts: str
+) -> None:
+    state = "running" if verb == "suspend" else "suspended"
+    job = deepcopy(STATES[state])
+    assert job
+    job["status"]["conditions"].append(condition("Recoverable", lasts))
+    printed = grpo(Cluster(job), f"{verb} run").out
+    assert ("its steps so far are lost" in printed) is (lasts == "False")
+    assert ("checkpoint and gives" in printed or "last checkpoint" in printed) is (lasts == "True")
+
+
 @pytest.mark.parametrize("verb", CHANGES)
 def test_a_change_is_made_once_where_it_has_an_effect_and_refused_elsewhere(verb: str) -> None:
     for state, job in STATES.items():

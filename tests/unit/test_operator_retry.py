@@ -55,6 +55,20 @@ def test_only_a_raise_starts_a_failed_job_again(retry: int, seen: int, starts: b
     assert starts or decision.action is Action.WAIT
 
 
+@pytest.mark.parametrize(
+    ("attempt", "checkpoint", "goes_on"),
+    [(4, {"store": {"url": "s3://runs"}}, True), (0, {"store": {"url": "s3://runs"}}, False),
+     (4, {}, False)],
+)  # fmt: skip
+def test_a_retried_job_speaks_of_a_checkpoint_only_where_it_may_have_one(
+    attempt: int, checkpoint: dict[str, Any], goes_on: bool
+) -> None:
+    job = failed(1, checkpoint=checkpoint)
+    status = job.status.model_copy(update={"attempt": attempt})
+    message = judged(make_seen(stored(job, status))).message
+    assert ("last checkpoint" in message) is goes_on
+
+
 def test_a_retried_job_counts_anew_and_queues_as_any() -> None:
     seen = make_seen(failed(1, ttlSecondsAfterFinished=5))
     decision = judged(seen)

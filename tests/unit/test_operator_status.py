@@ -11,6 +11,7 @@ from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import merge_patch
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
+from grpo_operator.report.events import telling_change
 from grpo_operator.report.pod_reports import duration
 from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
@@ -256,6 +257,11 @@ def test_a_job_that_resumes_into_the_line_is_no_longer_suspended() -> None:
     )
     assert of_type(status, "Suspended")[:2] == ("False", "Resumed")
     assert status.phase == "Queued"
+    resumed = make_seen(stored(suspended, status))
+    started = after(resumed, Decision(Action.COMMIT, plan=GPU_PLAN))
+    change = telling_change(status.conditions, started.conditions)
+    assert change
+    assert change.reason == "Starting", "that it was resumed is no news any more"
 
 
 def test_a_waiting_job_says_what_it_waits_for_in_three_places() -> None:

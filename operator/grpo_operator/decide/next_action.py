@@ -79,9 +79,9 @@ def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  
     spec = observation.job.spec
     if not observation.is_retry_requested or spec is None:
         return None
-    message = (
-        f"spec.retry was raised to {spec.retry}: the job starts again from its last checkpoint"
-    )
+    message = f"spec.retry was raised to {spec.retry}: the job starts again"
+    if observation.job.status.attempt and spec.checkpoint.is_lasting:
+        message += " from its last checkpoint"
     return Decision(Action.RETRY, Reason.RETRYING, message)
 
 

@@ -219,7 +219,8 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
     else:
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
         yield from _no_longer_degraded(observation, f"attempt {number} starts")
-    yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
+    if job.is_true(C.SUSPENDED) or not job.condition(C.SUSPENDED):
+        yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(observation)
     yield from _engine_fallback(observation, decision)
     # asked for is not fallen back to: an Adapter reference is a request, too

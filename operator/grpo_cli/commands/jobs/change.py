@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from grpo_api.status.status import Phase
+from grpo_api.status.status import ConditionType, Phase
 
 from ...cluster import kubectl
 from ...cluster.job_end import is_retry_pending
@@ -16,6 +16,7 @@ from ...show.errors import NotYet
 
 _HOLDING = (Phase.STARTING, Phase.RUNNING)
 """Phases in which a job has pods."""
+_LOSS = "its steps so far are lost, since spec.checkpoint names no volume or store"
 
 
 class _State(NamedTuple):
@@ -24,6 +25,8 @@ class _State(NamedTuple):
     phase: str
     is_suspended: bool
     """`spec.suspend`, which the operator may not have acted on yet."""
+    loses_steps: bool
+    """True if the status says that no checkpoint outlives the pods."""
 
 
 def suspend_job(options: Namespace, name: str) -> str:
@@ -38,6 +41,8 @@ def suspend_job(options: Namespace, name: str) -> str:
     if state.is_suspended:
         return "is suspended already"
     _patch(options, name, suspend=True)
+    if state.phase in _HOLDING and state.loses_steps:
+        return f"suspended: it gives its GPUs back and will start again; {_LOSS}"
     if state.phase in _HOLDING:
         return "suspended: it saves a checkpoint and gives its GPUs back"
     return "suspended: it does not start until it is resumed"
@@ -57,6 +62,8 @@ def resume_job(options: Namespace, name: str) -> str:
     _patch(options, name, suspend=False)
     if state.phase == Phase.FAILED:
         return "resumed: it has failed, and goes on only if it is tried again (grpo retry)"
+    if state.loses_steps:
+        return f"resumed: it starts again once it has GPUs; {_LOSS}"
     return "resumed: it goes on from its last checkpoint once it has GPUs"
 
 
@@ -91,7 +98,18 @@ def _read_state(options: Namespace, name: str) -> _State:
     item = kubectl.get_object_of_job(options, name)
     _require_lasting(name, item)
     spec, status = item.get("spec") or {}, item.get("status") or {}
-    return _State(str(status.get("phase") or Phase.PENDING), spec.get("suspend") is True)
+    conditions = status.get("conditions") or []
+    return _State(
+        phase=str(status.get("phase") or Phase.PENDING),
+        is_suspended=spec.get("suspend") is True,
+        loses_steps=any(map(_is_unrecoverable, conditions)),
+    )
+
+
+def _is_unrecoverable(condition: object) -> bool:
+    if not isinstance(condition, dict) or condition.get("type") != ConditionType.RECOVERABLE:
+        return False
+    return condition.get("status") == "False"
 
 
 def _require_lasting(name: str, item: dict[str, Any]) -> None:
