@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from grpo.client import GRPOClient, Kubernetes
+from grpo.client import GRPOClient, GRPOError, Kubernetes
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.job_end import wait_for_end
 from grpo_cli.show.errors import CLUSTER, NOT_ENDED
@@ -39,9 +39,10 @@ STATES: dict[str, Object | None] = {
     "damaged": grpojob({**SPEC, "training": {"beta": "much"}}, {"conditions": "none"}),
 }
 READS = (
-    "list", "list -o json", "list -o yaml", "why run", "status run", "status run -o json", "usage",
-    "usage -o json", "logs run", "logs run -o json", "export run --to /nowhere/at/all",
-    "history run", "samples run -o json", "diagnose run -o json",
+    "list", "list -o json", "list -o yaml", "why run", "status run", "status run -o json",
+    "status run -o yaml", "usage", "usage -o json", "usage -o yaml", "logs run",
+    "logs run -o json", "export run --to /nowhere/at/all", "history run", "samples run -o json",
+    "samples run -o yaml", "diagnose run -o json", "diagnose run -o yaml",
     "calibrate run --to /nowhere/at/all", "wait run --timeout 0",
 )  # fmt: skip
 CHANGES = {
@@ -142,6 +143,14 @@ def test_an_api_server_that_does_not_answer_is_quoted(line: str) -> None:
             break
         assert printed.code == CLUSTER
         require_sentence(printed, FAULTS[fault])
+
+
+def test_events_of_no_job_are_an_error() -> None:
+    client = GRPOClient(Kubernetes())
+    with Cluster(None).as_kubectl(), pytest.raises(GRPOError, match='"typo" not found'):
+        client.get_job_events("typo")
+    with Cluster(deepcopy(STATES["running"])).as_kubectl():
+        assert client.get_job_events("run") == []
 
 
 @pytest.mark.parametrize("line", ["delete --", "suspend --", "retry --", "status --"])

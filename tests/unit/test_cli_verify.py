@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -44,6 +45,16 @@ def test_what_was_exported_and_signed_is_told(
     assert "2 × Error at step 4" in told
     assert "began at step 4 and exported the model" in told
     assert "Clone, moved 2 times, last after step 6 (every 3 steps, mixup 0.6)" in told
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_a_hash_is_printed_whole(
+    model: Path, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert verify(model) == 0
+    hashes = re.findall(r"sha256:\w+", capsys.readouterr().out)
+    assert {len(each) for each in hashes} == {len("sha256:") + 64}
 
 
 def test_what_nobody_signed_says_so(

@@ -362,6 +362,13 @@ def test_a_model_in_a_folder_is_no_repository_of_the_hub(tmp_path: Path, name: s
     assert any("put the folder on the claim of model.volume" in note for note in notes(tmp_path))
 
 
+def test_a_dataset_in_a_folder_is_no_repository_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    text = script()
+    assert "files" in spec_of(tmp_path, text)["dataset"]
+    assert any("gsm8k: it is a folder here; the rows are made" in note for note in notes(tmp_path))
+
+
 NEIGHBOUR = """
 import os
 base = 0.25

@@ -81,15 +81,16 @@ def test_json_and_yaml_are_the_result(manifest: Any, capsys: pytest.CaptureFixtu
     assert yaml.safe_load(capsys.readouterr().out) == printed
 
 
-def test_each_job_of_a_file_is_a_document_and_a_picture_is_of_one(
+def test_plans_of_several_jobs_are_items_of_one_document_and_a_picture_is_of_one(
     manifest: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(manifest())
     path.write_text(f"{path.read_text()}---\n{path.read_text()}")
-    assert main(["plan", "-f", str(path), *EIGHT, "-o", "yaml"]) == 0
-    first, second = yaml.safe_load_all(capsys.readouterr().out)
-    assert first["feasible"]
-    assert first == second
+    for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        assert main(["plan", "-f", str(path), *EIGHT, "-o", form]) == 0
+        first, second = read(capsys.readouterr().out)["items"]
+        assert first["feasible"]
+        assert first == second
     picture = str(tmp_path / "plan.svg")
     assert main(["plan", "-f", str(path), *EIGHT, "-o", "svg", "--to", picture]) == 2
     assert "--to names one picture" in capsys.readouterr().err

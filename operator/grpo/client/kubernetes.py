@@ -68,6 +68,8 @@ class Kubernetes:
         """Events about the GRPOJob, oldest first."""
         selector = f"--field-selector=involvedObject.kind={KIND},involvedObject.name={name}"
         items = kubectl.get_json(self._options, "events", selector)["items"]
+        if not items:
+            kubectl.get_object_of_job(self._options, name)  # says so if there is no such job
         events = [
             Event(
                 item.get("type") or "",

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..from_trl.cli_config import read_config
+from ..from_trl.dataset_reader import WRITE_ROWS
 from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, code_cells, name_cells
 from ..from_trl.script_reader import read_script
@@ -69,7 +70,7 @@ def run(options: Namespace) -> int:
             cells = code_cells(text, source.name)
             text = "\n".join(cells)
         trl_run = _read_run(source, text)
-        _mark_folder(trl_run, source)
+        _mark_folders(trl_run, source)
         name = options.name or job_name(source.name)
         documents = job_documents(
             trl_run, name, options.processes, options.model, options.parameters
@@ -122,14 +123,20 @@ def _read_run(source: Path, text: str) -> TrlRun:
     return read_config(values, source.name, read_module)
 
 
-def _mark_folder(trl_run: TrlRun, source: Path) -> None:
-    """Write the model's folder as one where it looks like a repository: `models/mine`."""
-    model = trl_run.model
-    if model is None or not isinstance(model.value, str):
-        return
-    folder = Path(model.value)
-    if not folder.is_absolute() and (folder.is_dir() or (source.parent / folder).is_dir()):
-        trl_run.model = TrlSetting(f"./{folder}", model.line)
+def _mark_folders(trl_run: TrlRun, source: Path) -> None:
+    """Take no folder for the repository of the hub that it looks like: `models/mine`."""
+
+    def is_folder(name: object) -> bool:
+        places = (Path(), source.parent)
+        path = Path(name) if isinstance(name, str) and name else Path("/")
+        return not path.is_absolute() and any((place / path).is_dir() for place in places)
+
+    model, dataset = trl_run.model, trl_run.dataset
+    if model and is_folder(model.value):
+        trl_run.model = TrlSetting(f"./{Path(model.value)}", model.line)
+    if is_folder(dataset.name):
+        dataset.is_made_by_script = True
+        trl_run.note(0, "dataset", str(dataset.name), f"it is a folder here; {WRITE_ROWS}")
 
 
 def _write(options: Namespace, text: str) -> None:

@@ -14,11 +14,9 @@ instead of a path.
 import sys
 from argparse import ArgumentParser, Namespace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
@@ -29,9 +27,10 @@ from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import job_classes, plan_inputs
-from ..inputs.kubectl_yaml import KubectlDumper, load_value
+from ..inputs.kubectl_yaml import load_value
 from ..inputs.manifest import Job, load_specs
 from ..show import plan_table
+from ..show.documents import print_document
 from ..show.errors import WRONG, NotYet, OptionError
 from ..show.terminal import console
 
@@ -133,7 +132,8 @@ def register(parser: ArgumentParser) -> None:
     job_classes.add_argument(parser)
     parser.add_argument(
         "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
-        help="json follows docs/reference/plan-schema.json; svg and png draw memory per phase",
+        help="a plan as in docs/reference/plan-schema.json, under `items` where there are several;"
+             " svg and png draw memory per phase",
     )  # fmt: skip
     parser.add_argument(
         "--what-if", metavar="KEY=VALUE", action="append", default=[],
@@ -167,7 +167,16 @@ def run(options: Namespace) -> int:
         raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
     # A wrong option for any job is refused before the first plan is printed.
     specs = [_requested_specs(options, job) for job in jobs]
-    return max(map(partial(_plan_job, options), jobs, specs))
+    results = []
+    code = PLANNED
+    for job, job_specs in zip(jobs, specs, strict=True):
+        result, job_code = _plan_job(options, job, job_specs)
+        results.append(result)
+        code = max(code, job_code)
+    if options.output in ("json", "yaml"):
+        plans = [result.model_dump(mode="json") for result in results]
+        print_document(options.output, plans[0] if len(plans) == 1 else {"items": plans})
+    return code
 
 
 class RequestedSpecs(NamedTuple):
@@ -196,24 +205,15 @@ def _requested_specs(options: Namespace, job: Job) -> RequestedSpecs:
     return RequestedSpecs(job_class, spec, changed_specs)
 
 
-def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
-    """Plans and prints one job."""
+def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> tuple[PlanResult, int]:
+    """Plan one job and show it, unless all plans are one document; return its exit code, too."""
     name, namespace = job.metadata["name"], job.metadata.get("namespace")
     job_class, spec = specs.job_class, specs.spec
     learned = None if options.model else plan_inputs.fetch_learned(options, name, namespace)
     result = plan_inputs.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
-    elif options.output == "json":
-        print(result.model_dump_json(indent=2))
-    elif options.output == "yaml":
-        # The file may have several jobs: each is a document of its own.
-        fields = result.model_dump(mode="json")
-        text = yaml.dump(
-            fields, Dumper=KubectlDumper, sort_keys=False, width=120, explicit_start=True
-        )
-        print(text, end="")
-    else:
+    elif options.output == "table":
         plan_table.show_plan(console(), name, result, everything=options.all)
         if job_class:
             console().print(job_classes.class_message(spec, job_class))
@@ -236,7 +236,7 @@ def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> int:
         left_out = unused_changes(spec, changed_spec)
         plan_table.show_difference(console(), change, result, changed, left_out)
         code = max(code, exit_code(changed))
-    return code
+    return result, code
 
 
 def _refuse_slips(options: Namespace, spec: GRPOJobSpec) -> None:

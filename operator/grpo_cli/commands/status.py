@@ -4,13 +4,11 @@ where its pods are.
 `kubectl describe` prints everything, in the order of the alphabet.
 """
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from operator import attrgetter
 
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_api.findings.diagnosis import finding_message
@@ -25,7 +23,8 @@ from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import plural, sharding
 
 from ..cluster import kubectl
-from ..show.terminal import console, gib, plain_text, print_entry, show_table
+from ..show.documents import add_output, print_document
+from ..show.terminal import console, gib, plain_text, print_entry, show_facts, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -33,23 +32,17 @@ _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarti
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
-    parser.add_argument(
-        "-o", "--output", choices=["screen", "json"], default="screen", help="unset: screen"
-    )
+    add_output(parser, "screen")
     kubectl.add_arguments(parser)
 
 
 def run(options: Namespace) -> int:
-    """Prints the screen, or the status as JSON; exit code 0 whatever the job's state."""
+    """Prints the screen, or the status for a program; exit code 0 whatever the job's state."""
     metadata, job = kubectl.get_job(options, options.name)
-    if options.output == "json":
+    if options.output != "screen":
         named = {key: metadata[key] for key in ("namespace", "name")}
-        print(
-            json.dumps(
-                named | job.status.model_dump(mode="json", by_alias=True, exclude_none=True),
-                indent=2,
-            )
-        )
+        status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        print_document(options.output, named | status)
         return 0
     name = f"{metadata['namespace']}/{metadata['name']}"
     show_status(console(), name, job, metadata.get("deletionTimestamp"))
@@ -68,10 +61,7 @@ def show_status(out: Console, name: str, job: GRPOJob, deleted_since: str | None
     for finding in job.status.findings or []:
         message = plain_text(finding_message(finding), "bold yellow")
         print_entry(out, message, [plain_text(finding.advice)])
-    facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    for label, text in _facts(job):
-        facts.add_row(plain_text(label, "dim"), plain_text(text))
-    out.print(facts)
+    show_facts(out, _facts(job))
     _conditions(out, job.status.conditions)
     _pods(out, job.status.pods)
 

@@ -4,7 +4,6 @@ cost.
 The states are those of docs/explanation/usage.md. Jobs on CPUs hold no GPUs and are left out.
 """
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_api.text.timing import HOUR
 
 from ..cluster import kubectl
+from ..show.documents import add_output, print_document
 from ..show.errors import NotYet, OptionError
 from ..show.terminal import console, show_table
 
@@ -36,9 +36,7 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-A", "--all-namespaces", action="store_true", help="those of all namespaces"
     )
-    parser.add_argument(
-        "-o", "--output", choices=("table", "json"), default="table", help="unset: table"
-    )
+    add_output(parser)
     kubectl.add_arguments(parser)
 
 
@@ -51,9 +49,9 @@ def run(options: Namespace) -> int:
         )
     items = kubectl.get_jobs(options, [options.name] if options.name else [])
     rows = list(_rows(items, with_namespace=options.all_namespaces))
-    if options.output == "json":
+    if options.output != "table":
         document = {"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}
-        print(json.dumps(document, indent=2))
+        print_document(options.output, document)
         return 0
     if not rows:
         raise NotYet(

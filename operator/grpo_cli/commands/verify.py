@@ -10,11 +10,8 @@ Exit codes:
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-from rich.table import Column, Table
-from rich.text import Text
 
 from grpo_api.provenance.provenance import (
     ENVELOPE_FILE,
@@ -38,7 +35,7 @@ from ..inputs.integrity import (
 )
 from ..show.errors import OptionError
 from ..show.progress import byte_progress
-from ..show.terminal import console
+from ..show.terminal import console, show_facts
 
 GENUINE, DIFFERENT = 0, 1
 
@@ -91,9 +88,11 @@ def _verify_folder(folder: Path, options: Namespace) -> int:
                 [unsigned_message(signed, key)], "these files are a conversion of it"
             )
         conversion = ("converted", statement.predicate.description)
-        _show([*_check_facts(compared, envelope, signer), conversion, *_facts(trained.predicate)])
+        made_of = [conversion, *_facts(trained.predicate)]
     else:
-        _show([*_check_facts(compared, envelope, signer), *_facts(statement.predicate)])
+        made_of = [*_facts(statement.predicate)]
+    facts = [*_check_facts(compared, envelope, signer), *made_of]
+    show_facts(console(), [(_plain(label), _plain(text)) for label, text in facts])
     return GENUINE
 
 
@@ -121,13 +120,6 @@ def _check_facts(
         yield "signed", f"{ENVELOPE_FILE} was not checked: give the public key with --key"
     else:
         yield "signed", "by nobody: a person who changes a file can change its hash, too"
-
-
-def _show(facts: Iterable[tuple[str, str]]) -> None:
-    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    for label, value in facts:
-        table.add_row(Text(_plain(label), "dim"), Text(_plain(value)))
-    console().print(table)
 
 
 def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_api.text.messages import printable_text
@@ -80,6 +80,20 @@ def show_table(
             pairs = map(" ".join, zip(headings[1:], values, strict=True))
             first, below = plain_text(name, "bold"), [plain_text(", ".join(pairs))]
         print_entry(out, first, below)
+
+
+def show_facts(out: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print texts beside their labels; where that would break a word, such as a hash, each below
+    the start of its label."""
+    entries = [(plain_text(label, "dim"), plain_text(text)) for label, text in facts]
+    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for entry in entries:
+        table.add_row(*entry)
+    if Measurement.get(out, out.options.update(max_width=_ANY_WIDTH), table).minimum <= out.width:
+        out.print(table)
+        return
+    for label, text in entries:
+        print_entry(out, Text.assemble(label, "  ", text), [])
 
 
 def print_entry(out: Console, first: Text, below: Iterable[Text]) -> None:

@@ -1,16 +1,14 @@
 """`grpo list`: the jobs of a namespace, or of all, in 80 columns: what each does and how far it
 is."""
 
-import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-import yaml
 from rich.text import Text
 
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line, readable_job
-from ...inputs.kubectl_yaml import KubectlDumper
+from ...show.documents import add_output, print_document
 from ...show.terminal import console, plain_text, show_table
 
 NUMBERS = ("GPUs", "KL", "reward")
@@ -21,9 +19,7 @@ def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
     parser.add_argument("-l", "--selector", help="only jobs with these labels, as for kubectl")
-    parser.add_argument(
-        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="unset: table"
-    )
+    add_output(parser)
     kubectl.add_arguments(parser)
 
 
@@ -32,11 +28,8 @@ def run(options: Namespace) -> int:
     flags = ["--all-namespaces"] if options.all_namespaces else []
     flags += [f"--selector={options.selector}"] if options.selector else []
     jobs = kubectl.get_json(options, kubectl.RESOURCE, *flags)
-    if options.output == "json":
-        print(json.dumps(jobs, indent=2))
-        return 0
-    if options.output == "yaml":
-        print(yaml.dump(jobs, Dumper=KubectlDumper, sort_keys=False), end="")
+    if options.output != "table":
+        print_document(options.output, jobs)
         return 0
     rows = [_row(item, with_namespace=options.all_namespaces) for item in jobs["items"]]
     if not rows:

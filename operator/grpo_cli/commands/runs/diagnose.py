@@ -4,7 +4,6 @@ The run may be a job in the cluster or anybody's: a file of TRL's logs is enough
 those of docs/reference/findings.md.
 """
 
-import json
 from argparse import ArgumentParser, Namespace
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
@@ -14,6 +13,7 @@ from grpo_api.report.report import Finding
 
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_steps
+from ...show.documents import add_output, print_document
 from ...show.errors import OptionError
 from ...show.terminal import console, plain_text, print_entry
 
@@ -33,9 +33,7 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--max-kl", type=float, help="guard.maxKL of the run; unset: no absolute limit"
     )
-    parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="unset: text"
-    )
+    add_output(parser, "text")
     add_pod_arguments(parser)
 
 
@@ -46,8 +44,8 @@ def run(options: Namespace) -> int:
     limits = RunLimits(max_kl=options.max_kl)
     steps_by_run = {name: load_steps(options, name) for name in options.runs}
     findings_by_run = {name: diagnose(steps, limits) for name, steps in steps_by_run.items()}
-    if options.output == "json":
-        print(json.dumps(_items(findings_by_run), indent=2))
+    if options.output != "text":
+        print_document(options.output, _items(findings_by_run))
     else:
         for name, findings in findings_by_run.items():
             _print_findings(name, steps_by_run[name], findings)

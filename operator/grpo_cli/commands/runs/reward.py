@@ -24,6 +24,7 @@ from grpo_operator.pods.manifests import plan_json
 from ...inputs import local_preflight
 from ...inputs.manifest import Job, load_specs
 from ...inputs.run_history import load_rows, sampled_completions
+from ...show.documents import add_output, print_document
 from ...show.errors import ENDED_BADLY, NotYet, OptionError
 from ...show.terminal import console, show_table
 
@@ -46,7 +47,7 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--files", type=Path, metavar="FOLDER", help="what the functions' ConfigMaps hold"
     )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    add_output(parser)
 
 
 def run(options: Namespace) -> int:
@@ -68,8 +69,8 @@ def run(options: Namespace) -> int:
     if not rows:
         raise OptionError(f"{options.completions}: no row has `completion`")
     result = _score_rows(jobs[0], rows, options.files)
-    if options.output == "json":
-        print(json.dumps(result, indent=2))
+    if options.output != "table":
+        print_document(options.output, result)
     elif "error" not in result:
         _show(rows, result["rewards"])
     if "error" in result:

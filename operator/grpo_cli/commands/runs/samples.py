@@ -1,6 +1,5 @@
 """`grpo samples`: shows what the policy wrote, with rewards and advantages."""
 
-import json
 import math
 from argparse import ArgumentParser, Namespace
 
@@ -8,7 +7,6 @@ from rich.console import Console
 
 from grpo_api.findings.step_row import as_number
 from grpo_api.report.history import SAMPLES_FILE, STEP, Row
-from grpo_api.text.log_lines import finite_values
 
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import (
@@ -18,6 +16,7 @@ from ...inputs.run_history import (
     sampled_completions,
     step_of,
 )
+from ...show.documents import add_output, print_document
 from ...show.errors import NotYet, OptionError
 from ...show.terminal import console, plain_text
 
@@ -32,9 +31,7 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reward", metavar="NAME", help="reward function to sort by. Unset: the advantage"
     )
-    parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="unset: text"
-    )
+    add_output(parser, "text")
     add_pod_arguments(parser)
 
 
@@ -55,8 +52,8 @@ def run(options: Namespace) -> int:
     completions = list(sampled_completions(lines))
     if sorts:
         completions = _select_completions(options, completions)
-    if options.output == "json":
-        print(json.dumps(finite_values(completions), ensure_ascii=False, indent=2))
+    if options.output != "text":
+        print_document(options.output, completions)
         return 0
     out = console()
     for completion in completions:
