@@ -2,6 +2,7 @@
 it."""
 
 from collections.abc import Callable
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,113 @@ def test_no_variable_of_the_environment_gets_into_a_config_map(tmp_path: Path) -
     text = lines + script().replace("float(len(completion))", "len(os.getcwd())")
     (config_map, _) = init(tmp_path, text)
     assert "SECRET" not in config_map["data"]["rewards.py"]
+
+
+STEPS = st.sampled_from([
+    "other = kw\nother['beta'] = V", "def late():\n    kw['beta'] = V\nlate()",
+    "def turn():\n    global B\n    B = V\nturn()",
+    "def fill(entries):\n    entries['beta'] = V\nfill(kw)",
+    "C = V; B = C; args = GRPOConfig(beta=B)",
+    "class Next(Config):\n    seed: int = 3\nargs = Next()",
+    "class Last(Config):\n    def __init__(self):\n        self.beta = V\nargs = Last()",
+    "B = V", "B = [V][0]", "B += V", "B, C = V, V", "(B := V)", "if V > 0.5:\n    B = V",
+    "del kw['beta']", "for B in (V, V):\n    pass",
+    "match V:\n    case 0.25:\n        B = V\n    case _:\n        kw = dict(beta=V)",
+    "kw = {'beta': B}", "kw = dict(beta=V)", "kw['beta'] = V", "kw.update(beta=V)",
+    "C = kw.pop('beta')", "kw |= {'beta': V}", "args = GRPOConfig(beta=B)",
+    "args = GRPOConfig(**kw)", "args = Config()", "args = Config(beta=V)",
+    "args = replace(args, beta=V)", "args = replace(args)", "args.beta = V", "args.beta += V",
+    "args.beta: float = V", "args.beta, C = V, V", "setattr(args, 'beta', V)",
+    "vars(args).update(beta=V)", "vars(args).update({'beta': V}, seed=3)", "args.__dict__ |= kw",
+    "args.__dict__['beta'] = V", "vars(args)['be' 'ta'] = V", "vars(args).update(**kw)",
+    "vars(args)[str('beta')] = V", "[setattr(args, 'beta', value) for value in (V, V)]",
+    "B > V and setattr(args, 'beta', V)", "object.__setattr__(args, 'beta', V)",
+    "vars(args).pop('beta', 0)", "del args.__dict__['seed']",
+    "for name in ['beta']:\n    setattr(args, name, V)",
+    "kw = {'beta': V, 'run_name': str(V)}\nargs = GRPOConfig(**kw)",
+    "other = args\nother.beta = V", "if V > 0.5:\n    args.beta = V",
+    "def tune(config, beta=V):\n    config.beta = beta", "tune(args)", "tune(args, V)",
+    "tune(args, *[V])", "if V > 0.5:\n    tune(args)",
+    "def make(beta=V):\n    made = GRPOConfig(beta=beta)\n    made.beta += V\n    return made",
+    "def make(beta=V):\n    return GRPOConfig(beta=beta)", "args = make(**{'beta': V})",
+    "def make():\n    return GRPOConfig(beta=B)", "args = make()", "args = make(V)",
+    "@added\ndef make(beta=V):\n    return GRPOConfig(beta=beta)", "make = added(make)",
+    "@Added\ndef make(beta=V):\n    return GRPOConfig(beta=beta)", "args = Added(make)()",
+    "args = copy(args)\nargs.beta = V", "other = deepcopy(args)\nother.beta = V",
+    "kw = {key: value for key, value in kw.items() if value > V}",
+])  # fmt: skip
+BEGIN = """
+class Config(GRPOConfig):
+    beta: float = 0.75
+B, kw, args = 0.25, {"beta": 0.5}, GRPOConfig(beta=0.75)
+def tune(config):
+    pass
+def added(function):
+    def inner(*given):
+        made = function(*given)
+        made.beta += 1
+        return made
+    return inner
+class Added:
+    def __init__(self, function):
+        self.function = function
+    def __call__(self, *given):
+        return added(self.function)(*given)
+def make():
+    return GRPOConfig(beta=0.5)
+"""
+ENDS = [
+    "trainer = GRPOTrainer(MODEL, args=args)",
+    "def main():\n    trainer = GRPOTrainer(MODEL, args=args)\nmain()",
+    "def main(config):\n    trainer = GRPOTrainer(MODEL, args=config)\nmain(args)",
+    "def go():\n    GRPOTrainer(MODEL, args=GRPOConfig(beta=LATE))\nLATE = V\ngo()\nLATE = V",
+]
+
+
+class Stub:
+    """Stands for GRPOConfig, whose fields a script sets."""
+
+    beta = 0.0
+
+    def __init__(self, **fields: float) -> None:
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+
+@given(
+    steps=st.lists(STEPS, max_size=6, unique_by=lambda step: step[:11]),
+    end=st.sampled_from(ENDS),
+    data=st.data(),
+)
+@settings(max_examples=cases(600, gate=50))
+def test_a_setting_is_what_the_script_makes_of_it_or_named(
+    steps: list[str], end: str, data: st.DataObject
+) -> None:
+    text = "\n".join([BEGIN, *steps, end])
+    while "V" in text:
+        value = data.draw(st.sampled_from(["0.25", "0.5", "0.75", "1.0"]))
+        text = text.replace("V", value, 1)
+    trained: list[float] = []
+    names: dict[str, object] = {
+        "GRPOConfig": Stub,
+        "GRPOTrainer": lambda _, args: trained.append(args.beta),
+        "MODEL": "a/b",
+        "copy": copy,
+        "deepcopy": deepcopy,
+        "replace": lambda args, **fields: Stub(**({"beta": args.beta} | fields)),
+    }
+    try:
+        exec(text, names)
+    except (KeyError, TypeError):
+        return  # not a script that runs, such as one that removes a key twice
+    run = read_script(f"MODEL = 'a/b'\n{text}", "train.py", lambda _: None)
+    setting = run.config.get("beta")
+    is_named = any(note.name not in ("train_dataset", "reward_funcs") for note in run.notes)
+    assert is_named or trained == [setting.value if setting else 0.0]
+
+
+@pytest.mark.parametrize("decorator", ["added", "Added"])
+def test_a_function_is_what_its_decorator_makes_of_it(decorator: str) -> None:
+    made = f"@{decorator}\ndef make(beta):\n    return GRPOConfig(beta=beta)\nargs = make(0.25)"
+    run = read_script(f"MODEL = 'a/b'\n{BEGIN}\n{made}\n{ENDS[0]}", "train.py", lambda _: None)
+    assert run.config["beta"].value == 1.25

@@ -4,6 +4,7 @@ import ast
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from .constant_folding import COMPARISONS, TEXT_METHODS, UNARY, operate
@@ -185,13 +186,10 @@ class Evaluator(Objects):
         inner = Frame([], frame)
         first = node.generators[0]
         items = self.iterate(self.evaluate(first.iter, frame))
-        is_plain = len(node.generators) == 1 and not first.ifs
-        if items is not None and is_plain and isinstance(node, ast.ListComp):
-            uses: list[Use] = []
-            for item in items:
-                self.assign(first.target, item, inner)
-                uses.append(self.use(node.elt, inner))
-            return make_list(uses, node)
+        if items is not None and len(node.generators) == 1:
+            made = self._comprehend_known(node, first, items, inner)
+            if made is not None:
+                return made
 
         def follow_once() -> None:
             for generator in node.generators:
@@ -204,6 +202,30 @@ class Evaluator(Objects):
 
         self.repeat(follow_once)
         return Unknown(node)
+
+    def _comprehend_known(
+        self, node: _Comprehension, generator: ast.comprehension, items: list[Use], frame: Frame
+    ) -> Value | None:
+        """A list or a dict made of known items; None where a condition or a key is unknown."""
+        uses: list[Use] = []
+        cells: dict[object, Use] = {}
+        for item in items:
+            self.assign(generator.target, item, frame)
+            conditions = [truth(self.evaluate(test, frame)) for test in generator.ifs]
+            if None in conditions:
+                return None
+            if not all(conditions):
+                continue
+            if isinstance(node, ast.DictComp):
+                key = self.evaluate(node.key, frame)
+                if not (isinstance(key, Known) and is_key(key.value)) or key.assumptions:
+                    return None
+                cells[key.value] = self.use(node.value, frame)
+            elif isinstance(node, ast.ListComp):
+                uses.append(self.use(node.elt, frame))
+            else:
+                return None
+        return make_dict(cells, node) if isinstance(node, ast.DictComp) else make_list(uses, node)
 
     # Calls
 
@@ -224,12 +246,8 @@ class Evaluator(Objects):
 
     def apply(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value:
         """What a call returns."""
-        value: Value | None = None
+        value = self._apply_own(callee, arguments, node)
         match callee:
-            case Function():
-                return self.follow(callee, arguments)
-            case Class():
-                return self.instantiate(callee, arguments, node)
             case Object(name="partial", arguments=Arguments(positional=[function, *given])):
                 named = callee.arguments.named | arguments.named
                 merged = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
@@ -251,6 +269,22 @@ class Evaluator(Objects):
             return parse_options(self, parser, arguments, node)
         positions = POSITIONAL_FIELDS.get(getattr(callee, "name", ""), ())
         return self.record(make_object(callee, arguments, arguments.by_name(positions), node))
+
+    def _apply_own(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value | None:
+        """What a call of a function, a class or an object of the script returns."""
+        match callee:
+            case Function(wrapper=Value() as wrapper, owner=owner):
+                first = [Use(owner, node)] if owner else []
+                given = replace(arguments, positional=[*first, *arguments.positional])
+                return self.apply(wrapper, given, node)
+            case Function():
+                return self.follow(callee, arguments)
+            case Class():
+                return self.instantiate(callee, arguments, node)
+            case Object(maker=Class()):
+                method = self.attribute(callee, "__call__", node)
+                return self._apply_own(method, arguments, node)
+        return None
 
     def follow_expression(self, node: ast.expr, frame: Frame) -> Way:
         """Follow an expression that stands for itself."""

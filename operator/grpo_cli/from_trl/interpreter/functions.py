@@ -84,6 +84,44 @@ def _asdict(_: Objects, given: Arguments, node: ast.Call) -> Value:
     return make_dict(cells, node)
 
 
+def _copy(_: Objects, given: Arguments, __: ast.Call, *, is_deep: bool = False) -> Value | None:
+    made = given.first if len(given.uses) == 1 else None
+    if isinstance(made, Items | Entries) or (isinstance(made, Object) and not made.method):
+        return _copied(made, is_deep=is_deep)
+    return None
+
+
+def _copied(value: Value, *, is_deep: bool) -> Value:
+    """The same list, dict or object, in stores of its own."""
+
+    def content(store: Store) -> Store:
+        uses = dict(store)
+        if is_deep:
+            uses = {
+                key: replace(use, value=_copied(use.value, is_deep=True))
+                for key, use in uses.items()
+            }
+        return Store(store.kind, uses)
+
+    match value:
+        case Items() | Entries():
+            return replace(value, cells=content(value.cells))
+        case Object():
+            return replace(value, fields=content(value.fields))
+    return value
+
+
+def _replace(objects: Objects, given: Arguments, node: ast.Call) -> Value | None:
+    """A dataclass with other fields; that of the script is made again."""
+    match given.positional:
+        case [Use(value=Object(maker=Class() as definition) as made)]:
+            named = Arguments([], {**made.fields, **given.named}, given.has_unknown)
+            return replace(objects.instantiate(definition, named, node), is_parsed=made.is_parsed)
+        case [Use(value=Object(method=None) as made)] if not given.has_unknown:
+            return replace(made, fields=Store("fields", {**made.fields, **given.named}))
+    return None
+
+
 def _vars(_: Objects, given: Arguments, node: ast.Call) -> Value:
     made = given.first
     return Entries(node, made.fields) if isinstance(made, Object | Class) else Unknown(node)
@@ -144,14 +182,17 @@ FUNCTIONS: dict[str, Call] = {
     **dict.fromkeys(("object.__setattr__", "setattr"), _setattr),
     **dict.fromkeys(("list", "tuple"), _list),
     "asdict": _asdict,
+    "copy": _copy,
     "dedent": _dedent,
+    "deepcopy": partial(_copy, is_deep=True),
     "dict": _dict,
     "getattr": _getattr,
     "len": _len,
+    "replace": _replace,
     "super": _super,
     "vars": _vars,
 }
-LIBRARY_FUNCTIONS = ("asdict", "dedent", "getenv")
+LIBRARY_FUNCTIONS = ("asdict", "copy", "dedent", "deepcopy", "getenv", "replace")
 """Those that scripts import, and may call by the name of their module."""
 
 
@@ -196,6 +237,8 @@ def _call_dict(
     key = given.first.value if isinstance(given.first, Known) else MISSING
     if name in ("get", "pop", "setdefault") and key is not MISSING and (is_closed or key in cells):
         return _call_entry(objects, cells, name, given)
+    if name == "copy" and not isinstance(entries, Row):
+        return make_dict(dict(cells), node)
     if name == "items" and is_closed:
         pairs = [[Use(Known(node, key), node), use] for key, use in cells.items()]
         return make_list([Use(make_list(pair, node), node) for pair in pairs], node)

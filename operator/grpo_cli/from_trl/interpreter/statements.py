@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..trl_run import Note, ReadModule
 from .evaluator import Evaluator
 from .heap import Way
-from .syntax import parse
+from .syntax import called_name, parse
 from .values import (
     COMPUTED,
     MISSING,
@@ -126,6 +126,8 @@ class Interpreter(Evaluator):
                     opened = self.use(item.context_expr, frame)
                     if item.optional_vars is not None:
                         self.assign(item.optional_vars, opened, frame)
+                if any(called_name(item.context_expr) == "suppress" for item in items):
+                    return self._ways([body, []], frame)
                 return self._block(body, frame)
             case ast.Return(value=result):
                 value = self.evaluate(result, frame) if result else Known(statement, None)
@@ -149,12 +151,8 @@ class Interpreter(Evaluator):
         """Follow a statement that binds or changes something."""
         match statement:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                function = Use(self.define(statement, frame), statement, frame)
-                for mark in statement.decorator_list:
-                    decorator = self.evaluate(mark, frame)
-                    if isinstance(decorator, Function):  # it may register the function
-                        self.follow(decorator, Arguments([function]))
-                self.write(frame.binder(name).names, name, function)
+                function = self._decorate(self.define(statement, frame), statement, frame)
+                self.write(frame.binder(name).names, name, Use(function, statement, frame))
             case ast.ClassDef():
                 self._define_class(statement, frame)
             case ast.Import() | ast.ImportFrom():
@@ -214,6 +212,24 @@ class Interpreter(Evaluator):
         )
         self._functions.append(function)
         return function
+
+    def _decorate(
+        self,
+        value: Function | Class,
+        definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+        frame: Frame,
+    ) -> Value:
+        """What the script's own decorators make of a function or a class; others leave it."""
+        marks = [(self.evaluate(mark, frame), mark) for mark in definition.decorator_list]
+        made: Value = value
+        for mark, node in reversed(marks):
+            maker = mark.maker if isinstance(mark, Object) else mark
+            if isinstance(maker, Function | Class):
+                call = ast.copy_location(ast.Call(node, [], []), node)
+                made = self.apply(mark, Arguments([Use(made, definition, frame)]), call)
+        if made is value or isinstance(value, Class):
+            return made
+        return replace(value, wrapper=made)  # a reward is copied as it is written
 
     def follow(self, function: Function, arguments: Arguments | None) -> Value:
         """What a call of a script's function returns; without arguments, a command line or a
@@ -299,7 +315,8 @@ class Interpreter(Evaluator):
             }
             for name, use in made.defaults.items():
                 made.fields.put(name, (self.plain_default(use) if use else None) or MISSING)
-        self.write(frame.binder(statement.name).names, statement.name, Use(made, statement, frame))
+        use = Use(self._decorate(made, statement, frame), statement, frame)
+        self.write(frame.binder(statement.name).names, statement.name, use)
 
     # Imports
 

@@ -221,6 +221,8 @@ class Function(Value):
     home: "Class | None" = None
     """The class that defines it."""
     fields: Store = field(default_factory=lambda: Store("fields"))
+    wrapper: Value | None = None
+    """What its decorators call in its place."""
 
     @property
     def name(self) -> str:
