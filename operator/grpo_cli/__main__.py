@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     # Looking for plug-ins of pydantic reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    if is_completion():
-        complete_words(command_parser(words_to_complete()))
+    if "_ARGCOMPLETE" in os.environ:
+        _complete_line()
     try:
         with _without_garbage_collection():
             options = command_parser().parse_args(arguments)
@@ -226,21 +226,12 @@ NO_FILES, FILES_TOO = ":4", ":0"
 """Cobra's directives after the last completion: without files of the folder, or with them."""
 
 
-def is_completion() -> bool:
-    """Return True if a shell has started this process to ask for completions."""
-    return "_ARGCOMPLETE" in os.environ
-
-
-def words_to_complete() -> list[str]:
-    """Return the words of the line that the shell completes."""
-    return os.environ.get("COMP_LINE", "").split()
-
-
-def complete_words(parser: argparse.ArgumentParser) -> None:
-    """Give the shell its completions, and end the process."""
+def _complete_line() -> None:
+    """Give the shell that has started this process the completions of its line, and end."""
     import argcomplete
 
-    argcomplete.autocomplete(parser)
+    line_words = os.environ.get("COMP_LINE", "").split()
+    argcomplete.autocomplete(command_parser(line_words))
 
 
 def completions(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:

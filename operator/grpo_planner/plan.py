@@ -39,7 +39,7 @@ from .search.demand import Demand, build_demand, refuse_long_sequences
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
-from .search.option import Option, closest_miss, notable
+from .search.option import Option, missing_shares, notable
 from .search.scaling_curve import Size, curve, deciding_rule
 from .search.search import LONGEST_RUN, LONGEST_STEP, Search
 from .time.measured_runs import NO_RUNS, MeasuredRuns
@@ -368,8 +368,7 @@ def _too_slow(search: Search) -> PlanResult:
 
 def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> PlanResult:
     """The answer where no option fits: what is missing and what would help."""
-    nearest = closest_miss(options)
-    assert nearest is not None, "there are options"
+    nearest = min(options, key=missing_shares)
     place = nearest.place
     footprint = nearest.footprint
     host_need, host_have = distinct_gib(nearest.host, place.host_memory)

@@ -212,7 +212,7 @@ class AdmissionQueue:
         if not waiting_uids:
             return None
         try:
-            cycle_input = self._cycle_input(self._snapshot())
+            cycle_input = self._cycle_input()
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
@@ -230,7 +230,8 @@ class AdmissionQueue:
         denial_pauses = self._assumptions.denial_pauses(self._clock()).values()
         return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
 
-    def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
+    def _cycle_input(self) -> CycleInput:
+        snapshot = self._snapshot()
         jobs = tuple(self._jobs)
         assumed = self._assumptions.claims()
         denied_recently = frozenset(self._assumptions.denial_pauses(self._clock()))
@@ -388,7 +389,7 @@ class AdmissionQueue:
 
     def _restart_at_once(self, job: GRPOJobRecord) -> Verdict:
         """Decide at once on the newest facts: the job's GPUs are idle until then."""
-        cycle_input = self._cycle_input(self._snapshot())
+        cycle_input = self._cycle_input()
         verdict = restart(job, cycle_input)
         if verdict.admitted and verdict.plan:
             self._assumptions.add(verdict.apply_to(job), verdict.plan)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import ObjectKey
@@ -27,7 +28,7 @@ from ..decide.next_action import decide
 from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.preflight import is_checked
 from ..records.job_class import JobClasses, with_class
-from ..records.packed_job import content_without_status
+from ..records.packed_job import JobContent
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..tracing.attempt_trace import AttemptTraces
@@ -131,7 +132,7 @@ class Observer:
         """
         if job.is_finished or job.deleting or not job.queue_name:
             return None
-        here = replace(job, typed=content_without_status(job.spec))
+        here = replace(job, typed=JobContent(job.spec, (), GRPOJobStatus(), job.spec))
         here = with_class(here, self.classes())
         observation = Observation(job=here, now=self.clock.wall(), at=self.clock.monotonic())
         return self.workloads.look(observation)

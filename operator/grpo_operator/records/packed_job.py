@@ -41,11 +41,6 @@ class JobContent:
     """Why the job can't have its class; `spec` is then the declared one."""
 
 
-def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
-    """The content of a job that has no status here."""
-    return JobContent(spec, (), GRPOJobStatus(), spec)
-
-
 def with_queue_name(content: JobContent, queue: str) -> JobContent:
     """The content with the LocalQueue of the label, where the spec names none."""
     spec = content.spec

@@ -168,11 +168,6 @@ class Demand:
             expected = round(limit * stored_fit().share)
         return min(limit, max(1, expected))
 
-    @property
-    def has_measured_steps(self) -> bool:
-        """True if measured steps may correct the time model."""
-        return bool(self.learned.step or self.measured.rows)
-
     def correction(
         self, label: str, gpus: int, nodes: int, sampler: Sampler | None = None
     ) -> StepCorrection | None:

@@ -153,22 +153,12 @@ class Engines:
         """Why Auto is Transformers here, whatever fits; empty where it may be an engine."""
         return why_none(self._demand)
 
-    @property
-    def is_optional(self) -> bool:
-        """True if Transformers may be chosen."""
-        return self._demand.spec.generation.engine in ("Auto", "Transformers")
-
-    @property
-    def has_declared_servers(self) -> bool:
-        """True if Auto may choose Servers: how many is the user's to say."""
-        return self._demand.spec.generation.engine == "Auto" and bool(
-            self._demand.spec.generation.servers
-        )
-
     @cached_property
     def may_have_own_gpus(self) -> bool:
         """True if engines may have GPUs beside the trainer's."""
-        return self._asks_servers or self.has_declared_servers
+        # Auto may choose Servers that the spec declares: how many is the user's to say.
+        generation = self._demand.spec.generation
+        return self._asks_servers or (generation.engine == "Auto" and bool(generation.servers))
 
     def candidates(
         self, place: Place, precision: Precision, *, may_offload_base: bool = False
@@ -202,7 +192,7 @@ class Engines:
                     yield replace(engine, offloads_base=True)
         if self.may_have_own_gpus:
             yield from self._servers(place, precision)
-        if self.is_optional:
+        if self._demand.spec.generation.engine in ("Auto", "Transformers"):
             yield None
 
     @property

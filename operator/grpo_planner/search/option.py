@@ -127,12 +127,6 @@ class Option:
         return self.footprint.device / max(1, self.place.pool.usable_bytes)
 
     @property
-    def host_share(self) -> float:
-        """What it takes of a node's host memory as a share of what the node has; above 1 it doesn't
-        fit."""
-        return self.host / max(1, self.place.host_memory)
-
-    @property
     def crowding(self) -> int:
         """How full the GPU is, as an index into SHARES. Shares up to ROOMY are equally good."""
         return bisect_left(SHARES[:-1], self.device_share)
@@ -232,15 +226,10 @@ def choose(options: Sequence[Option], objective: Objective) -> Option | None:
     )
 
 
-def closest_miss(options: Sequence[Option]) -> Option | None:
-    """The option that is closest to fitting; None without options."""
-    return min(options, key=missing_shares, default=None)
-
-
 def missing_shares(option: Option) -> tuple[float, tuple[object, ...]]:
     """The missing shares of device and host memory together, then what decides among equals."""
     device = max(0.0, option.device_share - 1)
-    host = max(0.0, option.host_share - 1)
+    host = max(0.0, option.host / max(1, option.place.host_memory) - 1)
     return device + host, option.preference
 
 
@@ -253,15 +242,10 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
         alike.setdefault((pool.label, pool.resource, method.name), []).append(option)
     shown = {id(min(extents, key=_closeness)) for extents in alike.values()}
     if chosen:
-        shown |= {id(option) for option in options if has_same_method(option, chosen)}
+        in_pool = [option for option in options if option.place.pool is chosen.place.pool]
+        method = chosen.footprint.method
+        shown |= {id(option) for option in in_pool if option.footprint.method == method}
     return [option for option in options if id(option) in shown]
-
-
-def has_same_method(option: Option, other: Option) -> bool:
-    """True if two options are extents of one method in one pool."""
-    return (
-        option.footprint.method == other.footprint.method and option.place.pool is other.place.pool
-    )
 
 
 def _closeness(option: Option) -> tuple[object, ...]:

@@ -32,7 +32,8 @@ class Times:
         """`engines`: those of the search."""
         self._demand, self._engines = demand, engines
         self._shape = demand.shape
-        self._is_measured = demand.has_measured_steps
+        self._is_measured = bool(demand.learned.step or demand.measured.rows)
+        """True if measured steps may correct the time model."""
         self._updates: dict[tuple[object, ...], float] = {}
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._generations: dict[tuple[object, ...], float] = {}
