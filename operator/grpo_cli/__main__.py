@@ -218,10 +218,6 @@ def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
     return register
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 NO_FILES, FILES_TOO = ":4", ":0"
 """Cobra's directives after the last completion: without files of the folder, or with them."""
 
@@ -251,3 +247,7 @@ def kubectl_answer(parser: argparse.ArgumentParser, arguments: list[str]) -> str
     """Return the lines that kubectl reads: a completion each, and a directive at the end."""
     answers = completions(parser, arguments)
     return "\n".join([*answers, NO_FILES if answers else FILES_TOO])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

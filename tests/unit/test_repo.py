@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,18 @@ print(sorted(set({absent!r}) & set(sys.modules)))
 
 def test_every_module_says_what_it_is_for() -> None:
     assert [path for path, module in parsed().items() if not ast.get_docstring(module)] == []
+
+
+def test_a_program_starts_after_all_that_it_needs_is_defined() -> None:
+    late = [
+        f"{path}:{following.lineno}"
+        for path, module in parsed().items()
+        for statement, following in pairwise(module.body)
+        if isinstance(statement, ast.If)
+        and ast.unparse(statement.test).startswith("__name__ ==")
+        and not isinstance(following, ast.Import | ast.ImportFrom)
+    ]
+    assert late == []
 
 
 def test_docstrings_of_product_modules_have_short_sentences() -> None:
