@@ -57,6 +57,12 @@ class StepRow:
     evaluation: float | None = None
     """Reward on prompts that are not trained on."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of the step."""
+        has_numbers = bool(self.values or self.rewards or self.phases or self.rank_seconds)
+        return not has_numbers and self.evaluation is None
+
 
 def as_number(value: object) -> float | None:
     """A logged value as a number; None for text, lists and absent values."""
@@ -108,9 +114,8 @@ def step_row(logged: Mapping[str, Any]) -> StepRow | None:
         values = {key: value for key, value in values.items() if not math.isnan(value)}
         rewards = {}
     ranks = _rank_seconds(logged.get(RANK_SECONDS))
-    if not (values or rewards or phases or ranks) and evaluation is None:
-        return None
-    return StepRow(step, values, rewards, phases, ranks, evaluation)
+    row = StepRow(step, values, rewards, phases, ranks, evaluation)
+    return None if row.is_empty else row
 
 
 def _is_filled_up(values: Mapping[str, float], rewards: Mapping[str, float]) -> bool:
