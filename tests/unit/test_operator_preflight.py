@@ -344,7 +344,7 @@ def test_an_installation_without_preflights_makes_them_only_where_a_job_requires
 
 def test_a_job_of_another_spec_is_deleted_and_its_report_ignored() -> None:
     job = gpu_job()
-    found = look(job, child(job, digest="0" * 64), reported(problems=[WRONG]))
+    found = look(job, child(job, digest="0" * 64), reported(problems=[WRONG]), ago=30)
     assert found.is_over
     assert (found.check.reason, found.check.should_start) == ("Checking", False)
 

@@ -65,7 +65,7 @@ class Kept(SlowEnds):
             self.remove(JOBS, job)
 
 
-def forbid(requests: str, fault: str) -> Story:
+def forbid(requests: str, fault: str, moment: str = "Running") -> Story:
     """Nothing of that kind can be deleted for a while, from when the gang runs."""
 
     def act(world: World) -> None:
@@ -75,12 +75,12 @@ def forbid(requests: str, fault: str) -> Story:
         else:
             world.outage = (requests, fault, NOW + OUTAGE)
 
-    return (("Running", act),)
+    return ((moment, act),)
 
 
-def live(kind: str, ends: str, story: Story) -> Kept:
+def live(kind: str, ends: str, story: Story, **more: Any) -> Kept:
     spec, plan = KINDS[kind]
-    world = Kept({**spec, **LIMIT}, plan, story, ends=ENDS[ends])
+    world = Kept({**spec, **LIMIT}, plan, story, ends=ENDS[ends], **more)
     virtually(world.live())
     return world
 
@@ -158,3 +158,24 @@ def test_pods_that_can_not_be_ended_are_reported(
     world = live(kind, ends, forbid("DELETE jobs", fault) + story)
     assert [event["reason"] for event in world.events] == ["FailedDelete"] * count
     assert all("DELETE jobs run-" in event["message"] for event in world.events)
+
+
+SILENT_HUB = {"path": "spec.model.name", "value": "m", "message": "no answer", "transient": True}
+
+
+@pytest.mark.parametrize("fault", ["denied", "unavailable", "finalizer"])
+@pytest.mark.parametrize("edit", [False, True])
+@pytest.mark.parametrize("kind", ["checked", "checked, queued"])
+def test_a_preflight_whose_last_job_can_not_be_deleted_says_so(
+    kind: str, edit: bool, fault: str
+) -> None:
+    story = forbid("DELETE jobs", fault, "Queued")
+    reports: Any = ({"problems": [SILENT_HUB]}, {})
+    if edit:
+        story += (("Queued", lambda world: world.edit(dataset={"name": "x/z"})),)
+        reports = ({},)
+    world = live(kind, "well", story, reports=reports)
+    check(world)
+    assert "PreflightBlocked" in world.reasons
+    is_auto = kind == "checked, queued"
+    assert (completion(world) - NOW < OUTAGE) is is_auto, "it starts unchecked after a while"

@@ -28,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
 FIRST_QUESTION = 5.0
 """Seconds after which a preflight that does not run is asked why."""
 LATE_PODS = 60.0
-"""Longest time from the end of the Job until its pod's end must be known."""
+"""Longest time from the end of the Job until its pod's end must be known, and it is deleted."""
 MOST_EVICTIONS = 3
 MAX_CAUSE = 512
 ROOM = 240
@@ -228,6 +228,9 @@ class Preflight:
         """What keeps the preflight from running."""
         if self._open_child and not self._is_under_way:
             return None
+        if self.child and self._is_last_job_kept:
+            message = f"its last Job {self.child.name} can't be deleted; delete it yourself"
+            return _Obstacle(message, is_shared=False)
         if self._open_child is None or not self.pods:
             return self._refusal
         evictions = [end for end in self._ends if end.disrupted]
@@ -244,6 +247,13 @@ class Preflight:
         if pod.phase == "Pending" and self.warning and not pod.init_container:
             return _Obstacle(f"pod {pod.name} waits: {self.warning}", is_shared=True)
         return None
+
+    @property
+    def _is_last_job_kept(self) -> bool:
+        """True if a Job that is of no use any more keeps the name of the next one for long."""
+        report = self._status.report
+        has_passed = report is not None and not report.problems
+        return not (self._open_child or has_passed) and self.ended_for >= LATE_PODS
 
     @property
     def _refusal(self) -> _Obstacle | None:

@@ -14,7 +14,7 @@ from ..decide.preflight import Preflight, should_check
 from ..pods.pod_spec import PodDefaults
 from ..pods.preflight_job import preflight_digest, preflight_job
 from ..records.names import preflight_name
-from ..records.records import GRPOJobRecord, PodRecord
+from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 from .caches import Caches
 from .shared_objects import SharedObjects
 
@@ -37,9 +37,7 @@ class Preflights:
     def look(self, job: GRPOJobRecord, now: float, at: Observed) -> Preflight | None:
         """The preflight as the caches show it; None for a job that has and needs no preflight."""
         key = job.key
-        name = preflight_name(job.name)
-        children = (child for child in self._caches.jobs.owned_by(key) if child.name == name)
-        child = next((child for child in children if child.grpojob_uid == job.uid), None)
+        child = self._job_of_preflight(job)
         image = ""
         if should_check(job, self._pods.preflight) and job.spec:
             image = job.spec.image or self._pods.image
@@ -54,8 +52,10 @@ class Preflights:
         digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
         blocked, tried = _stored_times(job, digest)
         ages = _stored_ages(job, digest, now)
+        # A finalizer may keep a deleted Job for long.
+        is_deleted = child is not None and child.deleting
         first_seen = self._first_seen_tracker.update(
-            key, 0, child, pods, at, expected=False, ages=ages
+            key, 0, None if is_deleted else child, pods, at, expected=is_deleted, ages=ages
         )
         oldest_first = sorted(pods, key=lambda pod: pod.version)
         child_since = first_seen.child or at
@@ -74,6 +74,11 @@ class Preflights:
             tried_for=at - tried_at,
             blocked_for=at - blocked_at,
         )
+
+    def _job_of_preflight(self, job: GRPOJobRecord) -> JobRecord | None:
+        name = preflight_name(job.name)
+        children = (child for child in self._caches.jobs.owned_by(job.key) if child.name == name)
+        return next((child for child in children if child.grpojob_uid == job.uid), None)
 
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that has no preflight, or is gone."""
