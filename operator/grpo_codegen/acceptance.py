@@ -8,7 +8,7 @@ Some train without gradient checkpointing, and some train an adapter.
 
 import json
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,53 +38,19 @@ class Case:
     lora_rank: int = 0
 
 
+_HALF = Case(model="qwen2.5-0.5b", family="qwen2", micro_batch=4, prompt=256, completion=256)
+_SMALL = Case(model="qwen2.5-1.5b", family="qwen2", micro_batch=8, prompt=512, completion=512)
+_LARGE = replace(_SMALL, model="qwen2.5-7b")
 CASES = (
-    Case(model="qwen2.5-0.5b", family="qwen2", micro_batch=4, prompt=256, completion=256),
-    Case(
-        model="qwen2.5-0.5b",
-        family="qwen2",
-        micro_batch=4,
-        prompt=256,
-        completion=256,
-        checkpointing=False,
-    ),
-    Case(
-        model="qwen2.5-0.5b",
-        family="qwen2",
-        micro_batch=4,
-        prompt=256,
-        completion=256,
-        precision="mixed",
-    ),
-    Case(model="qwen2.5-1.5b", family="qwen2", micro_batch=8, prompt=512, completion=512),
-    Case(
-        model="qwen2.5-1.5b",
-        family="qwen2",
-        micro_batch=8,
-        prompt=512,
-        completion=512,
-        precision="mixed",
-    ),
-    Case(
-        model="llama-3.2-1b",
-        family="llama",
-        micro_batch=4,
-        prompt=256,
-        completion=512,
-        checkpointing=False,
-    ),
-    Case(
-        model="qwen2.5-1.5b",
-        family="qwen2",
-        micro_batch=8,
-        prompt=512,
-        completion=512,
-        lora_rank=16,
-    ),
-    Case(model="qwen2.5-7b", family="qwen2", micro_batch=4, prompt=512, completion=512),
-    Case(
-        model="qwen2.5-7b", family="qwen2", micro_batch=8, prompt=512, completion=512, lora_rank=16
-    ),
+    _HALF,
+    replace(_HALF, checkpointing=False),
+    replace(_HALF, precision="mixed"),
+    _SMALL,
+    replace(_SMALL, precision="mixed"),
+    replace(_HALF, model="llama-3.2-1b", family="llama", completion=512, checkpointing=False),
+    replace(_SMALL, lora_rank=16),
+    replace(_LARGE, micro_batch=4),
+    replace(_LARGE, lora_rank=16),
 )
 
 

@@ -5,7 +5,7 @@ A field is written once, in grpo_api.job or grpo_api.status.status; kubectl, the
 operator then agree on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,11 @@ _TYPE_META: Schema = {
 
 def render() -> str:
     """The CRD as YAML, with a header that says where it comes from."""
-    return HEADER + yaml.safe_dump(definition(), sort_keys=False, width=120, allow_unicode=True)
+    return _yaml(definition())
+
+
+def _yaml(crd: dict[str, Any]) -> str:
+    return HEADER + yaml.safe_dump(crd, sort_keys=False, width=120, allow_unicode=True)
 
 
 def definition(served: Sequence[str] = (VERSION,), stored: str = VERSION) -> dict[str, Any]:
@@ -117,30 +121,18 @@ def definition(served: Sequence[str] = (VERSION,), stored: str = VERSION) -> dic
     changing `apiVersion` alone (strategy None); `stored` is the one that etcd keeps. docs/reference/api.md
     says how a version is followed by the next.
     """
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["grpo"],
-                "categories": ["all", "training"],
-            },
-            "conversion": {"strategy": "None"},
-            "versions": [_version(name, storage=name == stored) for name in served],
-        },
-    }
+    columns = [_printer_column(column) for column in COLUMNS]
+    versions = [
+        _version(columns, job_schema(), name, storage=name == stored, subresources={"status": {}})
+        for name in served
+    ]
+    names = {"shortNames": ["grpo"], "categories": ["all", "training"]}
+    return _definition(KIND, PLURAL, "Namespaced", versions, names, conversion={"strategy": "None"})
 
 
 def render_leader() -> str:
     """The CRD of OperatorLeader as YAML."""
-    return HEADER + yaml.safe_dump(_leader(), sort_keys=False, width=120, allow_unicode=True)
+    return _yaml(_leader())
 
 
 def _leader() -> dict[str, Any]:
@@ -155,12 +147,12 @@ def _leader() -> dict[str, Any]:
     }
     schema = {"type": "object", "required": ["spec"], "properties": _TYPE_META | {"spec": spec}}
     column = {"name": "Holder", "type": "string", "jsonPath": ".spec.holderIdentity"}
-    return _definition(LEADER_KIND, LEADER_PLURAL, "Namespaced", [column], schema)
+    return _definition(LEADER_KIND, LEADER_PLURAL, "Namespaced", [_version([column], schema)])
 
 
 def render_class() -> str:
     """The CRD of GRPOJobClass as YAML."""
-    return HEADER + yaml.safe_dump(_job_class(), sort_keys=False, width=120, allow_unicode=True)
+    return _yaml(_job_class())
 
 
 def _job_class() -> dict[str, Any]:
@@ -173,31 +165,43 @@ def _job_class() -> dict[str, Any]:
         {"name": "GPUs", "type": "integer", "jsonPath": ".spec.limits.gpus"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
-    return _definition(CLASS_KIND, CLASS_PLURAL, "Cluster", columns, schema)
+    return _definition(CLASS_KIND, CLASS_PLURAL, "Cluster", [_version(columns, schema)])
 
 
 def _definition(
-    kind: str, plural: str, scope: str, columns: list[dict[str, str]], schema: Schema
+    kind: str,
+    plural: str,
+    scope: str,
+    versions: list[dict[str, Any]],
+    names: Mapping[str, Any] = {},
+    **more: Any,
 ) -> dict[str, Any]:
-    """A CRD with one version and no subresource."""
-    version = {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": schema},
-    }
-    names = {
-        "kind": kind,
-        "listKind": f"{kind}List",
-        "plural": plural,
-        "singular": kind.lower(),
-    }
+    """A CRD; `names` are those beside its kind's, `more` are further fields of its spec."""
+    of_kind = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
+    spec = {"group": GROUP, "scope": scope, "names": {**of_kind, **names}, **more}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": scope, "names": names, "versions": [version]},
+        "spec": {**spec, "versions": versions},
+    }
+
+
+def _version(
+    columns: list[dict[str, Any]],
+    schema: Schema,
+    name: str = VERSION,
+    *,
+    storage: bool = True,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "served": True,
+        "storage": storage,
+        **more,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": schema},
     }
 
 
@@ -224,17 +228,6 @@ def _in_whole_parts(status: Schema) -> Schema:
         if part.get("type") == "object":
             part["x-kubernetes-map-type"] = "atomic"
     return status
-
-
-def _version(name: str, *, storage: bool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "served": True,
-        "storage": storage,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": [_printer_column(column) for column in COLUMNS],
-        "schema": {"openAPIV3Schema": job_schema()},
-    }
 
 
 def _printer_column(column: Column) -> dict[str, Any]:

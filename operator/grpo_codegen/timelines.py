@@ -16,6 +16,11 @@ def constant(value: float | None) -> Timeline:
     return lambda _: value
 
 
+def towards(first: float, last: float, pace: float = 120.0) -> Callable[[int], float]:
+    """From the first value towards the last, quickly at first, then slowly."""
+    return lambda at: last + (first - last) * math.exp(-at / pace)
+
+
 def clock(minute: int) -> float:
     """The unix time of a story's minute; a story begins at 0."""
     return minute * 60.0

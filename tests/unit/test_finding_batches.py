@@ -10,7 +10,8 @@ import pytest
 
 from grpo_api.findings.diagnosis import diagnose
 from grpo_codegen.stories.finding_runs import lost_share
-from grpo_codegen.stories.logged_runs import SICK, Line, always, logged_steps, ramp, towards
+from grpo_codegen.stories.logged_runs import SICK, Line, always, logged_steps, ramp
+from grpo_codegen.timelines import towards
 from tests.unit.test_findings import SEEDS, first_found, rows
 
 GENERATED = ("reward", "reward_std", "frac_reward_zero_std")

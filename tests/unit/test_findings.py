@@ -30,8 +30,8 @@ from grpo_codegen.stories.logged_runs import (
     always,
     logged_steps,
     ramp,
-    towards,
 )
+from grpo_codegen.timelines import towards
 from tests.generated import cases
 
 SEEDS = range(cases(20, gate=1))

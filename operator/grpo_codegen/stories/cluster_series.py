@@ -17,8 +17,9 @@ from ..timelines import (
     noisy,
     only_during,
     series,
+    towards,
 )
-from .job_series import GIB, gpu_second_series, learning_curve
+from .job_series import GIB, gpu_second_series
 from .world import NEVER, World, constant_series, histogram, of_job, rank0
 
 H100, A100, L40S = "H100-80GB", "A100-80GB", "L40S"
@@ -43,7 +44,7 @@ class Other:
                 constant(self.kl), 0.2, seed
             ),
             rank0("reward", job=self.job, namespace=self.namespace): noisy(
-                learning_curve(0.3, 1.2, 200.0), 0.08, seed
+                towards(0.3, 1.2, 200.0), 0.08, seed
             ),
             rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(
                 1.02 + 0.03 * seed

@@ -4,7 +4,6 @@ wrong.
 It finishes a step a minute on eight GPUs, and its reward grows as in successful runs.
 """
 
-import math
 from collections.abc import Mapping
 
 from grpo_api.plan.plan import MemoryPhases
@@ -13,7 +12,16 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.usage import GPUSeconds
 
-from ..timelines import Timeline, clock, constant, noise, noisy, only_during, running_total
+from ..timelines import (
+    Timeline,
+    clock,
+    constant,
+    noise,
+    noisy,
+    only_during,
+    running_total,
+    towards,
+)
 from .world import NEVER, World, constant_series, of_job, rank0
 
 GIB = 2.0**30
@@ -33,11 +41,6 @@ _SPENT = {"generating": 29.0, "scoring": 6.0, "training": 23.5, "saving": 0.5, "
 """Seconds of each minute of training, by state; before it come these:"""
 _BEFORE = {"loading": 90.0, "proving": 20.0, "other": 15.0}
 _PRODUCTIVE = ("generating", "scoring", "training")
-
-
-def learning_curve(first: float, last: float, steps: float = 120.0) -> Timeline:
-    """From the first value towards the last, quickly at first, by steps."""
-    return lambda step: last + (first - last) * math.exp(-step / steps)
 
 
 def checkpoint_step(step: int, resumed: int = 0) -> float | None:
@@ -111,23 +114,23 @@ def counted_series(
 
 
 _REWARDS = {
-    "accuracy": (learning_curve(0.2, 1.5), 1),
-    "format": (learning_curve(0.1, 0.5, 40.0), 2),
+    "accuracy": (towards(0.2, 1.5), 1),
+    "format": (towards(0.1, 0.5, 40.0), 2),
     "judge": (constant(0.3), 3),
 }
 _LEARNED: dict[str, Timeline] = {
-    "kl": noisy(learning_curve(0.005, 0.06, 300.0), 0.15),
+    "kl": noisy(towards(0.005, 0.06, 300.0), 0.15),
     "reward": noisy(lambda step: sum(line(step) or 0.0 for line, _ in _REWARDS.values()), 0.04),
-    "reward_std": noisy(learning_curve(0.45, 0.3), 0.08, 5),
+    "reward_std": noisy(towards(0.45, 0.3), 0.08, 5),
     "loss": lambda step: 0.015 * noise(step, 7),
     "grad_norm": noisy(constant(0.6), 0.4, 8),
-    "entropy": noisy(learning_curve(0.9, 0.45), 0.05, 9),
+    "entropy": noisy(towards(0.9, 0.45), 0.05, 9),
     "clip_ratio_low": noisy(constant(0.011), 0.5, 10),
     "clip_ratio_high": noisy(constant(0.022), 0.5, 11),
     "zero_variance_groups": constant(0.1),
 }
 _WRITTEN: dict[str, Timeline] = {
-    "completion_length": noisy(learning_curve(210.0, 330.0), 0.05, 12),
+    "completion_length": noisy(towards(210.0, 330.0), 0.05, 12),
     "completion_length_min": noisy(constant(70.0), 0.3, 13),
     "completion_length_max": lambda step: min(786.0, 720.0 + 120 * noise(step, 14)),
     "completion_clipped_ratio": noisy(constant(0.04), 0.6, 15),

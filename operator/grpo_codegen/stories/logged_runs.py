@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from grpo_api.spec.run_policy import FindingName
 
+from ..timelines import towards
+
 Line = Callable[[int], float]
 Row = dict[str, Any]
 CHANGE = 60
@@ -22,11 +24,6 @@ class Noisy(NamedTuple):
 
     line: Line
     noise: float = 0.05
-
-
-def towards(first: float, last: float, steps: float = 120.0) -> Line:
-    """Quickly at first, then slowly."""
-    return lambda step: last + (first - last) * math.exp(-step / steps)
 
 
 def always(value: float) -> Line:
