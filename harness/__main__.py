@@ -6,10 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from .cluster import MAIN, Cluster, clusters_folder
+from .cluster import MAIN, Cluster, clusters_folder, is_kept
 from .controlplane import ControlPlaneSettings
 from .fixtures import training_settings
-from .guard import is_kept
 from .images import recipes as images
 from .programs.build import user_commands
 from .programs.processes import ClusterError

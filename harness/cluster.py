@@ -6,6 +6,9 @@ with nodes the same control plane listens on a bridge and real kubelets join it.
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -13,18 +16,20 @@ from pathlib import Path
 
 from .access import Access
 from .controlplane import ControlPlane, free_port
-from .guard import Guard
 from .nodes import cgroups, kwok, network, nodes
 from .nodes.files import write_plain_registry
 from .programs import prerequisites
 from .programs.build import NODE_PROGRAMS, Toolchain, toolchain
-from .programs.cache import cache_root, locked
+from .programs.cache import REPOSITORY, cache_root, locked
 from .programs.processes import ClusterError, Processes, marked
 from .settings import FILE, ClusterSettings, load_settings
 
 Say = Callable[[str], None]
 MAIN = "main"
 """The name of the cluster of `make cluster`, which `make demo` takes if it is up."""
+
+
+KEEP = b"keep"
 
 
 def quiet(_: str) -> None:
@@ -34,6 +39,44 @@ def quiet(_: str) -> None:
 def clusters_folder() -> Path:
     """The folder that has one state folder per cluster."""
     return cache_root() / "clusters"
+
+
+class Guard:
+    """Removes a cluster when the process that asked for it dies, however it dies.
+
+    pytest may be killed with a signal that runs no cleanup. So `python -m harness guard FOLDER` is
+    a process of its own with the read end of a pipe: end of file without the word to keep the
+    cluster means that the owner is gone. This is the owner's end; keep it referenced for as long as
+    the cluster should live.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        with processes.log("guard").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness", "guard", processes.directory],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY,
+                env=processes.environment("guard"),
+                start_new_session=True,
+            )
+
+    def release(self) -> None:
+        """Let the cluster outlive this process."""
+        self._process.communicate(KEEP)
+
+    def reap(self) -> None:
+        """Collect the guard after `down` killed it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def is_kept() -> bool:
+    """Wait for the owner's word or end; return True if the cluster shall outlive it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return sys.stdin.buffer.read() == KEEP
 
 
 class Cluster(Access):

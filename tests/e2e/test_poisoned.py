@@ -21,8 +21,7 @@ from harness import stack
 from harness.jobs import Jobs, Object
 from harness.programs.processes import until
 from harness.programs.prometheus import query, serving
-from tools.pictures.browser import browser
-from tools.pictures.bundle import page
+from tools.pictures.browser import browser, page
 from tools.pictures.drawing import Drawing, View, draw
 
 pytestmark = pytest.mark.slow

@@ -22,8 +22,7 @@ from grpo_codegen.dashboards.panels import Row
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story
 from tests.integration.test_alerts import first_row_names
-from tools.pictures.browser import HEIGHT, Browser, browser
-from tools.pictures.bundle import page
+from tools.pictures.browser import HEIGHT, Browser, browser, page
 from tools.pictures.drawing import JSON, Drawing, View, draw, draw_answers, scraped
 
 pytestmark = pytest.mark.slow

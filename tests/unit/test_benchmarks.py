@@ -10,7 +10,7 @@ from benchmarks.__main__ import benchmarks, main
 from tests.benchmark_sizes import IN_THE_GATE, SMALLEST, WITH_LIMITS
 
 HELPERS = {
-    *("bench_cluster", "burst_floor", "burst_kinds", "made_jobs", "pages", "turns"),
+    *("bench_cluster", "burst_floor", "burst_kinds", "pages", "turns"),
     *("__init__", "__main__"),
 }
 

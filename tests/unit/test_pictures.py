@@ -8,7 +8,7 @@ from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.page import PICTURED
 from grpo_codegen.stories import STORIES
 from harness.programs.nodejs import major
-from tools.pictures.bundle import FOLDER, LOCK
+from tools.pictures.browser import FOLDER, LOCK
 
 
 def test_the_lock_pins_every_package_by_its_content_and_names_no_registry() -> None:

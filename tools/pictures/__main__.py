@@ -14,8 +14,7 @@ from grpo_codegen.dashboards.page import PICTURED
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story
 
-from .browser import HEIGHT, Browser, browser
-from .bundle import page
+from .browser import HEIGHT, Browser, browser, page
 from .drawing import View, draw, scraped
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "pictures"

@@ -1,9 +1,14 @@
-"""A headless Chromium, led by the DevTools protocol over two pipes: nothing listens on a port."""
+"""The page that draws, and a headless Chromium that shows it.
+
+The page has Grafana's components by `npm ci`, bundled with our own few files by esbuild; each is
+made once. Chromium is led by the DevTools protocol over two pipes: nothing listens on a port.
+"""
 
 import base64
 import json
 import os
 import select
+import shutil
 import subprocess
 import tempfile
 import time
@@ -12,9 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.programs.cache import cache_root, cached, content_key
+from harness.programs.nodejs import node, npm_ci
 from harness.programs.prerequisites import PICTURE_TOOLS, require_tools
-from harness.programs.processes import ClusterError
+from harness.programs.processes import ClusterError, run
+from harness.programs.progress import progress
 
+FOLDER = Path(__file__).parent
+PAGE = FOLDER / "page"
+LOCK = tuple(FOLDER / name for name in ("package.json", "package-lock.json", ".npmrc"))
 SECONDS = 120.0
 WIDTH, HEIGHT = 1280, 800
 """Pixels of the smallest screen that a dashboard must be legible on."""
@@ -27,6 +38,44 @@ OPTIONS = (
     "--lang=en-US",
     "--allow-file-access-from-files",
 )
+
+
+def page() -> Path:
+    """Path of the page, made on first use (a minute; 270 MB stay in the cache, so that a change
+    takes two seconds)."""
+    key = content_key(*LOCK, PAGE)
+    return cached(cache_root() / f"pictures-page-{key}", _bundle) / "index.html"
+
+
+def _packages() -> Path:
+    return (
+        cached(cache_root() / f"pictures-packages-{content_key(*LOCK)}", _install) / "node_modules"
+    )
+
+
+def _install(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for file in LOCK:
+        shutil.copy(file, folder)
+    with progress("Grafana's components"):
+        npm_ci(folder)
+
+
+def _bundle(folder: Path) -> None:
+    packages = _packages()
+    shutil.copytree(PAGE, folder)
+    (folder / "node_modules").symlink_to(packages)
+    options = [
+        "--bundle",
+        "--minify",
+        "--jsx=transform",
+        "--loader:.svg=text",
+        '--define:process.env.NODE_ENV="production"',
+        "--log-level=error",
+        f"--outfile={folder / 'page.js'}",
+    ]
+    run(node(), packages / "esbuild" / "bin" / "esbuild", folder / "main.jsx", *options)
+    (folder / "node_modules").unlink()
 
 
 class Browser:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_trainer.checkpoints.build_environment import driver
+from grpo_trainer.checkpoints.provenance import driver
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
 from grpo_trainer.telemetry.phases import device_bytes

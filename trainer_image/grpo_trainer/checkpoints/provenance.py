@@ -6,13 +6,19 @@ settings of the cluster) is left out or marked.
 """
 
 import os
+import platform
+import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+import torch
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import TrainingPlan
@@ -29,6 +35,7 @@ from grpo_api.provenance.provenance import (
     BuildMetadata,
     Dependency,
     End,
+    EnvironmentRecord,
     ExternalParameters,
     FileDigest,
     InternalParameters,
@@ -51,7 +58,6 @@ from ..runtime.clock import unix_time
 from ..runtime.paths import attempt_folder
 from ..weights.model_files import Source
 from ..weights.proof import Proof
-from .build_environment import environment, packages
 from .hashing import sha256_sums
 from .signing_key import sign_payload
 
@@ -266,3 +272,36 @@ def _reference(run: ProvenanceFacts) -> ReferenceRecord:
     return ReferenceRecord(
         strategy=strategy, sync_every_steps=sync.every_steps, mixup=sync.mixup, **moved
     )
+
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentRecord:
+    """The environment record of this process."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    # Of variables the names alone: a value may be a token.
+    return EnvironmentRecord(
+        platform=platform.platform(),
+        command=sys.orig_argv,
+        variables=sorted(variables),
+        gpus=gpus,
+        driver=driver(),
+        cuda=str(torch.version.cuda or ""),
+    )
+
+
+def driver() -> str:
+    """Version of the kernel's NVIDIA driver; empty without one."""
+    version = re.search(r"\d{3,}\.[\d.]+", DRIVER.read_text()) if DRIVER.exists() else None
+    return version[0] if version else ""
+
+
+def packages() -> dict[str, str]:
+    """Versions of Python and of every package that it finds, by name."""
+    versions = {
+        distribution.name.lower(): distribution.version
+        for distribution in metadata.distributions()
+        if distribution.name
+    }
+    return {"python": platform.python_version()} | dict(sorted(versions.items()))

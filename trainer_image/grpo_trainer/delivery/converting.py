@@ -34,10 +34,9 @@ from grpo_api.provenance.provenance import (
 )
 from grpo_api.report.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
 
-from ..checkpoints.build_environment import packages
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import list_files, read_sums, sha256_sums
-from ..checkpoints.provenance import from_hub, moment, subjects
+from ..checkpoints.provenance import from_hub, moment, packages, subjects
 from ..hub.model_card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
 from ..runtime.clock import unix_time
