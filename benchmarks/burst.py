@@ -29,6 +29,7 @@ from benchmarks.bench_cluster import (
 )
 from benchmarks.burst_floor import kinds
 from benchmarks.burst_kinds import ROUND, Kind, fail, passing_preflights, sample
+from benchmarks.pages import table
 from grpo_kube.objects.resources import PODS, Object, Selection
 from grpo_operator.records.names import COMPONENT_PREFLIGHT
 from harness.settings import ClusterSettings, GpuSettings
@@ -187,21 +188,19 @@ def _print(what: str, measured: Sequence[Kind]) -> None:
             f"{mine / statistics.median(values(other)):.2f}" for other in (same, floor)
         )
 
-    print(
-        f"\n| {what} | all pods exist, s | of same pods / floor | CPU ms per job | of same pods / "
-        "floor | by part |"
-    )
-    print("|---|---|---|---|---|---|")
+    rows = []
     for kind in measured:
         parts = {
             role: statistics.median(one[role] for one in kind.parts) * 1000
             for role in kind.parts[0]
         }
         said = ", ".join(f"{role} {spent:.1f}" for role, spent in parts.items())
-        print(f"| {kind.name} | {_cell(kind.walls)} | {shares(lambda one: one.walls, kind)} "
-              f"| {statistics.median(kind.cpus) * 1000:.0f} | "
-              f"{shares(lambda one: one.cpus, kind)} | {said} |",
-              flush=True)  # fmt: skip
+        wall, cpu = _cell(kind.walls), f"{statistics.median(kind.cpus) * 1000:.0f}"
+        of_others = [shares(lambda one: one.walls, kind), shares(lambda one: one.cpus, kind)]
+        rows.append([kind.name, wall, of_others[0], cpu, of_others[1], said])
+    of_these = "of same pods / floor"
+    header = [what, "all pods exist, s", of_these, "CPU ms per job", of_these, "by part"]
+    print(f"\n{table(header, rows)}", end="", flush=True)
 
 
 async def _turns(

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.pages import table
 from tests.support.ledger.ledger_cases import CASES, HELD, MORE, Case, live
 from tests.support.ledger.live_ledger import Peaks
 from tests.support.ranks.gang import run_gang
@@ -42,7 +43,7 @@ def cell(planned: float, there: int, bound: float) -> str:
     return f"{planned / 1e6:.1f} / {there / 1e6:.1f}, {f'({difference})' if bound else difference}"
 
 
-def row(case: Case, peaks: list[Peaks]) -> str:
+def row(case: Case, peaks: list[Peaks]) -> list[str]:
     """One line of the table."""
     planned = case.predicted().phases
     cells = [
@@ -52,11 +53,7 @@ def row(case: Case, peaks: list[Peaks]) -> str:
         for phase in HELD
     ]
     host = live(peaks, "step", "host")
-    return (
-        f"| {case.name} | "
-        + " | ".join([*cells, cell(case.host(), host, 0) if case.offload else ""])
-        + " |"
-    )
+    return [case.name, *cells, cell(case.host(), host, 0) if case.offload else ""]
 
 
 def main() -> None:
@@ -66,11 +63,5 @@ def main() -> None:
     cases = CASES if parser.parse_args().quick else CASES + MORE
     with tempfile.TemporaryDirectory() as folder:
         found = measured(cases, Path(folder))
-    print(
-        "| ranks and sharding | "
-        + " | ".join([*HELD, "host"])
-        + " |\n"
-        + "|---" * (len(HELD) + 2)
-        + "|"
-    )
-    print("\n".join(row(case, found[case]) for case in cases))
+    header = ["ranks and sharding", *HELD, "host"]
+    print(table(header, [row(case, found[case]) for case in cases]), end="")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .programs.processes import run
+from .programs.processes import flags, run
 
 DAYS = 365
 CURVE = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
@@ -68,20 +68,16 @@ class Authority:
         signed: bool,
         key: Sequence[str] = CURVE,
     ) -> None:
-        command: list[object] = [
-            "openssl",
-            "req",
-            "-config",
-            self._config,
-            "-x509",
-            "-days",
-            DAYS,
-            "-nodes",
-        ]
-        command += ["-newkey", *key, "-subj", subject]
-        command += ["-keyout", self.key(name), "-out", self.crt(name)]
+        options = {
+            "-config": self._config,
+            "-days": DAYS,
+            "-subj": subject,
+            "-keyout": self.key(name),
+            "-out": self.crt(name),
+        }
         if signed:
-            command += ["-CA", self.crt("ca"), "-CAkey", self.key("ca")]
+            options |= {"-CA": self.crt("ca"), "-CAkey": self.key("ca")}
+        command = ["openssl", "req", "-x509", "-nodes", "-newkey", *key, *flags(options)]
         for extension in extensions:
             command += ["-addext", extension]
         run(*command)

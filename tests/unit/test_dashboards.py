@@ -91,8 +91,8 @@ def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them
     for panel in panels(board):
         values = [value for value, _ in panel.bounds]
         assert values == sorted(values)
-        assert panel.base or not panel.bounds, panel.title
-        assert all(color not in (panel.base, None) for _, color in panel.bounds[:1])
+        assert panel.lowest_color or not panel.bounds, panel.title
+        assert all(color != panel.lowest_color for _, color in panel.bounds[:1])
 
 
 @EVERY

@@ -80,8 +80,7 @@ def layers(archive: Path) -> Iterator[tarfile.TarFile]:
     """The layers of an OCI archive, the lowest first, as tars that are read from beginning to
     end."""
     with tarfile.open(archive) as layout:
-        (entry,) = _json(layout, "index.json")["manifests"]
-        for layer in _json(layout, _place(entry["digest"]))["layers"]:
+        for layer in _only_manifest(layout)["layers"]:
             stream = layout.extractfile(_place(layer["digest"]))
             with tarfile.open(fileobj=stream, mode="r|gz") as tar:
                 yield tar
@@ -90,11 +89,13 @@ def layers(archive: Path) -> Iterator[tarfile.TarFile]:
 def config(archive: Path) -> dict[str, Any]:
     """The configuration of an OCI archive's image."""
     with tarfile.open(archive) as layout:
-        (entry,) = _json(layout, "index.json")["manifests"]
-        found: dict[str, Any] = _json(
-            layout, _place(_json(layout, _place(entry["digest"]))["config"]["digest"])
-        )
+        found: dict[str, Any] = _json(layout, _place(_only_manifest(layout)["config"]["digest"]))
     return found
+
+
+def _only_manifest(layout: tarfile.TarFile) -> Any:
+    (entry,) = _json(layout, "index.json")["manifests"]
+    return _json(layout, _place(entry["digest"]))
 
 
 def platform(archive: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.images.wheels import CONSTRAINTS
 from harness.programs.cache import REPOSITORY
-from harness.programs.processes import ClusterError
+from harness.programs.processes import ClusterError, flags
 from harness.programs.python_packages import install_packages
 
 from .archives import EXECUTABLE, pack, sha256
@@ -152,15 +152,13 @@ def _platform(release: Release, platform: Platform, packed: Path) -> dict[str, A
 
 
 def _install(wheel: Path, tree: Path, platform: Platform, python: str) -> None:
-    chosen = (
-        "--python-platform",
-        platform.target,
-        "--python-version",
-        python,
-        "--only-binary",
-        ":all:",
-    )
-    install_packages(tree, *chosen, "-c", CONSTRAINTS, wheel)
+    chosen = {
+        "--python-platform": platform.target,
+        "--python-version": python,
+        "--only-binary": ":all:",
+        "-c": CONSTRAINTS,
+    }
+    install_packages(tree, *flags(chosen), wheel)
     for pattern in UNWANTED:
         for path in tree.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

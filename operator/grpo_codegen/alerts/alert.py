@@ -24,7 +24,7 @@ class Alert:
     name: str
     expression: str
     for_: str
-    severity: Literal["warning", "critical"]
+    severity: Literal["warning", "critical"] = "warning"
     """A user's job is never critical: nobody is woken for it."""
     summary: str
     """One line, with the labels."""

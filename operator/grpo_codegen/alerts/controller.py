@@ -88,7 +88,6 @@ ALERTS = (
         name="GRPOLeaderFlapping",
         expression=f"sum {PER_OPERATOR} (changes({LEADER.name}[1h])) > <leaderChanges>",
         for_="0m",
-        severity="warning",
         summary="The leader of the GRPO operator changes often",
         description=(
             "Each change costs a LIST of everything and seconds in which nothing is decided. The "
@@ -158,7 +157,6 @@ ALERTS = (
             f"unless on (cluster, job) ({_FAILING})"
         ),
         for_="10m",
-        severity="warning",
         summary=f"The operator fails to reconcile {JOB}",
         description=(
             "Every reconcile of this job fails, or none has written its status yet, while others "
@@ -174,7 +172,6 @@ ALERTS = (
         name="GRPOObjectsUnreadable",
         expression=f"max by (cluster, job, resource) ({UNREADABLE_OBJECTS.name}) > 0",
         for_="10m",
-        severity="warning",
         summary="The GRPO operator can't read {{ $value }} {{ $labels.resource }}",
         description=(
             "They are left alone: written by a newer version of the operator, or by hand in a way "
@@ -193,7 +190,6 @@ ALERTS = (
             "> <operatorMemoryShare>"
         ),
         for_="10m",
-        severity="warning",
         summary=(
             "The GRPO operator {{ $labels.instance }} uses {{ $value | humanizePercentage }} of "
             "its memory limit"
@@ -209,7 +205,6 @@ ALERTS = (
         name="GRPOOperatorLate",
         expression=f"histogram_quantile(0.99, {_LAG}) > <lagSeconds>",
         for_="10m",
-        severity="warning",
         summary="Timers of the GRPO operator are {{ $value | humanizeDuration }} late",
         description=(
             "Its event loop computes for too long at a time, or gets too little CPU. A leader "
@@ -225,7 +220,6 @@ ALERTS = (
         name="GRPOReportsLost",
         expression=f"{_lost(EVENTS, 'events')} or {_lost(SPANS, 'spans')}",
         for_="0m",
-        severity="warning",
         summary=(
             'The GRPO operator has lost {{ $value | printf "%.0f" }} {{ $labels.what }} within a '
             "quarter of an hour"

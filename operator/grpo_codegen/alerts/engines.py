@@ -17,7 +17,6 @@ ALERTS = (
         name="GRPOEngineDown",
         expression=f"max by (cluster, namespace, grpojob, engine) ({ENGINE_UP.name}) == 0",
         for_="5m",
-        severity="warning",
         summary=f"Engine {{{{ $labels.engine }}}} of {JOB} has not served for a while",
         description=(
             "The run goes on with the other engines, slower. A new pod of it serves as soon as it "
@@ -39,7 +38,6 @@ ALERTS = (
             f'{PER_JOB} ({JOB_CONDITION.name}{{reason="{Result.ENGINE_WEIGHTS_DIFFER}"}}) > 0'
         ),
         for_="0m",
-        severity="warning",
         summary=f"An engine of {JOB} did not have the trainer's weights after a sync",
         description=(
             "No completion was sampled with them: the weights were sent again. Where that fails "

@@ -57,7 +57,6 @@ ALERTS = (
             f"({JOB_PATIENCE.name})"
         ),
         for_="1m",
-        severity="warning",
         summary=f"{JOB} has not got on for {{{{ $value | humanizeDuration }}}}",
         description=(
             "No step has ended; or, while it loads, saves or exports, no part of that; or rank 0 "
@@ -77,7 +76,6 @@ ALERTS = (
         name="GRPOMemoryTight",
         expression=f"{_PEAK} / {PER_JOB} ({USABLE_MEMORY.name}) > <memoryShare>",
         for_="5m",
-        severity="warning",
         summary=(
             f"{JOB} uses {{{{ $value | humanizePercentage }}}} of what its fullest GPU has "
             "for torch"
@@ -101,7 +99,6 @@ ALERTS = (
             f"and {_HAS_LONG_COMPLETIONS}"
         ),
         for_="10m",
-        severity="warning",
         summary=(
             f"Memory of {JOB}: {{{{ $value | humanizePercentage }}}} of what is measured was "
             "predicted"
@@ -124,7 +121,6 @@ ALERTS = (
             f"sum by (cluster, namespace, grpojob) (increase({JOB_ATTEMPTS.name}[1h])) >= <restartsPerHour>"
         ),
         for_="0m",
-        severity="warning",
         summary=f'{JOB} was started {{{{ $value | printf "%.0f" }}}} times within an hour',
         description=(
             "See status.ends for the reasons. Each start costs loading and the steps since the "
@@ -146,7 +142,6 @@ ALERTS = (
             ">= <disruptions>"
         ),
         for_="0m",
-        severity="warning",
         summary=(
             '{{ $value | printf "%.0f" }} gangs have lost their nodes within a quarter of an hour'
         ),
@@ -164,7 +159,6 @@ ALERTS = (
             f"{_LONGEST_WAIT} > {_PER_WAIT} ({JOBS_EXPECTED_WAIT.name})"
         ),
         for_="5m",
-        severity="warning",
         summary=(
             "Jobs wait longer than their queue explains, the longest for {{ $value | "
             "humanizeDuration }}: {{ $labels.reason }}"
@@ -189,7 +183,6 @@ ALERTS = (
             f"unless time() - {PER_JOB} ({CHECKPOINT_TIME.name}) <= <checkpointSeconds>"
         ),
         for_="10m",
-        severity="warning",
         summary=f"The newest checkpoint of {JOB} is old",
         description=(
             "A restart would lose all steps since. The Degraded condition has the volume's words "
@@ -208,7 +201,6 @@ ALERTS = (
             f'({JOB_CONDITION.name}{{type="{ConditionType.FAILED}"}}) > 0'
         ),
         for_="0m",
-        severity="warning",
         summary=f"{JOB} has failed: {{{{ $labels.reason }}}}",
         description=(
             "`kubectl describe grpojob` says why and what to change; the last attempt's "

@@ -23,7 +23,6 @@ ALERTS = (
         name="GRPORunFinding",
         expression=f"max by (cluster, namespace, grpojob, finding) ({FINDING.name}) > 0",
         for_="10m",
-        severity="warning",
         summary=f"{{{{ $labels.finding }}}} in {JOB}",
         description=(
             "The numbers of the run's steps show that it does not learn as it should, or that it "
@@ -44,7 +43,6 @@ ALERTS = (
             f"{PER_JOB} ({JOB_STEP.name}) unless {PER_JOB} ({STEP.name})"
         ),
         for_="10m",
-        severity="warning",
         summary=f"Prometheus has no metrics of the running job {JOB}",
         description=(
             "No other alert on how it learns can fire, and its dashboard shows nothing. "
@@ -65,7 +63,6 @@ ALERTS = (
             f'{PER_JOB} ({JOB_CONDITION.name}{{reason="{Result.DIVERGED}"}}) > 0'
         ),
         for_="0m",
-        severity="warning",
         summary=f"{JOB} has logged a number that is not finite",
         description=(
             "A loss, gradient norm, KL, reward or entropy was infinite or NaN. The run ends as "
@@ -84,7 +81,6 @@ ALERTS = (
         name="GRPORewardsUnscored",
         expression=f"{PER_JOB} ({UNSCORED.name}) > <unscoredShare>",
         for_="5m",
-        severity="warning",
         summary=f"{{{{ $value | humanizePercentage }}}} of the completions of {JOB} get no reward",
         description=(
             "A reward function or its service fails or takes too long. Above "

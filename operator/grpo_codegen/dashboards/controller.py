@@ -50,7 +50,6 @@ _NOW = (
         kind="stat",
         title="Leaders",
         description="Of each operator. Without one nothing starts; two of them contradict.",
-        unit="none",
         queries=(Query(f"max({_LEADERS} != 1) or max({_LEADERS}) or vector(0)", "leaders"),),
         width=4,
         height=4,
@@ -61,7 +60,6 @@ _NOW = (
         kind="stat",
         title="Replicas",
         description="Pods of the operator that were scraped.",
-        unit="none",
         queries=(Query(f"count({UP}) or vector(0)", "replicas"),),
         width=5,
         height=4,
@@ -72,7 +70,6 @@ _NOW = (
         kind="stat",
         title="Version",
         description="Of the replicas; two while one replaces the other.",
-        unit="none",
         queries=(Query(f"count by (version) ({UP})", ""),),
         width=5,
         height=4,
@@ -90,7 +87,6 @@ _NOW = (
         queries=(Query(_errors(), "share"),),
         width=6,
         height=3,
-        base="green",
         bounds=((0.01, "orange"), (0.1, "red")),
         empty="No reconcile reported",
     ),
@@ -102,7 +98,6 @@ _NOW = (
         queries=(Query(f"time() - min({_WATCHES})", "age"),),
         width=6,
         height=3,
-        base="green",
         bounds=((300, "orange"), (600, "red")),
         empty="No data of an operator",
     ),
@@ -113,11 +108,9 @@ _NOW = (
             "Left alone, since this version doesn't understand them; the Readable "
             "condition says why."
         ),
-        unit="none",
         queries=(Query(zero_if_uncounted(f"sum({_UNREADABLE})"), "objects"),),
         width=6,
         height=3,
-        base="green",
         bounds=((1, "orange"),),
         empty="No data of an operator",
     ),
@@ -129,18 +122,15 @@ _NOW = (
         queries=(Query(f"max({_MEMORY_SHARE})", "share"),),
         width=6,
         height=3,
-        base="green",
         bounds=((0.8, "orange"), (0.9, "red")),
         empty="No memory limit reported",
     ),
     Panel(
         title="Leader by replica",
         description="1 for the replica that leads. Together they make 1, but for a change of it.",
-        unit="none",
         queries=(Query(_LEADER_BY_REPLICA, "{{instance}}"),),
         width=12,
         height=6,
-        base="green",
         bounds=((2, "red"),),
         reach=2,
         stacked=True,
@@ -149,7 +139,6 @@ _NOW = (
     Panel(
         title="Jobs that wait, by reason",
         description="By status.reason; docs/reference/conditions.md explains each.",
-        unit="none",
         queries=(Query(f"sum by (reason) ({_WAITING})", "{{reason}}"),),
         width=12,
         height=6,
@@ -164,7 +153,6 @@ _QUEUE = (
             "Near 0 when it keeps up; beside it those that are worked on, and how many "
             "may be at a time."
         ),
-        unit="none",
         queries=(
             Query(f"sum({select(operator.QUEUE_DEPTH, _OURS)})", "wait"),
             Query(f"sum({select(operator.ACTIVE_WORKERS, _RECONCILER)})", "worked on"),
@@ -178,7 +166,6 @@ _QUEUE = (
         description="From an event to the start of its reconcile.",
         unit="s",
         queries=quantiles(operator.QUEUE_SECONDS, _OURS),
-        base="green",
         bounds=((5, "orange"), (60, "red")),
         empty="No event in this time",
     ),
@@ -190,7 +177,6 @@ _QUEUE = (
         ),
         unit="s",
         queries=quantiles(operator.RECONCILE_SECONDS, _RECONCILER),
-        base="green",
         bounds=((5, "orange"), (30, "red")),
         empty="No reconcile in this time",
     ),
@@ -221,7 +207,6 @@ _QUEUE = (
         ),
         unit="s",
         queries=(Query(f"max({select(operator.QUEUE_LONGEST, _OURS)})", "oldest"),),
-        base="green",
         bounds=((60, "orange"), (300, "red")),
     ),
 )
@@ -256,7 +241,6 @@ _TALK = (
         ),
         unit="s",
         queries=(Query(f"time() - min by (resource) ({_WATCHES})", "{{resource}}"),),
-        base="green",
         bounds=((300, "orange"), (600, "red")),
     ),
     Panel(
@@ -302,7 +286,6 @@ _PROCESS = (
         ),
         unit="s",
         queries=quantiles(operator.LOOP_LAG, CLUSTER),
-        base="green",
         bounds=((0.25, "orange"), (1, "red")),
     ),
     Panel(
@@ -321,7 +304,6 @@ _PROCESS = (
         description=(
             "Cores in use. It has one thread for its work, so that near 1 it can't keep up."
         ),
-        unit="none",
         queries=(
             Query(
                 f"max by (instance) (rate(process_cpu_seconds_total{{{CLUSTER}}}{WINDOW}) "
@@ -329,7 +311,6 @@ _PROCESS = (
                 "{{instance}}",
             ),
         ),
-        base="green",
         bounds=((0.8, "orange"),),
     ),
 )
@@ -344,7 +325,6 @@ _CHANGES = (
         ),
         width=12,
         height=5,
-        base="green",
         bounds=((30, "orange"),),
         empty="No change reported",
     ),
@@ -352,7 +332,6 @@ _CHANGES = (
         kind="table",
         title="Jobs whose reconcile fails",
         description="Failures in a row. The operator's log has the error of each.",
-        unit="none",
         queries=(
             Query(
                 f"max by (cluster, namespace, grpojob) ({select(operator.JOB_RECONCILE_FAILURES, CLUSTER)})",

@@ -1,16 +1,17 @@
 """Panels on a job's engines: whether they have its weights, compute as the trainer does, and keep
 up with it."""
 
+from dataclasses import replace
+
 from grpo_api.report import training_metrics as trainer
 
 from .panels import Panel, Query
 from .promql import JOB, largest, of_job, of_job_by, select
 
-_NONE = "No engine reported"
 _UP = of_job_by("engine", trainer.ENGINE_UP)
 _BEHIND = f"{of_job(trainer.WEIGHTS_VERSION)} - min({select(trainer.ENGINE_VERSION, JOB)})"
 
-PANELS = (
+_PANELS = (
     Panel(
         title="Sampling logp difference",
         description=(
@@ -19,7 +20,6 @@ PANELS = (
             "the same, so a rise says that the engine computes otherwise: another dtype, another "
             "kernel."
         ),
-        unit="none",
         queries=(
             Query(of_job(trainer.ENGINE_MISMATCH), "mean"),
             Query(of_job(trainer.ENGINE_MISMATCH_MAX), "max"),
@@ -29,7 +29,6 @@ PANELS = (
                 "limit",
             ),
         ),
-        empty=_NONE,
     ),
     Panel(
         title="Importance sampling ratio",
@@ -37,12 +36,10 @@ PANELS = (
             "TRL's `sampling/importance_sampling_ratio`, which corrects for that difference, the "
             "least and the largest of a generation. 1 is no correction."
         ),
-        unit="none",
         queries=(
             Query(of_job("importance_ratio_min"), "min"),
             Query(of_job("importance_ratio_max"), "max"),
         ),
-        empty=_NONE,
     ),
     Panel(
         title="Sync of the weights, and its proof",
@@ -56,7 +53,6 @@ PANELS = (
             Query(of_job(trainer.WEIGHT_PROOF_SECONDS), "proof"),
         ),
         stacked=True,
-        empty=_NONE,
     ),
     Panel(
         title="Engines that serve",
@@ -66,7 +62,6 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(f"sum({_UP})", "serve"), Query(f"count({_UP})", "all", "limit")),
-        empty=_NONE,
     ),
     Panel(
         title="Syncs that the last engine lacks",
@@ -76,10 +71,8 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(_BEHIND, "behind"),),
-        base="green",
         bounds=((3, "orange"),),
         reach=4,
-        empty=_NONE,
     ),
     Panel(
         title="Proofs that failed, engines given up",
@@ -92,10 +85,8 @@ PANELS = (
             Query(of_job(trainer.ENGINE_PROOF_FAILURES), "proofs that failed"),
             Query(f"sum({of_job_by('engine', trainer.ENGINE_LOSSES)})", "engines given up"),
         ),
-        base="green",
         bounds=((1, "orange"),),
         reach=2,
-        empty=_NONE,
     ),
     Panel(
         title="Tokens per second of an engine",
@@ -105,7 +96,6 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_TOKENS), "engine {{engine}}"),),
-        empty=_NONE,
     ),
     Panel(
         title="Prompts that wait in engine pods",
@@ -115,7 +105,6 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_WAITING), "engine {{engine}}"),),
-        empty=_NONE,
     ),
     Panel(
         title="KV cache of engine pods",
@@ -125,9 +114,8 @@ PANELS = (
         ),
         unit="percentunit",
         queries=(Query(largest("engine", trainer.ENGINE_CACHE), "engine {{engine}}"),),
-        base="green",
         bounds=((0.95, "orange"),),
         reach=1,
-        empty=_NONE,
     ),
 )
+PANELS = tuple(replace(panel, empty="No engine reported") for panel in _PANELS)

@@ -46,7 +46,6 @@ FINDINGS = Panel(
         "What is wrong with the run, by the numbers of every step. `grpo status` has the evidence "
         "and what people change; docs/reference/findings.md has the rules."
     ),
-    unit="none",
     queries=(
         Query(
             or_none(f"max by (finding) ({_FINDING} == 1)", "finding", f"max({_FINDING}) == 0"), ""
@@ -69,7 +68,6 @@ def firing_alerts(where: str, whose: str, width: int) -> Panel:
             f"Those {whose} that Prometheus evaluates, if it has the chart's rules; docs/reference/alerts.md "
             "has a runbook for each."
         ),
-        unit="none",
         queries=(Query(firing(where), ""),),
         width=width,
         height=4,
@@ -82,7 +80,6 @@ PHASE = Panel(
     kind="stat",
     title="Phase",
     description="What the operator says of the job now. `kubectl describe grpojob` says why.",
-    unit="none",
     queries=(Query(f"max by (phase) ({select(operator.JOB_PHASE, JOB)})", ""),),
     width=3,
     height=4,
@@ -98,7 +95,6 @@ PANELS = (
         kind="stat",
         title="Steps done, of all",
         description="Finished optimizer steps, and those of the whole run.",
-        unit="none",
         queries=(Query(_STEP, "done"), Query(of_job(trainer.TOTAL_STEPS), "of")),
         width=6,
         height=4,

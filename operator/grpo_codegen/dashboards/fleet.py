@@ -62,7 +62,6 @@ def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
         kind="stat",
         title=title,
         description=description,
-        unit="none",
         queries=(Query(zero_if_uncounted(f"sum({chosen})"), "jobs"),),
         width=8,
         height=3,
@@ -76,11 +75,9 @@ _NOW = (
         kind="stat",
         title="Runs with findings",
         description="Jobs of which the numbers of their steps say that something is wrong.",
-        unit="none",
         queries=(Query(f"count(max by ({A_JOB}) ({_FINDINGS})) or 0 * count({UP})", "jobs"),),
         width=5,
         height=4,
-        base="green",
         bounds=((1, "orange"),),
         empty=_UNKNOWN,
     ),
@@ -88,11 +85,9 @@ _NOW = (
         kind="stat",
         title="Failed within an hour",
         description="Jobs that ended so; the table below says why.",
-        unit="none",
         queries=(Query(zero_if_uncounted(f"count({_FAILED})"), "jobs"),),
         width=5,
         height=4,
-        base="green",
         bounds=((1, "orange"), (5, "red")),
         empty=_UNKNOWN,
     ),
@@ -100,7 +95,6 @@ _NOW = (
         kind="stat",
         title="GPUs held",
         description="By all gangs that start or run.",
-        unit="none",
         queries=(Query(zero_if_uncounted(f"sum({_gpus('product')})"), "GPUs"),),
         width=4,
         height=4,
@@ -126,7 +120,6 @@ _QUEUE = (
     Panel(
         title="Jobs by phase",
         description="All GRPOJobs there are, those that have ended among them.",
-        unit="none",
         queries=(Query(f"sum by (phase) ({_JOBS})", "{{phase}}"),),
         stacked=True,
         colors=PHASE_COLORS,
@@ -158,7 +151,6 @@ _GPUS = (
     Panel(
         title="GPUs held, by product",
         description="By gangs that start or run, as planned for them.",
-        unit="none",
         queries=(Query(_gpus("product"), "{{product}}"),),
         width=12,
         stacked=True,
@@ -167,7 +159,6 @@ _GPUS = (
     Panel(
         title="GPUs held, by namespace",
         description="By gangs that start or run; the twelve namespaces with most.",
-        unit="none",
         queries=(Query(f"topk(12, {_gpus('namespace')})", "{{namespace}}"),),
         width=12,
         stacked=True,
@@ -176,7 +167,6 @@ _GPUS = (
     Panel(
         title="GPUs free, by product",
         description="Held by no pod of any owner.",
-        unit="none",
         queries=(
             Query(
                 f"sum by (modelName) ({recording_rules.FREE.name}{{{CLUSTER}}})", "{{modelName}}"
@@ -191,7 +181,6 @@ _GPUS = (
         description=(
             "Held by any pod, less than 5 % busy for ten minutes: the twelve largest groups."
         ),
-        unit="none",
         queries=(
             Query(
                 f"topk(12, {recording_rules.IDLE.name}{{{NAMESPACES}}})",
@@ -211,7 +200,6 @@ _FAILURES = (
             "How the attempts before ended, in the time shown. Preempted and node loss "
             "are the cluster's."
         ),
-        unit="none",
         queries=(Query(f"round(sum by (reason) (increase({_RESTARTS}[$__range])))", "{{reason}}"),),
         base="blue",
         bounds=((10, "orange"),),
@@ -221,7 +209,6 @@ _FAILURES = (
         kind="bargauge",
         title="Failed jobs by reason",
         description="Jobs that failed within the last hour.",
-        unit="none",
         queries=(Query(f"count by (reason) ({_FAILED})", "{{reason}}"),),
         base="orange",
         empty="No failure reported",
@@ -230,7 +217,6 @@ _FAILURES = (
         kind="table",
         title="Failed jobs",
         description="Within the last hour. `kubectl describe grpojob` says what to change.",
-        unit="none",
         queries=(Query(f"max by ({A_JOB}, reason) ({_FAILED})", ""),),
         columns={**_JOB_COLUMNS, "reason": "Reason"},
         to_job=True,
@@ -242,7 +228,6 @@ _ODD_ONES = (
         kind="table",
         title="Findings of runs",
         description="`grpo status` has the evidence and what people change.",
-        unit="none",
         queries=(Query(_FINDINGS, ""),),
         width=12,
         columns={**_JOB_COLUMNS, "finding": "Finding"},
@@ -252,7 +237,6 @@ _ODD_ONES = (
     Panel(
         title="Reward of runs",
         description="The twelve jobs with the largest change within the time shown.",
-        unit="none",
         queries=(Query(_CHANGED_MOST, JOB_LEGEND),),
         width=12,
         to_job=True,

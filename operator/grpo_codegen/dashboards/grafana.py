@@ -157,7 +157,7 @@ def _target(panel: Panel, letter: str, query: Query) -> JSON:
 
 
 def _defaults(panel: Panel) -> JSON:
-    steps: list[JSON] = [{"value": None, "color": panel.base or "text"}]
+    steps: list[JSON] = [{"value": None, "color": panel.lowest_color or "text"}]
     steps += [{"value": value, "color": color} for value, color in panel.bounds]
     defaults: JSON = {
         "unit": panel.unit,

@@ -15,11 +15,9 @@ PANELS = (
             "Restarts that count against the limit. Preemptions don't; marks across the "
             "panels show all."
         ),
-        unit="none",
         queries=(Query(of_job(operator.JOB_RESTARTS), "restarts"),),
         width=4,
         height=3,
-        base="green",
         bounds=((1, "orange"), (3, "red")),
         empty="No data of this job",
     ),
@@ -44,7 +42,6 @@ PANELS = (
         queries=(Query(_STILL, "share"),),
         width=5,
         height=3,
-        base="green",
         bounds=((0.25, "orange"), (0.5, "red")),
         empty="No running attempt reported",
     ),
@@ -58,7 +55,6 @@ PANELS = (
         queries=(Query(of_job(trainer.UNSCORED), "share"),),
         width=5,
         height=3,
-        base="green",
         bounds=((0.01, "orange"), (0.05, "red")),
         empty="No completion reported",
     ),
@@ -69,13 +65,11 @@ PANELS = (
             "Steps whose loss, gradient norm, KL, reward or entropy was no finite number, "
             "in the time shown."
         ),
-        unit="none",
         queries=(
             Query(f"sum(max_over_time({select(trainer.NONFINITE_STEPS, JOB)}[$__range]))", "steps"),
         ),
         width=5,
         height=3,
-        base="green",
         bounds=((1, "red"),),
         empty="No step reported",
     ),
@@ -117,7 +111,6 @@ PANELS = (
         kind="table",
         title="Pods",
         description="Of the running attempt, those that are bound to a node.",
-        unit="none",
         queries=(
             Query(
                 f"max by (component, attempt, pod, node) ({select(operator.JOB_POD_INFO, JOB)})",
@@ -143,7 +136,6 @@ PANELS = (
         kind="stat",
         title="Epoch",
         description="TRL's `epoch`: passes over the dataset.",
-        unit="none",
         queries=(Query(of_job("epoch"), "epoch"),),
         width=4,
         height=3,
@@ -182,7 +174,6 @@ PANELS = (
         queries=(Query(of_job(trainer.KL_OVERFLOW), "tokens"),),
         width=6,
         height=3,
-        base="green",
         bounds=((1, "orange"),),
         empty="No step reported",
     ),
@@ -194,7 +185,6 @@ PANELS = (
         queries=(Query(f"sum({of_job_by('tracker', trainer.TRACKING_LOST)})", "rows"),),
         width=5,
         height=3,
-        base="green",
         bounds=((1, "orange"),),
         empty="No tracker reported",
     ),
@@ -202,7 +192,6 @@ PANELS = (
         kind="stat",
         title="Trainer",
         description="Version of the trainer's image.",
-        unit="none",
         queries=(Query(f"max by (version) ({select(trainer.BUILD_INFO, JOB)})", ""),),
         width=5,
         height=3,

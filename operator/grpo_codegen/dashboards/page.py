@@ -79,5 +79,5 @@ def _mark(mark: Annotation) -> str:
 
 def _panel(panel: Panel) -> str:
     bounds = [f"{color} from {value:g}" for value, color in panel.bounds]
-    colors = ", ".join([str(panel.base), *bounds]) if bounds else ""
+    colors = ", ".join([str(panel.lowest_color), *bounds]) if bounds else ""
     return f"| {panel.title} | {colors} | {panel.description} |"

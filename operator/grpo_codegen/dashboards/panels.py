@@ -36,15 +36,15 @@ class Panel:
     """What is seen, in words."""
     description: str
     """What it means, and what to do when it looks bad."""
-    unit: str
+    unit: str = "none"
     """Grafana's name of the unit."""
     queries: tuple[Query, ...]
     width: int = 8
     """Of 24."""
     height: int = 8
-    base: Color | None = None
-    """Colour of a number below all bounds, where one is good or bad."""
     bounds: Bounds = ()
+    base: Color | None = None
+    """Colour of a number below all bounds; None for green where there are any."""
     empty: str = NOTHING
     """What stands in the panel when there is no such series."""
     reach: float | None = None
@@ -60,6 +60,11 @@ class Panel:
     """Headings of a table by label or `Value #A`, in their order; all others are left out."""
     to_job: bool = False
     """Whether a click on a job's value leads to its Training health."""
+
+    @property
+    def lowest_color(self) -> Color | None:
+        """Colour of a number below all bounds; None where no number is good or bad."""
+        return self.base or ("green" if self.bounds else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ _CURVES = (
             "standard deviation within a group. A band that closes leaves nothing to learn from."
         ),
         height=6,
-        unit="none",
         queries=(
             Query(_REWARD, "mean"),
             Query(f"{_REWARD} + {_STD}", "mean + std", "band"),
@@ -62,7 +61,6 @@ _CURVES = (
             "on. Marks show where reference.sync moved the reference."
         ),
         height=6,
-        unit="none",
         queries=(
             Query(_KL, "KL"),
             Query(of_job(trainer.MAX_KL), "guard.maxKL", "limit"),
@@ -72,7 +70,6 @@ _CURVES = (
                 "limit",
             ),
         ),
-        base="green",
         bounds=((limits.KL_ABSURD.value, "red"),),
         empty=_NO_KL,
     ),
@@ -83,7 +80,6 @@ _CURVES = (
             "completions of a group are then alike, and nothing is explored."
         ),
         height=6,
-        unit="none",
         queries=(Query(of_job("entropy"), "entropy"),),
         base="red",
         bounds=((limits.ENTROPY_LOW.value, "green"),),
@@ -103,7 +99,6 @@ _CURVES = (
             Query(of_job("zero_variance_groups"), "zero-std groups"),
             Query(of_job("completion_clipped_ratio"), "clipped completions"),
         ),
-        base="green",
         bounds=((limits.TRUNCATED.value, "orange"), (limits.DEAD_GROUPS.value, "red")),
         reach=1,
     ),
@@ -114,9 +109,7 @@ _CURVES = (
             f"{limits.GRADIENT_GROWTH.value:g} times the norm of the first steps."
         ),
         height=6,
-        unit="none",
         queries=(Query(of_job("grad_norm"), "norm"),),
-        base="green",
         bounds=((limits.GRADIENT_LEAST.value, "orange"),),
         reach=1.1 * limits.GRADIENT_LEAST.value,
     ),
@@ -134,7 +127,6 @@ _CURVES = (
                 "rewards",
             ),
         ),
-        base="green",
         bounds=((limits.REWARD_WAIT.value, "orange"),),
         reach=1,
     ),
@@ -161,7 +153,6 @@ _LEARNING = (
             "Mean of each reward before weighting, the twelve largest. One that rises "
             "alone is being gamed."
         ),
-        unit="none",
         queries=(Query(largest("reward", trainer.REWARD), "{{reward}}"),),
     ),
     Panel(
@@ -170,14 +161,12 @@ _LEARNING = (
             "Over a generation, the twelve largest. A function whose std is 0 gives every "
             "completion the same."
         ),
-        unit="none",
         queries=(Query(largest("reward", trainer.REWARD_STD), "{{reward}}"),),
     ),
     Panel(
         kind="bargauge",
         title="Mean reward by function, exact",
         description="Of all completions of the time shown, before weighting; the twelve largest.",
-        unit="none",
         queries=(
             Query(
                 f"topk(12, ({_given('positive')} - {_given('negative')}) / {_given()})",
@@ -210,20 +199,17 @@ _LEARNING = (
             Query(of_job("clip_ratio_low"), "low"),
             Query(of_job("clip_ratio_high"), "high"),
         ),
-        base="green",
         bounds=((limits.CLIPPED.value, "orange"),),
         reach=1.1 * limits.CLIPPED.value,
     ),
     Panel(
         title="Loss",
         description="GRPO's loss says little by itself; look for jumps.",
-        unit="none",
         queries=(Query(of_job("loss"), "loss"),),
     ),
     Panel(
         title="Learning rate",
         description="TRL's `learning_rate`, of the last step.",
-        unit="none",
         queries=(Query(of_job("learning_rate"), "learning rate"),),
     ),
     Panel(
@@ -249,7 +235,6 @@ _LEARNING = (
         ),
         unit="percentunit",
         queries=(Query(largest("reward", trainer.UNSCORED), "{{reward}}"),),
-        base="green",
         bounds=((0.01, "orange"), (0.05, "red")),
         reach=0.06,
         empty="No completion reported",
@@ -312,9 +297,7 @@ _SPEED = (
     Panel(
         title="Slowest rank over the median",
         description=("Own work in a step, outside collectives. Above the line Straggler is found."),
-        unit="none",
         queries=(Query(of_job("straggler_ratio"), "slowest over median"),),
-        base="green",
         bounds=((limits.SLOW_RANK.value, "orange"),),
         reach=2.2,
         empty="No ratio of ranks reported",
@@ -323,7 +306,6 @@ _SPEED = (
         kind="table",
         title="Slow rank",
         description="The rank that the finding Straggler names; a restart avoids its node.",
-        unit="none",
         queries=(
             Query(
                 f"max by (rank, rank_pod, rank_node) ({select(trainer.STRAGGLER, JOB)})",

@@ -72,7 +72,6 @@ OF_JOB = (
         kind="stat",
         title="Cost so far",
         description="Of the GPUs, in the currency of the chart's gpuHourPrices.",
-        unit="none",
         queries=(Query(of_job(operator.JOB_COST), "cost"),),
         width=6,
         empty=_UNPRICED,
@@ -140,7 +139,6 @@ OF_ALL = (
             "Cost so far of jobs that run or have just ended, in the currency of the "
             "chart's prices."
         ),
-        unit="none",
         queries=(Query(f"topk(20, {of_jobs(operator.JOB_COST)})", JOB_LEGEND),),
         width=9,
         columns={"namespace": "Namespace", "grpojob": "Job", "Value": "Cost"},

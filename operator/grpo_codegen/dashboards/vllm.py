@@ -1,12 +1,13 @@
 """Panels on what vLLM says of itself: load, cache and speed of each engine of a job."""
 
+from dataclasses import replace
+
 from grpo_api.report import metrics as vllm
 from grpo_api.report.metrics import Metric
 
 from .panels import Panel, Query
 from .promql import JOB, WINDOW, quantiles, select
 
-_NO_DATA = "No data of a vLLM engine"
 _LEGEND = "engine {{engine}}"
 
 
@@ -18,7 +19,7 @@ def _rate(metric: Metric) -> str:
     return f"sum by (engine) (rate({select(metric, JOB)}{WINDOW}))"
 
 
-PANELS = (
+_PANELS = (
     Panel(
         title="Requests in engines",
         description=(
@@ -27,24 +28,20 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(_of_engine(vllm.RUNNING), _LEGEND),),
-        empty=_NO_DATA,
     ),
     Panel(
         title="Requests that wait",
         description="Prompts that an engine has no room for yet. More engines would take them.",
         unit="short",
         queries=(Query(_of_engine(vllm.WAITING), _LEGEND),),
-        empty=_NO_DATA,
     ),
     Panel(
         title="KV cache usage",
         description="Share of the blocks for keys and values in use. At 1 requests are preempted.",
         unit="percentunit",
         queries=(Query(_of_engine(vllm.CACHE_USAGE), _LEGEND),),
-        base="green",
         bounds=((0.95, "orange"),),
         reach=1,
-        empty=_NO_DATA,
     ),
     Panel(
         title="Preemptions per second",
@@ -54,24 +51,20 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(_rate(vllm.PREEMPTIONS), _LEGEND),),
-        base="green",
         bounds=((0.1, "orange"),),
         reach=0.2,
-        empty=_NO_DATA,
     ),
     Panel(
         title="Sampled tokens per second",
         description="Of each engine; a slow one holds up the step.",
         unit="short",
         queries=(Query(_rate(vllm.GENERATION_TOKENS), _LEGEND),),
-        empty=_NO_DATA,
     ),
     Panel(
         title="Prompt tokens per second",
         description="Of each engine, those that the prefix cache knew among them.",
         unit="short",
         queries=(Query(_rate(vllm.PROMPT_TOKENS), _LEGEND),),
-        empty=_NO_DATA,
     ),
     Panel(
         title="Prefix cache hits",
@@ -84,26 +77,22 @@ PANELS = (
             Query(f"{_rate(vllm.PREFIX_HITS)} / ({_rate(vllm.PREFIX_QUERIES)} > 0)", _LEGEND),
         ),
         reach=1,
-        empty=_NO_DATA,
     ),
     Panel(
         title="Time to the first token",
         description="Of all engines' requests. It grows with the queue and the prompts' length.",
         unit="s",
         queries=quantiles(vllm.TIME_TO_FIRST_TOKEN, JOB),
-        empty=_NO_DATA,
     ),
     Panel(
         title="Duration of requests",
         description="Of all engines' requests. The slowest one ends the generation.",
         unit="s",
         queries=quantiles(vllm.REQUEST_SECONDS, JOB),
-        empty=_NO_DATA,
     ),
     Panel(
         title="Sleep of colocated engines",
         description="1 for the state that an engine is in; awake only while it samples.",
-        unit="none",
         queries=(
             Query(
                 f"max by (engine, sleep_state) ({select(vllm.SLEEP_STATE, JOB)})",
@@ -111,6 +100,6 @@ PANELS = (
             ),
         ),
         stacked=True,
-        empty=_NO_DATA,
     ),
 )
+PANELS = tuple(replace(panel, empty="No data of a vLLM engine") for panel in _PANELS)

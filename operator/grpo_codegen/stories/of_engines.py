@@ -48,8 +48,6 @@ STORIES = (
     Story(
         name="engine gone",
         summary="One of two engines is lost in minute 30, and its new pod finds no GPU until minute 60.",
-        minutes=90,
-        at=55,
         changes={**WITH_ENGINES, **_without_one(30, 60)},
         alerts=("GRPOEngineDown",),
     ),
@@ -59,8 +57,6 @@ STORIES = (
             "From minute 30 to 60 the log-probabilities of the engines are far from the trainer's, "
             "with the same weights."
         ),
-        minutes=90,
-        at=55,
         changes={
             **WITH_ENGINES,
             **changed_during(

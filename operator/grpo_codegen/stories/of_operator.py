@@ -109,8 +109,6 @@ STORIES = (
             "From minute 30 to 60 the watch of pods hears nothing, as behind a proxy that "
             "swallows it."
         ),
-        minutes=90,
-        at=55,
         changes={HEARD: frozen_during(clock, FIRST, END)},
         alerts=("GRPOOperatorDeaf",),
         board="operator",
@@ -132,8 +130,6 @@ STORIES = (
     Story(
         name="queue stuck",
         summary="From minute 30 to 60 no reconcile ends, and jobs wait.",
-        minutes=90,
-        at=55,
         changes={
             SUCCESSES: _stuck,
             **reconcile_histograms(_stuck),
@@ -146,16 +142,12 @@ STORIES = (
     Story(
         name="one job's reconcile fails",
         summary="From minute 30 to 60 every reconcile of this job fails; others go well.",
-        minutes=90,
-        at=55,
         changes={of_job(operator.JOB_RECONCILE_FAILURES): changed_between(FIRST, END, 20, None)},
         alerts=("GRPOJobNotReconciled",),
     ),
     Story(
         name="a job is never reconciled",
         summary="From minute 30 to 60 a job of another team has no phase.",
-        minutes=90,
-        at=55,
         changes={
             of_job(operator.JOB_INFO, "new", "code", model="", strategy=""): changed_between(
                 FIRST, END, 1, None
@@ -167,8 +159,6 @@ STORIES = (
     Story(
         name="twelve jobs are unreadable",
         summary="From minute 30 to 60 twelve GRPOJobs are of a version that nobody here can read.",
-        minutes=90,
-        at=55,
         changes={
             series(operator.UNREADABLE_OBJECTS.name, {"resource": "grpojobs"}): changed_between(
                 FIRST, END, 12, 0
@@ -180,8 +170,6 @@ STORIES = (
     Story(
         name="operator near its memory limit",
         summary="From minute 30 to 60 the leader uses 490 of 512 MiB.",
-        minutes=90,
-        at=55,
         changes={
             RESIDENT: noisy(changed_between(FIRST, END, 490 * 2.0**20, 88 * 2.0**20), 0.01),
             MEMORY_LIMIT: constant(512 * 2.0**20),
@@ -192,8 +180,6 @@ STORIES = (
     Story(
         name="operator's event loop is late",
         summary="From minute 30 to 60 one timer in twenty is more than a second late.",
-        minutes=90,
-        at=55,
         changes=lag_histogram(
             LAG_COUNT, lambda minute: 3.0 * min(max(0, minute - FIRST), END - FIRST)
         ),
@@ -221,8 +207,6 @@ STORIES = (
     Story(
         name="own program",
         summary="The job's own `command` serves neither progress nor metrics.",
-        minutes=90,
-        at=55,
         changes=absent_during(
             dict.fromkeys((*RANK0, GOT_ON, PATIENCE, of_job(operator.JOB_STEP)), clock), 0
         ),

@@ -323,8 +323,6 @@ STORIES = (
     Story(
         name="stalled exporter",
         summary="Rank 0 trains on, but answers nobody from minute 30 to 60.",
-        minutes=90,
-        at=55,
         changes={
             **absent_during(RANK0, 30, 60),
             GOT_ON: frozen_during(clock, 30, 60),
@@ -373,8 +371,6 @@ STORIES = (
     Story(
         name="rewards unscored",
         summary="The service behind a reward fails for a fifth of the completions from minute 30 to 60.",
-        minutes=90,
-        at=55,
         changes={_UNSCORED: changed_between(30, 60, 0.2, 0.0)},
         alerts=("GRPORewardsUnscored",),
     ),
@@ -384,8 +380,6 @@ STORIES = (
             "Prometheus can't reach rank 0 from minute 30 to 60; the operator can, and the run "
             "goes on."
         ),
-        minutes=90,
-        at=55,
         changes=absent_during(RANK0, 30, 60),
         alerts=("GRPOTrainingUnseen",),
     ),

@@ -24,10 +24,10 @@ class Story:
     """Few words, for the matrix."""
     summary: str
     """A sentence on what happens when."""
-    minutes: int
+    minutes: int = 90
     """How long it lasts. At its end all is well again, for long enough that nothing fires any
     more."""
-    at: int
+    at: int = 55
     """The minute at which all fires that is to fire, late in what happens."""
     changes: World
     """What differs from the base."""
