@@ -25,6 +25,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stub
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_trainer import __main__ as training
@@ -33,6 +34,7 @@ from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.engine_pod import __main__ as engine_pod
 from grpo_trainer.evaluation import __main__ as evaluation
 from grpo_trainer.gang import rendezvous
+from grpo_trainer.gang.interfaces import NCCL_INTERFACE
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import outcome as outcomes
 from grpo_trainer.process import supervisor, watchdog
@@ -78,6 +80,26 @@ def test_a_rank_that_reaches_rank_0_only_once_says_so() -> None:
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:
     with pytest.raises(RendezvousTimeout, match=r"1 of 2 ranks came in time; missing: 1\."):
         rendezvous.join_gang(*impatient(free_port()), MAIN)
+
+
+@pytest.mark.parametrize("kind", ["Servers", "Colocated"])
+def test_a_pod_alone_takes_its_engines_interface_before_nccl_starts(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[str | None] = []
+
+    def start_nccl(*_: object) -> None:
+        chosen.append(os.environ.get(NCCL_INTERFACE))
+
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(rendezvous, "_form_group", start_nccl)
+    meeting, guard, execution = impatient(free_port())
+    engine = EnginePlan.model_validate(
+        {"kind": kind, "memoryShare": 0.1, "maxModelLength": 64, "maxSequences": 4}
+    )
+    execution = execution.model_copy(update={"accelerator": "GPU", "engine": engine})
+    rendezvous.join_gang(meeting, guard, execution, Placement(0, 0, 1, 1))
+    assert chosen == ["=lo" if kind == "Servers" else None]
 
 
 def test_memory_that_can_not_be_locked_is_no_lack_of_gpu_memory(

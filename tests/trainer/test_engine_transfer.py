@@ -29,6 +29,7 @@ from grpo_trainer.engine_pod.transfer import (
     join_group,
     open_store,
 )
+from grpo_trainer.gang.interfaces import GLOO_INTERFACE, NCCL_INTERFACE
 from harness.controlplane import free_port
 from tests.stepped_clock import SteppedClock
 
@@ -146,20 +147,20 @@ class NcclGroup:
             assert is_first or self.first_is_made.wait(60.0)
 
 
-def test_groups_of_several_engines_leave_the_variables_as_they_were(
-    monkeypatch: pytest.MonkeyPatch,
+def test_groups_of_several_engines_leave_the_variable_as_it_was_and_take_the_route_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch, meeting: Meeting
 ) -> None:
-    monkeypatch.delenv(transfer.BLOCKING_WAIT_ENV, raising=False)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup)
     store: Any = None
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(transfer._nccl, store, 0, 2, timedelta(1), store) for _ in range(2)]
+        made = [pool.submit(transfer._nccl, store, 0, 2, timedelta(1), meeting) for _ in range(2)]
         wait(made, return_when=FIRST_COMPLETED)
         NcclGroup.first_is_made.set()
         for one in made:
             one.result()
     assert NcclGroup.blocking == ["1", "1"]
-    assert transfer.BLOCKING_WAIT_ENV not in os.environ
+    assert os.environ == {NCCL_INTERFACE: "=lo", GLOO_INTERFACE: "lo"}
 
 
 @pytest.mark.slow  # gloo's own clock

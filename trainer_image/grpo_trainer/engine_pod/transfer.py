@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from grpo_api.text.clock import Clock
 
-from ..gang.interfaces import own_address
+from ..gang.interfaces import choose_interface, own_address
 from ..runtime.clock import SYSTEM_CLOCK
 
 POLL_SECONDS = 0.01
@@ -219,10 +219,13 @@ _ENVIRONMENT = threading.Lock()
 """Rank 0 forms the groups of several engines at a time, each in a thread."""
 
 
-def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
-    # NCCL's group reads the variable when it is made. The training's own groups keep what the user
-    # set.
+def _nccl(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting) -> Any:
+    """On the same interface, unless NCCL has chosen another one in this process before."""
+    address = own_address(meeting.address, meeting.port, CONNECT_SECONDS)
+    # NCCL's group reads BLOCKING_WAIT_ENV when it is made. The training's own groups keep what the
+    # user set.
     with _ENVIRONMENT:
+        choose_interface(address, os.environ, gpu=True)
         before = os.environ.get(BLOCKING_WAIT_ENV)
         os.environ[BLOCKING_WAIT_ENV] = "1"
         try:

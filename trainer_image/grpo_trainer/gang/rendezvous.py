@@ -340,9 +340,13 @@ def join_gang(
     _await_all(store, place, deadline)
     on_connecting()
     store.set_timeout(STORE_TIMEOUT)
+    gpu, engine = execution.accelerator == "GPU", execution.engine
     if place.nodes > 1:
-        _try_network(rendezvous, place, store, gpu=execution.accelerator == "GPU")
+        _try_network(rendezvous, place, store, gpu=gpu)
         on_connecting()
+    elif gpu and engine is not None and engine.kind == "Servers":
+        # NCCL chooses once, and its choice holds for the way to engines in other pods, too.
+        _choose_routed_interface(rendezvous, place, gpu=gpu)
     return _form_group(execution, place, store, rdma_devices)
 
 
@@ -393,6 +397,14 @@ def _as_timeout(problem: str) -> Iterator[None]:
 
 
 def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu: bool) -> None:
+    address, interface = _choose_routed_interface(rendezvous, place, gpu=gpu)
+    check_network(store, place, address, interface)
+
+
+def _choose_routed_interface(
+    rendezvous: Rendezvous, place: Placement, *, gpu: bool
+) -> tuple[str, str]:
+    """Address and name of the interface that leads to rank 0; see choose_interface."""
     peer = f"{rendezvous.address}:{rendezvous.port}"
     try:
         routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
@@ -402,7 +414,7 @@ def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu:
         ) from error
     address, interface = choose_interface(routed, os.environ, gpu=gpu)
     log.info(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})")
-    check_network(store, place, address, interface)
+    return address, interface
 
 
 def store_client(rendezvous: Rendezvous) -> Store:
