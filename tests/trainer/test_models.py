@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 from peft import get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, dynamic_module_utils
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.checkpoint import ExportSpec
@@ -19,7 +20,7 @@ from grpo_trainer.runtime.errors import BadInput, DiskFailed
 from grpo_trainer.weights import checkpoint_files
 from grpo_trainer.weights.checkpoint_files import open_weights
 from grpo_trainer.weights.model_files import Source, load_tokenizer
-from grpo_trainer.weights.models import LoadedModel, load_causal, load_policy
+from grpo_trainer.weights.models import LoadedModel, load_causal, load_policy, lora_config
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 
@@ -47,6 +48,50 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "mystery"}))
     with pytest.raises(BadInput, match=r"can't be loaded by AutoModelForCausalLM: .*mystery"):
         load_model(runs.plan(model))
+
+
+SEES_IMAGES = Gemma3Config(
+    text_config={
+        "vocab_size": 120, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    },
+    vision_config={
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    },
+    mm_tokens_per_image=4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", [None, ["all-linear"], ["q_proj", "self_attn.v_proj"]])
+def test_of_a_model_that_sees_images_only_what_reads_text_is_trained(
+    model: Path, targets: list[str] | None
+) -> None:
+    """DDP waits for the gradient of every parameter that has one."""
+    plan = runs.plan(model)
+    for weights in model.glob("*.safetensors"):
+        weights.unlink()
+    AutoModelForCausalLM.from_config(SEES_IMAGES).save_pretrained(model)
+    method = "LoRA" if targets else "Full"
+    execution = plan.execution.model_copy(update={"method": method})
+    adapter = plan.adapter.model_copy(update={"target_modules": targets})
+    loaded = load_policy(plan.model, execution, adapter)
+    policy: nn.Module = loaded.model
+    if loaded.peft_config:
+        policy = get_peft_model(loaded.model, loaded.peft_config)
+    scores = policy.train()(input_ids=torch.arange(3, 9)[None]).logits
+    scores.float().logsumexp(-1).sum().backward()
+    trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, each in policy.named_parameters() if each.grad is not None}
+    assert any("language_model.layers.1" in name for name in trained)
+
+
+def test_an_adapter_where_no_text_comes_is_rejected(model: Path) -> None:
+    policy = AutoModelForCausalLM.from_config(SEES_IMAGES)
+    adapter = runs.plan(model).adapter.model_copy(update={"target_modules": ["fc1"]})
+    with pytest.raises(BadInput, match="no module is called 'fc1'") as refusal:
+        lora_config(adapter, policy)
+    assert "fc1," not in str(refusal.value)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -82,16 +82,40 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
+        exclude_modules=[
+            path for path, module in unread_modules(model).items() if isinstance(module, _ADAPTABLE)
+        ]
+        or None,
     )
+
+
+def unread_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules that no text comes to, such as a vision tower, by their paths. What is trained
+    of them has no gradient, for which DDP waits in vain."""
+    if model.config.get_text_config() is model.config:
+        return {}
+    readers = [*model.get_decoder().modules(), model.get_output_embeddings()]
+    is_read = {id(module) for module in readers}
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if is_read.isdisjoint(map(id, module.modules()))
+    }
+
+
+def _read_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    unread = unread_modules(model)
+    return {path: module for path, module in model.named_modules() if path not in unread}
 
 
 def _target_problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
     """Position and problem of each name that PEFT could not do what is meant by."""
+    read_modules = _read_modules(model)
     for position, name in enumerate(names):
         # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last
         # parts.
         modules = [
-            module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")
+            module for path, module in read_modules.items() if f".{path}".endswith(f".{name}")
         ]
         if not modules:
             yield position, f"no module is called {name!r}"
@@ -108,7 +132,9 @@ def _adaptable_modules(model: PreTrainedModel) -> list[str]:
     order."""
     head = model.get_output_embeddings()
     adaptable = [
-        (path, module) for path, module in model.named_modules() if isinstance(module, _ADAPTABLE)
+        (path, module)
+        for path, module in _read_modules(model).items()
+        if isinstance(module, _ADAPTABLE)
     ]
     paths = [path for path, module in adaptable if module is not head]
     return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
@@ -154,6 +180,8 @@ def load_policy(
     repository = Repository("model", model.name, model.revision, "model")
     source = locate_model(repository, execution.dtype, hub or Hub())
     policy = load_causal(source, model.trust_remote_code)
+    for module in unread_modules(policy).values():
+        module.requires_grad_(False)
     peft_config = lora_config(adapter, policy) if execution.method == "LoRA" else None
     tokenizer = load_tokenizer(source, model.trust_remote_code, model.chat_template)
     require_pad_token(tokenizer, policy.config, source.name)
