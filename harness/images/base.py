@@ -1,7 +1,8 @@
 """The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by
-debootstrap.
+mmdebstrap.
 
-No registry is reachable on a test machine.
+No registry is reachable on a test machine. Beside debootstrap mmdebstrap takes half the time, and
+it installs what Debian's security archive has.
 """
 
 import subprocess
@@ -14,6 +15,8 @@ from ..programs.progress import progress
 
 RELEASE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
+# Without it apt installs the package usrmerge, which brings Perl.
+MERGED_USR_HOOKS = "/usr/share/mmdebstrap/hooks/maybe-merged-usr"
 # of no use in a container: package lists and caches, translations, manuals
 UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/locale", "usr/share/man")
 DOCUMENTATION, LICENSES = "usr/share/doc", "copyright"
@@ -23,7 +26,7 @@ too."""
 
 def base_tar() -> Path:
     """Return a tar of the base's root folder, made on first use (about a minute)."""
-    key = content_key(RELEASE, *PACKAGES, *UNWANTED, DOCUMENTATION, LICENSES)
+    key = content_key(RELEASE, *PACKAGES, MERGED_USR_HOOKS, *UNWANTED, DOCUMENTATION, LICENSES)
     return cached(cache_root() / f"base-{RELEASE}-{key}.tar", _bootstrap)
 
 
@@ -33,9 +36,8 @@ def _bootstrap(archive: Path) -> None:
         tempfile.TemporaryDirectory() as temporary,
     ):
         root = Path(temporary) / "root"
-        include = f"--include={','.join(PACKAGES)}"
         # a pid namespace of its own: what a package's script may start ends with it, and so do
-        # debootstrap's mounts
+        # mmdebstrap's mounts
         command = [
             "setpriv",
             "--pdeathsig",
@@ -46,12 +48,11 @@ def _bootstrap(archive: Path) -> None:
             "--fork",
             "--kill-child",
         ]
-        command += ["debootstrap", "--variant=minbase", include]
-        done = subprocess.run(
-            [*command, RELEASE, str(root)], capture_output=True, text=True, check=False
-        )
+        command += ["mmdebstrap", "--variant=minbase", f"--hook-dir={MERGED_USR_HOOKS}"]
+        command += [f"--include={','.join(PACKAGES)}", RELEASE, str(root)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ClusterError(f"debootstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+            raise ClusterError(f"mmdebstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
         for folder in UNWANTED:
             remove(root / folder)
             (root / folder).mkdir(parents=True)

@@ -38,7 +38,7 @@ PICTURE_TOOLS = {
 }
 IMAGE_TOOLS = {
     "buildah": "buildah",
-    "debootstrap": "debootstrap",
+    "mmdebstrap": "mmdebstrap",
     "gcc": "gcc",
     "readelf": "binutils",
 }

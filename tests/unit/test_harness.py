@@ -200,7 +200,7 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
         prerequisites.require(nodes=False, images=True)
     assert (
         str(refused.value).splitlines()[1]
-        == "  apt-get install -y binutils buildah debootstrap gcc openssl"
+        == "  apt-get install -y binutils buildah gcc mmdebstrap openssl"
     )
 
 
