@@ -15,7 +15,7 @@ import yaml
 
 from grpo_api.report.training_metrics import FINDING
 from grpo_api.text.contract import PROGRESS_PORT
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from grpo_codegen.dashboards import engines, vllm
 from harness import stack
 from harness.jobs import Jobs, Object

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults

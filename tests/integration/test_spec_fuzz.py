@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from harness.client import ApiClient, ApiStatusError
 from tests.generated import cases, gated
 from tests.integration.test_bad_specs import DRY_RUN

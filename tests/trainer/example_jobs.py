@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_cli.inputs.manifest import load_jobs
+from grpo_cli.show.kubectl_yaml import load_documents
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"

@@ -30,7 +30,7 @@ from grpo_cli.from_trl.job_spec import PEFT_DEFAULTS, PEFT_MODULES
 from grpo_cli.from_trl.reward_reader import MADE_BY_TRL
 from grpo_cli.from_trl.script_reader import read_script
 from grpo_cli.from_trl.trl_run import LORA_POSITIONS, POSITIONS
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt, training_plan
 from grpo_planner.hardware.inventory import Inventory, Node

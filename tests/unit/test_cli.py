@@ -17,9 +17,9 @@ from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
 from grpo_cli.commands.logs import choose_pod
-from grpo_cli.inputs.kubectl_yaml import KubectlDumper
 from grpo_cli.inputs.manifest import load_jobs
 from grpo_cli.show.errors import ManifestError, NotYet
+from grpo_cli.show.kubectl_yaml import KubectlDumper
 from grpo_operator.records.names import LABEL_COMPONENT, LABEL_JOB
 from tests.running_samples import HUB
 from tests.samples import REMOVE, changed, job

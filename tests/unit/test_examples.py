@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from grpo_api.job import parse_spec
-from grpo_cli.inputs.kubectl_yaml import load_documents
 from grpo_cli.inputs.manifest import load_jobs
+from grpo_cli.show.kubectl_yaml import load_documents
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.yaml"))

@@ -13,7 +13,7 @@ from grpo_cli.commands.init import render
 from grpo_cli.from_trl.job_spec import job_documents
 from grpo_cli.from_trl.script_reader import read_script
 from grpo_cli.from_trl.trl_run import TrlError
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from tests.generated import cases
 from tests.unit.trl_scripts import CHAT, init, notes, script, spec_of
 

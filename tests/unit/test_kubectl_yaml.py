@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from grpo_cli.inputs.kubectl_yaml import KubectlDumper, load_documents, load_value
+from grpo_cli.show.kubectl_yaml import KubectlDumper, load_documents, load_value
 
 KUBECTL = {
     # what `kubectl label --local -o json` of Kubernetes 1.36 makes of a scalar without quotes

@@ -16,8 +16,8 @@ from grpo_api.job import parse_spec
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
 from grpo_cli.__main__ import COMMANDS, main
 from grpo_cli.commands.plan import path_of, with_change
-from grpo_cli.inputs.kubectl_yaml import load_value
 from grpo_cli.show import plan_table
+from grpo_cli.show.kubectl_yaml import load_value
 from grpo_cli.show.plan_table import CHOSEN, SHOWN
 from grpo_cli.show.preflight_report import print_report
 from grpo_cli.show.terminal import console, gib

@@ -19,7 +19,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 from tests.prose import read_page
 from tests.reading import syntax_tree
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
-from grpo_cli.inputs.kubectl_yaml import load_documents
+from grpo_cli.show.kubectl_yaml import load_documents
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SCRIPT = f"""

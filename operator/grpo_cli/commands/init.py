@@ -20,9 +20,9 @@ from ..from_trl.job_spec import job_documents, job_name
 from ..from_trl.notebook import SUFFIX, code_cells, name_cells
 from ..from_trl.script_reader import read_script
 from ..from_trl.trl_run import TrlError, TrlRun, TrlSetting
-from ..inputs.kubectl_yaml import KubectlDumper, load_documents, load_lines
 from ..inputs.manifest import reading_problem
 from ..show.errors import ManifestError, OptionError
+from ..show.kubectl_yaml import KubectlDumper, load_documents, load_lines
 
 WRITTEN = 0
 YAML_SUFFIXES = (".yaml", ".yml", ".json")

@@ -27,11 +27,11 @@ from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import job_classes, plan_inputs
-from ..inputs.kubectl_yaml import load_value
 from ..inputs.manifest import Job, load_specs
 from ..show import plan_table
 from ..show.documents import print_document
 from ..show.errors import WRONG, NotYet, OptionError
+from ..show.kubectl_yaml import load_value
 from ..show.terminal import console
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from grpo_operator.records.names import checkpoint_claim, run_folder
 from ..cluster import kubectl
 from ..cluster.delivery_pod import TRAINER_IMAGE, build_attempt
 from ..inputs import job_classes, plan_inputs
-from ..inputs.kubectl_yaml import KubectlDumper
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
+from ..show.kubectl_yaml import KubectlDumper
 
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 

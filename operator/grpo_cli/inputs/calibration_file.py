@@ -19,7 +19,7 @@ from grpo_planner.time.measured_runs import (
 )
 
 from ..show.errors import InventoryError
-from .kubectl_yaml import load_value
+from ..show.kubectl_yaml import load_value
 
 HEAD = "# Step times of finished jobs, by `grpo calibrate`; for `grpo plan --calibration`.\n"
 MOST_PROBLEMS = 5

@@ -15,7 +15,7 @@ from grpo_api.text.messages import shorten, value_text
 from grpo_api.text.names import LABEL_KEY, LABEL_VALUE
 
 from ..show.errors import ManifestError
-from .kubectl_yaml import load_documents
+from ..show.kubectl_yaml import load_documents
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
 MAX_NAMESPACE = 63

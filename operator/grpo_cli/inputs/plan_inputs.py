@@ -34,9 +34,9 @@ from grpo_planner.search.scaling_curve import Size
 
 from ..cluster import kubectl
 from ..show.errors import InventoryError, KubectlError
+from ..show.kubectl_yaml import load_value
 from .calibration_file import read_calibration
 from .job_classes import MISSING_KIND
-from .kubectl_yaml import load_value
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""How results appear in a terminal: tables, charts and errors."""
+"""How results appear in a terminal: tables, charts, errors, and YAML as kubectl reads it."""

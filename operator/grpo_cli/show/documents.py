@@ -22,7 +22,7 @@ def print_document(output: str, document: Any) -> None:
         return
     import yaml
 
-    from ..inputs.kubectl_yaml import KubectlDumper
+    from .kubectl_yaml import KubectlDumper
 
     text = yaml.dump(finite, Dumper=KubectlDumper, sort_keys=False, width=120, allow_unicode=True)
     print(text, end="")
