@@ -16,8 +16,7 @@ from rich.console import Console
 from grpo_cli.__main__ import main
 from grpo_cli.commands.jobs.list import HEADINGS, _stacked_row
 from grpo_cli.commands.runs.reward import _show
-from grpo_cli.show.progress import byte_progress
-from grpo_cli.show.terminal import show_table
+from grpo_cli.show.terminal import byte_progress, show_table
 from tests.generated import cases
 
 

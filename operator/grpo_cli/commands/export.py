@@ -19,8 +19,7 @@ from ..cluster.delivery_pod import add_pod_arguments, start_delivery
 from ..cluster.download import download_files, missing_files, require_folder, require_room
 from ..inputs.integrity import require_made_of
 from ..show.errors import KubectlError, NotYet, OptionError
-from ..show.progress import byte_progress
-from ..show.terminal import console
+from ..show.terminal import byte_progress, console
 
 
 def register(parser: ArgumentParser) -> None:

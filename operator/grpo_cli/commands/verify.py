@@ -34,8 +34,7 @@ from ..inputs.integrity import (
     unsigned_message,
 )
 from ..show.errors import OptionError
-from ..show.progress import byte_progress
-from ..show.terminal import console, show_facts
+from ..show.terminal import byte_progress, console, show_facts
 
 GENUINE, DIFFERENT = 0, 1
 

@@ -1,8 +1,9 @@
 """How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
-lose nothing."""
+lose nothing. Bytes that are on their way have a bar."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from grpo_api.report.artifacts import ReportBytes
 from grpo_api.text.messages import printable_text
 from grpo_api.text.units import GIB
 
@@ -110,3 +112,24 @@ def print_entry(out: Console, first: Text, below: Iterable[Text]) -> None:
 def gib(count: float) -> float:
     """A number of bytes in GiB."""
     return count / GIB
+
+
+@contextmanager
+def byte_progress(what: str, total: int | None = None) -> Iterator[ReportBytes]:
+    """Shows on stderr how many bytes are done, if that is a terminal; without a total it is erased
+    at the end."""
+    # Few commands have a bar, and its parts take long to import.
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    terminal = console(stderr=True)
+    columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    hidden, transient = not terminal.is_terminal, total is None
+    with Progress(*columns, console=terminal, transient=transient, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -113,7 +113,8 @@ MOST_CONDITIONS = 16
 
 def status_without_admission(workload: Fields, now: float) -> Fields:
     """Return the status without its admission, after an eviction."""
-    evicted = _condition(workload, EVICTED)
+    evictions = (each for each in _conditions(workload) if each.get("type") == EVICTED)
+    evicted = next(evictions, {})
     reason = str(evicted.get("reason") or EVICTED)
     message = str(evicted.get("message") or "")
     requeues = reason in COMES_BACK
@@ -139,13 +140,6 @@ def finished_status(workload: Fields, succeeded: bool, message: str, now: float)
     reason = "Succeeded" if succeeded else "Failed"
     state = (FINISHED, True, reason, message)
     return {"conditions": _merge_conditions(workload, [state], now)}
-
-
-def _condition(workload: Fields, kind: str) -> Fields:
-    for condition in _conditions(workload):
-        if condition.get("type") == kind:
-            return condition
-    return {}
 
 
 def _conditions(workload: Fields) -> list[Fields]:
