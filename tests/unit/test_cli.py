@@ -282,6 +282,16 @@ def test_a_file_that_is_not_there_is_said_in_words(capsys: pytest.CaptureFixture
     assert "write `grpo plan -f job.yaml`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line", ["plan", "render", "preflight", "prefetch", "submit", "run", "reward test rows.jsonl"]
+)
+def test_several_files_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*line.split(), "-f", "a.yaml", "-f", "b.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "grpo: -f a.yaml -f b.yaml: name one file or folder, or pipe all to -\n"
+    )
+
+
 @pytest.mark.realtime
 @pytest.mark.parametrize(("context", "namespace"), [("team", "team"), ("", "default")])
 def test_render_takes_the_namespace_of_the_context(

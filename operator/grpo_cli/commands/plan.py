@@ -27,7 +27,7 @@ from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import job_classes, plan_inputs
-from ..inputs.manifest import Job, load_specs
+from ..inputs.manifest import Job, add_filename, load_specs
 from ..show import plan_table
 from ..show.documents import print_document
 from ..show.errors import WRONG, NotYet, OptionError
@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         help="plan this model without a job file, such as Qwen/Qwen2.5-7B-Instruct",
     )
-    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    add_filename(source)
     parser.add_argument(
         "--parameters",
         metavar="SIZE",

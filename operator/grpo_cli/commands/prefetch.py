@@ -32,7 +32,7 @@ from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import pods_with_image
 from ..cluster.job_pods import Object
 from ..inputs import job_classes
-from ..inputs.manifest import Job, load_specs
+from ..inputs.manifest import Job, add_filename, load_specs
 from ..show.errors import NotYet, OptionError
 
 POLL_SECONDS = 2.0
@@ -44,7 +44,7 @@ def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, such as a suspended one")
-    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    add_filename(source)
     pod_defaults.add_arguments(parser, "")
     kubectl.add_arguments(parser)
 

@@ -25,7 +25,7 @@ from ..cluster import job_pods, kubectl
 from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import pods_with_image
 from ..inputs import job_classes, local_preflight
-from ..inputs.manifest import load_specs
+from ..inputs.manifest import add_filename, load_specs
 from ..show.errors import KubectlError, KubectlExitError, NotYet
 from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
@@ -37,9 +37,7 @@ POLL_SECONDS = 2.0
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "-f", "--filename", required=True, help="file with GRPOJobs; - is standard input"
-    )
+    add_filename(parser, required=True)
     parser.add_argument(
         "--in-cluster",
         action="store_true",

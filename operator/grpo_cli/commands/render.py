@@ -20,7 +20,7 @@ from grpo_operator.records.names import checkpoint_claim, run_folder
 from ..cluster import kubectl
 from ..cluster.delivery_pod import TRAINER_IMAGE, build_attempt
 from ..inputs import job_classes, plan_inputs
-from ..inputs.manifest import load_specs
+from ..inputs.manifest import add_filename, load_specs
 from ..show.errors import NotYet
 from ..show.kubectl_yaml import KubectlDumper
 
@@ -33,7 +33,7 @@ def register(parser: ArgumentParser) -> None:
     source.add_argument(
         "name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt"
     )
-    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    add_filename(source)
     pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
     plan_inputs.add_arguments(parser)

@@ -17,7 +17,7 @@ from grpo_api.text.messages import printable_text
 
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes
-from ..inputs.manifest import Job, load_config_maps, load_specs, read_stdin
+from ..inputs.manifest import Job, add_filename, load_config_maps, load_specs, read_stdin
 from ..local.attempt_state import ending_signals_interrupt
 from ..local.local_runs import LocalRuns
 from ..show.errors import NotYet, OptionError
@@ -34,7 +34,7 @@ LOG_LINES = 5
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("-f", "--filename", required=True, help="file with GRPOJobs")
+    add_filename(parser, required=True)
     parser.add_argument(
         "--local", action="store_true", help="on this machine's CPUs; needs the trainer's packages"
     )

@@ -3,6 +3,7 @@
 Metadata that the API server would refuse is found here, before a command counts on it.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from grpo_api.text.contract import API_VERSION, CLASS_KIND, KIND, MAX_JOB_NAME
 from grpo_api.text.messages import shorten, value_text
 from grpo_api.text.names import LABEL_KEY, LABEL_VALUE
 
-from ..show.errors import ManifestError
+from ..show.errors import ManifestError, OptionError
 from ..show.kubectl_yaml import load_documents
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
@@ -31,6 +32,27 @@ class Job(NamedTuple):
     spec: GRPOJobSpec
     classes: Sequence[dict[str, Any]] = ()
     """The GRPOJobClasses of the same file."""
+
+
+class _OneFile(argparse.Action):
+    """Takes one file: argparse would take the last of several, and the others would be lost."""
+
+    def __call__(self, _: object, options: Any, value: Any, *__: object) -> None:
+        """Takes it."""
+        earlier = getattr(options, self.dest)
+        if earlier is not None:
+            raise OptionError(f"-f {earlier} -f {value}: name one file or folder, or pipe all to -")
+        setattr(options, self.dest, value)
+
+
+def add_filename(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
+    """Add the option that names the file of the jobs."""
+    parser.add_argument(
+        *("-f", "--filename"),
+        action=_OneFile,
+        help="file or folder with GRPOJobs; - is standard input",
+        required=required,
+    )
 
 
 def load_specs(source: str, stdin: str | None = None) -> list[Job]:

@@ -1,6 +1,8 @@
 """How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
 lose nothing. Bytes that are on their way have a bar."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,13 +26,22 @@ _ANY_WIDTH = 10_000
 _INDENT = 2
 
 
+class _Terminal(Console):
+    """A console that leaves a closed pipe to `main`; rich would end the program by exit code 1,
+    which says that a job failed."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich has caught."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return the terminal; for a pipe or a file one of COLUMNS columns. `:x:` in a message stays
     text."""
     # rich would take the width of any terminal around, such as that of stdin, and ends by an error
     # where COLUMNS or LINES is a digit that is no number, such as ².
     width, height = shutil.get_terminal_size(_PIPE_SIZE)
-    return Console(width=width, height=height, stderr=stderr, highlight=False, emoji=False)
+    return _Terminal(width=width, height=height, stderr=stderr, highlight=False, emoji=False)
 
 
 def plain_text(text: str, style: str = "") -> Text:

@@ -6,18 +6,13 @@ from argparse import ArgumentParser, Namespace
 from ...cluster import kubectl
 from ...cluster.clock import SYSTEM_CLOCK
 from ...cluster.job_end import add_timeout, wait_for_end
-from ...inputs.manifest import load_specs, read_stdin
+from ...inputs.manifest import add_filename, load_specs, read_stdin
 from ...show.errors import KubectlExitError
 
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "-f",
-        "--filename",
-        required=True,
-        help="file or folder with GRPOJobs; - is stdin",
-    )
+    add_filename(parser, required=True)
     parser.add_argument(
         "--wait", action="store_true", help="wait for the end; exit code 1 if a job fails"
     )

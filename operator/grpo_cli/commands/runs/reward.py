@@ -22,7 +22,7 @@ from grpo_api.text.messages import value_text
 from grpo_operator.pods.manifests import plan_json
 
 from ...inputs import local_preflight
-from ...inputs.manifest import Job, load_specs
+from ...inputs.manifest import Job, add_filename, load_specs
 from ...inputs.run_history import load_rows, sampled_completions
 from ...show.documents import add_output, print_document
 from ...show.errors import ENDED_BADLY, NotYet, OptionError
@@ -43,7 +43,7 @@ def register(parser: ArgumentParser) -> None:
         help="JSON lines: completion, prompt, and the dataset's columns that the rewards read; "
         "such as the samples.jsonl of a run",
     )
-    parser.add_argument("-f", "--filename", required=True, help="file with one GRPOJob")
+    add_filename(parser, required=True)
     parser.add_argument(
         "--files", type=Path, metavar="FOLDER", help="what the functions' ConfigMaps hold"
     )
