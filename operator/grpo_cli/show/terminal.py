@@ -14,7 +14,6 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from grpo_api.report.artifacts import ReportBytes
 from grpo_api.text.messages import printable_text
 from grpo_api.text.units import GIB
 
@@ -126,7 +125,7 @@ def gib(count: float) -> float:
 
 
 @contextmanager
-def byte_progress(what: str, total: int | None = None) -> Iterator[ReportBytes]:
+def byte_progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """Shows on stderr how many bytes are done, if that is a terminal; without a total it is erased
     at the end."""
     # Few commands have a bar, and its parts take long to import.
