@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from grpo_api.findings.diagnosis import UNSEEN_MEANING
 from grpo_api.report.report import Finding, Progress
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_kube.objects.times import Observed, timestamp
@@ -305,7 +306,7 @@ def check(seen: Observation, decision: Decision, new: GRPOJobStatus) -> None:
     _check_phase(new, true)
     _check_times(seen, old, new)
     _check_counters(seen, decision, old, new)
-    _check_messages(decision, old, new, by_type, true)
+    _check_messages(seen, decision, old, new, by_type)
     _check_reports(seen, new, true)
     assert new.observed_generation == seen.job.generation
     change = telling_change(old.conditions, new.conditions)
@@ -313,6 +314,8 @@ def check(seen: Observation, decision: Decision, new: GRPOJobStatus) -> None:
         before = old.condition(ConditionType(change.type))
         assert before
         assert (before.status, before.reason) != (change.status, change.reason)
+    if change and old.is_true(ConditionType.ADMITTED) and "Admitted" not in true:
+        assert change.type in ("Admitted", "Suspended", "Failed", "Succeeded"), "not why"
 
 
 def _check_phase(new: GRPOJobStatus, true: set[str]) -> None:
@@ -372,13 +375,14 @@ def _check_counters(
 
 
 def _check_messages(
+    seen: Observation,
     decision: Decision,
     old: GRPOJobStatus,
     new: GRPOJobStatus,
     by_type: dict[str, Condition],
-    true: set[str],
 ) -> None:
     is_active = bool(new.attempt_start_time)
+    true = {kind for kind, condition in by_type.items() if condition.status == "True"}
     if is_active and old.attempt == new.attempt and old.is_true(ConditionType.RUNNING):
         assert by_type["Running"].message != f"attempt {new.attempt} starts"
     for kind, condition in by_type.items():
@@ -387,6 +391,11 @@ def _check_messages(
         if is_active and kind in ("Admitted", "Scheduled", "Running") and numbers:
             assert numbers[0] == new.attempt, condition
         if condition.message == "the gang is whole":
+            assert is_active, condition
+            before = old.condition(ConditionType.DEGRADED)
+            is_news = before is None or before.message != condition.message
+            assert not (is_news and seen.first_seen.over), "a pod of it has ended"
+        if condition.message.startswith(UNSEEN_MEANING):
             assert is_active, condition
         if condition.message == "suspended":
             assert "Suspended" in true, condition
