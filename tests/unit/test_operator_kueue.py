@@ -311,6 +311,19 @@ def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> D
     )
 
 
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_an_evicted_job_names_a_pod_for_which_its_quota_is_kept(attempt: int) -> None:
+    """It is on a lost node, and stays for hours."""
+    pods = (make_pod(0), make_pod(1, deleted=True))
+    status = {**WAITS, "attempt": attempt}
+    seen = make_queued(make_workload(evicted()), make_child(), *pods, status=status)
+    decision = gate_by_workload(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
+    assert decision.message == (
+        "Workload grpojob-run-df678 keeps its quota until pod run-1-1-abcde on node node-1 has "
+        "ended; it was evicted: Preempted: somebody else needs it"
+    )
+
+
 def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None:
     assert commits(admitted()).action is Action.COMMIT
     reserved = {"admission": ASSIGNED, "conditions": [workload_condition("QuotaReserved")]}

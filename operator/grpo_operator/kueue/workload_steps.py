@@ -18,7 +18,7 @@ from ..decide.observation import Observation
 from ..decide.preflight import is_checked
 from ..pods.pod_spec import PodDefaults
 from ..records.reasons import UNCHECKED, Reason
-from ..records.records import GRPOJobRecord
+from ..records.records import ENDED_PHASES, GRPOJobRecord
 from ..records.workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
 from .pod_sets import is_made_for, plan_of_workload, pod_sets
 
@@ -74,6 +74,20 @@ def _queued_for_new_workload(
     return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
 
 
+def _quota_message(observation: Observation, workload: WorkloadRecord) -> str:
+    """Which pod the quota is kept for, such as one of a lost node; empty without one.
+
+    The last of many, which is another only now and then: each change is a write.
+    """
+    pods = (*observation.earlier_pods, *observation.pods, *observation.engine_pods)
+    left = [pod for pod in pods if pod.phase not in ENDED_PHASES]
+    if not left:
+        return ""
+    last = max(left, key=lambda pod: (pod.index, pod.name))
+    where = f" on node {last.node}" if last.node else ""
+    return f"Workload {workload.name} keeps its quota until pod {last.name}{where} has ended"
+
+
 def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     """Why the Workload waits, with Kueue's own message."""
     if workload.deleting:
@@ -84,8 +98,9 @@ def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
             f"{waits}: its spec.active is false, so Kueue admits it when somebody sets that to true"
         )
     if workload.is_true(EVICTED):
-        evicted = workload.condition(EVICTED)
-        return f"{waits}; it was evicted: {evicted}"
+        if workload.has_reservation:
+            waits = _quota_message(observation, workload) or waits
+        return f"{waits}; it was evicted: {workload.condition(EVICTED)}"
     if workload.is_true(QUOTA_RESERVED):
         checks = f", {workload.checks_message}" if workload.checks_message else ""
         return f"{waits}: its quota is reserved{checks}"
