@@ -312,11 +312,13 @@ def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> D
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_an_evicted_job_names_a_pod_for_which_its_quota_is_kept(attempt: int) -> None:
-    """It is on a lost node, and stays for hours."""
+@pytest.mark.parametrize("active", [False, True])
+def test_an_evicted_job_names_a_pod_for_which_its_quota_is_kept(attempt: int, active: bool) -> None:
+    """It is on a lost node, and stays for hours. The operator itself pauses a suspended job's."""
     pods = (make_pod(0), make_pod(1, deleted=True))
     status = {**WAITS, "attempt": attempt}
-    seen = make_queued(make_workload(evicted()), make_child(), *pods, status=status)
+    workload = make_workload(evicted(), spec={"active": active})
+    seen = make_queued(workload, make_child(), *pods, status=status)
     decision = gate_by_workload(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
     assert decision.message == (
         "Workload grpojob-run-df678 keeps its quota until pod run-1-1-abcde on node node-1 has "

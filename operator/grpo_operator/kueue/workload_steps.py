@@ -75,13 +75,14 @@ def _queued_for_new_workload(
 
 
 def _quota_message(observation: Observation, workload: WorkloadRecord) -> str:
-    """Which pod the quota is kept for, such as one of a lost node; empty without one.
+    """Which pod the quota of an evicted Workload is kept for, such as one of a lost node; else
+    empty.
 
     The last of many, which is another only now and then: each change is a write.
     """
     pods = (*observation.earlier_pods, *observation.pods, *observation.engine_pods)
     left = [pod for pod in pods if pod.phase not in ENDED_PHASES]
-    if not left:
+    if not (left and workload.is_true(EVICTED) and workload.has_reservation):
         return ""
     last = max(left, key=lambda pod: (pod.index, pod.name))
     where = f" on node {last.node}" if last.node else ""
@@ -93,13 +94,14 @@ def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     if workload.deleting:
         return f"Workload {workload.name} is being deleted; once it is gone, a new one is created"
     waits = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
+    kept_quota = _quota_message(observation, workload)
+    if kept_quota:
+        return f"{kept_quota}; it was evicted: {workload.condition(EVICTED)}"
     if not workload.active:
         return (
             f"{waits}: its spec.active is false, so Kueue admits it when somebody sets that to true"
         )
     if workload.is_true(EVICTED):
-        if workload.has_reservation:
-            waits = _quota_message(observation, workload) or waits
         return f"{waits}; it was evicted: {workload.condition(EVICTED)}"
     if workload.is_true(QUOTA_RESERVED):
         checks = f", {workload.checks_message}" if workload.checks_message else ""
