@@ -34,7 +34,7 @@ from grpo_trainer.process.watchdog import (
 )
 from grpo_trainer.runtime.errors import EngineMismatch, classify_error, engine_cause
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.training.guard import LEAST_TOKENS, EngineGuard
+from grpo_trainer.training.guard import LEAST_TOKENS, EngineGuard, largest_mean_difference
 from tests.support.ranks import demo_model, runs
 from tests.trainer.engine_runs import engine_run
 from tests.trainer.test_engine_colocated import FakeEngine
@@ -336,6 +336,37 @@ def test_an_engine_that_computes_otherwise_ends_the_run(found: float) -> None:
         log(guard(), mean)
     with pytest.raises(EngineMismatch, match=r"at step 7 .* 0\.01 are allowed"):
         log(guard(), found)
+
+
+@pytest.mark.parametrize("wrong", [0.09, 0.15])
+def test_an_engine_that_computes_otherwise_for_one_prompt_of_many_ends_the_run(
+    wrong: float,
+) -> None:
+    """The mean over 128 completions hides one that is 0.15 nats apart."""
+    sampled = torch.full((128, 200), -1.0)
+    trained = sampled.clone()
+    trained[77] += wrong
+    trained[5, 0] += 0.99 * LEAST_TOKENS * 0.1
+    mask = torch.ones(128, 200)
+    mask[77, 150:] = 0
+    trained[:, 190:] = math.nan
+    mask[:, 190:] = 0
+    names = ("old_per_token_logps", "sampling_per_token_logps", "completion_mask")
+    whole = (trained, sampled, mask)
+    generation = [
+        {name: part[first : first + 64] for name, part in zip(names, whole, strict=True)}
+        for first in (0, 64)
+    ]
+    metrics = {ENGINE_MISMATCH.trl: [0.001], COMPLETION_LENGTH.trl: [200.0]}
+
+    def read_largest() -> float:
+        return largest_mean_difference(generation)
+
+    if wrong < 0.1:
+        guard().judge(1, 7, metrics, read_largest)
+        return
+    with pytest.raises(EngineMismatch, match=r"one completion's .* 10 times .* \(0\.01\)"):
+        guard().judge(1, 7, metrics, read_largest)
 
 
 @pytest.mark.parametrize("dtype", MISMATCH_LIMITS)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState
 
 from grpo_api.findings.run_numbers import has_generation, has_reward
@@ -191,6 +192,21 @@ class FindingGuard(LogReader):
 
 LEAST_TOKENS = 100
 """Tokens that a mean difference is taken over at least; see EngineGuard."""
+ONE_COMPLETION = 10.0
+"""Limits by which the mean of one completion may differ: no rounding comes near 1 nat a token."""
+
+
+def largest_mean_difference(inputs: Sequence[Mapping[str, torch.Tensor]]) -> float:
+    """Largest mean difference of one completion in TRL's tensors of a generation; tokens that it
+    lacks of LEAST_TOKENS count as equal."""
+    largest = 0.0
+    for part in inputs:
+        mask = part["completion_mask"] * part.get("tool_mask", 1)
+        difference = (part["old_per_token_logps"] - part["sampling_per_token_logps"]).abs()
+        sums = difference.where(mask.bool(), 0.0).sum(1)
+        means = sums / mask.sum(1).clamp(min=LEAST_TOKENS)
+        largest = max(largest, means.max().item())
+    return largest
 
 
 class EngineGuard:
@@ -202,6 +218,9 @@ class EngineGuard:
     probability rounding has changed, can't end a run: it would have to be off by LEAST_TOKENS times
     the limit, 1 nat in float32 and 10 in bfloat16. An engine that computes wrong is off at most
     tokens, so that it is found in its first generations.
+
+    One that computes wrong for some prompts only, such as long ones, may stay below the limit of
+    the mean. So no completion may be ONE_COMPLETION limits apart in its own mean.
     """
 
     def __init__(
@@ -223,10 +242,17 @@ class EngineGuard:
         self._has_warned = False
         self._judged_generation: int | None = None
 
-    def judge(self, generation: int, step: int, metrics: Mapping[str, Sequence[float]]) -> None:
+    def judge(
+        self,
+        generation: int,
+        step: int,
+        metrics: Mapping[str, Sequence[float]],
+        read_largest: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """Judge the newest generations with one more; no number counts as above. Each is judged
         once. `metrics` are TRL's numbers of it, the same on every rank; without a difference of
-        log-probabilities nothing is judged.
+        log-probabilities nothing is judged. `read_largest` returns the largest mean difference of
+        one completion of all ranks, a collective.
 
         Raises:
             EngineMismatch: the mean difference is above the plan's limit.
@@ -248,6 +274,13 @@ class EngineGuard:
                 "to be the trainer's, so it computes otherwise: set "
                 "generation.engineArguments.kvCacheDtype to auto, training.dtype to float32, or "
                 "generation.engine to Transformers, or raise the limit"
+            )
+        elif (largest := read_largest()) > ONE_COMPLETION * self._limit:
+            raise EngineMismatch(
+                f"at step {step} one completion's log-probabilities were {largest:.4g} nats apart "
+                f"from the trainer's in the mean, more than {ONE_COMPLETION:g} times "
+                f"guard.maxEngineMismatch ({self._limit:g}): the engine computes otherwise for "
+                "some prompts, such as long ones; set generation.engine to Transformers"
             )
 
     def _recent_mean_with(self, mean: float, tokens: float) -> float:

@@ -70,7 +70,7 @@ from ..weights.model_files import Source
 from ..weights.models import LoadedModel
 from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
-from .guard import EngineGuard
+from .guard import EngineGuard, largest_mean_difference
 
 MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
 """Makes what samples completions in the policy's place, of the policy and the tokens that end a
@@ -219,8 +219,12 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         # Before the backward pass: within it DeepSpeed makes its optimizer step.
         if self.engine and self.engine_guard and self.model.training:
             step = self.state.global_step + 1
-            self.engine_guard.judge(self._generation(), step, self._metrics["train"])
+            metrics, read_largest = self._metrics["train"], self._largest_mean_difference
+            self.engine_guard.judge(self._generation(), step, metrics, read_largest)
         return super()._compute_loss(model, inputs)
+
+    def _largest_mean_difference(self) -> float:
+        return max(ranks.gather(largest_mean_difference(self._buffered_inputs)))
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
         """TRL's generation, at most `generation_sub_batch` completions of this process at a time
