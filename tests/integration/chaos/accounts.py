@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from grpo_api.report.report import Result
 from grpo_api.report.root_cause import DIVERGED, PERMANENT
 from grpo_api.status.status import MAX_ROLLBACKS
+from grpo_operator.records.reasons import Reason
 
 from .history import History, Job
 from .invariants import DEFAULT_LIMIT, DEFAULT_UNCOUNTED_LIMIT
@@ -199,7 +200,8 @@ def events_tell_what_was(history: History, events: list[dict[str, object]]) -> I
         assert isinstance(about, dict)
         job = history.jobs.get(about["uid"])
         gaps = job is None or job.vanished or any(version.gap for version in job.versions)
-        if not gaps and (about["uid"], event["reason"]) not in said:
+        is_of_condition = event["reason"] != Reason.FAILED_DELETE
+        if is_of_condition and not gaps and (about["uid"], event["reason"]) not in said:
             yield (
                 f"event {event['reason']} on {about['name']}: no condition ever said so: "
                 f"{event['message']}"
