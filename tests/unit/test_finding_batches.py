@@ -60,6 +60,16 @@ def reused(steps: list[dict[str, Any]], passes: int, *, is_repeated: bool) -> li
     return logged
 
 
+def means(steps: list[dict[str, Any]], size: int = 10) -> list[dict[str, Any]]:
+    """The steps as TRL logs them with its default: a row for each ten."""
+    groups = [steps[end - size : end] for end in range(size, len(steps) + 1, size)]
+    return [
+        {key: sum(row[key] for row in group) / size for key in group[0]}
+        | {"step": group[-1]["step"]}
+        for group in groups
+    ]
+
+
 @pytest.mark.parametrize("story", ["plain", "the reward falls", "nine of ten groups are dead"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_generation_that_is_logged_in_each_of_its_steps_counts_once(
@@ -256,7 +266,11 @@ def test_an_accuracy_that_is_half_lost_is_named_without_a_kl_and_at_the_same_len
     [
         ("accuracy_reward", {"NoSignal": 40 + 4}),
         ("correctness_reward_func", {"NoSignal": 40 + 4}),
+        ("equation_reward_func", {"NoSignal": 40 + 4}),
+        ("answer_reward", {"NoSignal": 40 + 4}),
         ("incorrect_format", {}),
+        ("answer_format", {}),
+        ("no_answer", {}),
         ("repetition_penalty", {}),
     ],
 )
@@ -294,3 +308,39 @@ def test_an_infinite_reward_is_found_at_once(infinite: float) -> None:
     steps.append(steps[-1] | {"step": 31, "reward": infinite})
     found = diagnose(rows(steps))
     assert [(finding.finding, finding.since) for finding in found] == [("NoReward", 31)]
+
+
+@pytest.mark.parametrize("code", [math.nan, 0.0, 0.5])
+def test_a_reward_for_right_answers_that_scores_none_is_named_unless_another_pays(
+    code: float,
+) -> None:
+    """A column that is missing, or answers that the reward can't read: it returns None for all."""
+    steps = [
+        row | {"rewards/accuracy/mean": math.nan, "rewards/code_accuracy/mean": code}
+        for row in batches(0, towards(0.2, 0.9, 40), STILL, steps=100)
+    ]
+    assert first_found(steps) == ({} if code > 0 else {"NoSignal": 40 + 4})
+
+
+@pytest.mark.parametrize("kl", [{}, {"kl": always(0.0)}])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_policy_without_any_gradient_is_named_early(seed: int, kl: dict[str, Line]) -> None:
+    """No tensor of it is trained, or its gradients don't reach the optimizer."""
+    still = batches(seed, always(0.4), STILL | kl | {"grad_norm": always(0.0)}, steps=100)
+    assert first_found(still) == {"NotLearning": 40 + 4}
+    # Groups without a signal have no gradient either.
+    for row in still[::7]:
+        row["grad_norm"] = still[0]["grad_norm"] = 0.3
+    moving = [row | {"grad_norm": 0.3 * (row["step"] % 2)} for row in still]
+    assert first_found(moving) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_collapse_is_named_by_means_of_ten_steps_as_by_steps(seed: int) -> None:
+    """What the KL does decides: 20 rows, of which the last 8 are of the collapse."""
+    drifting = STILL | {"kl": ramp(0.05, 30, 140, 100)}
+    steps = batches(seed, ramp(0.6, 0.01, 130, 100), drifting, prompts=32, steps=200)
+    found = first_found(means(steps))
+    assert {"RewardFalling", "KLRising"} <= set(found)
+    well = batches(seed, towards(0.2, 0.7, 100), STILL, prompts=32, steps=600)
+    assert first_found(means(well)) == {}

@@ -20,6 +20,8 @@ from .step_row import StepRow, rows_in_order
 Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
 BEGINS_AFTER = 5
 """Steps in a row beyond the limit after which a finding begins."""
+FAR_BEYOND = 1.5
+"""Share of the limit from which a row counts as all of the steps that it is the mean of."""
 ENDS_AFTER = 4 * BEGINS_AFTER
 """Steps in a row within it after which a finding ends: two levels' worth, so that the noise of one
 does not end and begin it again and again."""
@@ -159,14 +161,17 @@ class Diagnosis:
         self._limits = limits or RunLimits()
         self._run = RunNumbers()
         self._states = {name: _State() for name in RULES}
+        self._last_step: int | None = None
 
     def add(self, row: StepRow) -> None:
-        """Judge one more step."""
+        """Judge one more step, or the mean of the steps since the last one."""
+        num_steps = 1 if self._last_step is None else max(1, row.step - self._last_step)
+        self._last_step = row.step
         self._run.add(row)
         for name, rule in RULES.items():
             verdict = rule.judge(self._run, self._limits)
             if verdict is not None and math.isfinite(verdict.score):
-                _update(self._states[name], verdict, row.step, rule)
+                _update(self._states[name], verdict, row.step, num_steps, rule)
 
     @property
     def findings(self) -> list[Finding]:
@@ -174,7 +179,10 @@ class Diagnosis:
         return [_finding(name, state) for name, state in self._states.items() if state.is_active]
 
 
-def _update(state: _State, verdict: Verdict, step: int, rule: RuleSet) -> None:
+def _update(state: _State, verdict: Verdict, step: int, num_steps: int, rule: RuleSet) -> None:
+    # TRL logs the mean of ten steps unless it is told otherwise. What is beyond a limit by little
+    # must stay so in as many rows.
+    counted_steps = num_steps if verdict.score >= FAR_BEYOND else 1
     is_beyond, is_within = verdict.score >= 1.0, verdict.score < WITHIN
     if is_beyond and state.beyond_since is None:
         state.beyond_since = step
@@ -183,7 +191,7 @@ def _update(state: _State, verdict: Verdict, step: int, rule: RuleSet) -> None:
         if not is_within:
             state.verdict = verdict
     else:
-        state.streak = state.streak + 1 if is_beyond else 0
+        state.streak = state.streak + counted_steps if is_beyond else 0
         state.verdict = verdict
         if not is_beyond:
             state.beyond_since = None

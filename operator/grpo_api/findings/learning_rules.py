@@ -34,7 +34,11 @@ DEAD_WINDOW = 8
 NEARLY_ALL = 0.99
 UNPAID_STEPS = 40
 """Generations in which a reward for right answers pays once, even for one answer in hundreds."""
-_FOR_RIGHT_ANSWERS = re.compile(r"^(?!.*penal).*(?<!in)(accura|correct|exact)", re.IGNORECASE)
+_FOR_RIGHT_ANSWERS = re.compile(
+    r"^(?!no_|.*(penal|missing|leak|length))"
+    r".*(?<!in)(accura|answer(?!.*format)|correct|equation|exact|solution|solved|verif)",
+    re.IGNORECASE,
+)
 """Names of such rewards: any other that is always 0 may be a penalty that is never due."""
 TRUNCATED_STEPS = 3 * SMOOTH
 """Steps within which a reward must gain for completions that were always cut: a level, and one that
@@ -48,6 +52,9 @@ STILL_STEPS = 160
 newest mean reward is then of clearly later steps than the first one."""
 UNLEARNED_STEPS = 240
 """The same where no KL is logged: the reward alone must show that nothing is learned."""
+UNMOVED_STEPS = 40
+"""The same where the gradient has always been exactly 0 although groups differ: no weight of the
+policy is trained."""
 NO_GRADIENT = 0.5
 """Share of steps whose gradient is infinite or NaN. Few do not matter: a gradient scaler leaves
 them out."""
@@ -119,6 +126,10 @@ def _unpaid_rewards(run: RunNumbers) -> dict[str, list[float]]:
         for name, series in run.rewards.items()
         if _FOR_RIGHT_ANSWERS.search(name)
     }
+    # One that has never scored a completion pays as little. Of several, each may score a data set.
+    if newest and not any(newest.values()):
+        num_rewards = min(run.series[REWARD].count, KEPT)
+        return {name: [math.nan] * num_rewards for name in newest if num_rewards}
     return {
         name: values
         for name, values in newest.items()
@@ -336,13 +347,14 @@ def _fallen_evaluation(run: RunNumbers, *, with_reward: bool) -> Verdict | None:
 
 def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """The reward has never risen, and nothing shows that the policy moves."""
-    has_kl = run.has_values(KL)
+    has_kl, has_gradient = run.has_values(KL), _has_gradient(run)
     least_steps = STILL_STEPS if has_kl else UNLEARNED_STEPS
-    if not run.has_values(REWARD, least_steps) or run.num_rewards_after_warm_up < least_steps:
+    num_rewards = run.num_rewards_after_warm_up
+    if not has_gradient:
+        least_steps, num_rewards = UNMOVED_STEPS, run.series[REWARD].count
+    if num_rewards < least_steps:
         return None
     reward = run.series[REWARD]
-    is_away = has_kl and run.level(KL) >= limits.KL_STILL.value
-    is_moving = is_away or run.has_moved("entropy") or run.has_moved(LENGTH)
     # Without a signal nothing can be learned, and NoSignal says so.
     has_signal = not run.level(DEAD_GROUPS) >= limits.DEAD_GROUPS.value
     # The best of many levels and the lowest are each within SURE errors of their mean.
@@ -351,13 +363,25 @@ def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
         for peak in (run.reward_peak, run.long_reward_peak)
     )
     has_risen = has_peak or run.evaluations.gain_in_errors(KEPT) > SURE
-    is_harmless = is_moving or has_risen or not has_signal
+    is_harmless = _is_moving(run) or has_risen or not has_signal
     # Of a policy that stands still a small gain is noise.
-    least_gain = limits.BEST_OF_NOISE if has_kl else limits.NOTICEABLE
+    least_gain = limits.BEST_OF_NOISE if has_kl or not has_gradient else limits.NOTICEABLE
     score = least_gain.value / max(1.0, _gain_in_errors(run))
     evidence = {"reward": reward.average, "firstReward": reward.first_average(KEPT)}
     evidence |= {"kl": run.level(KL)} if has_kl else {}
+    evidence |= {} if has_gradient else {"gradNorm": 0.0}
     return Verdict(0.0 if is_harmless else score, evidence)
+
+
+def _is_moving(run: RunNumbers) -> bool:
+    """Whether the policy has left its reference, or samples otherwise than at the beginning."""
+    is_away = run.has_values(KL) and run.level(KL) >= limits.KL_STILL.value
+    return is_away or run.has_moved("entropy") or run.has_moved(LENGTH)
+
+
+def _has_gradient(run: RunNumbers) -> bool:
+    """Whether a gradient was not exactly 0, or none is logged."""
+    return not run.has_values(GRADIENT, UNMOVED_STEPS) or run.series[GRADIENT].highest > 0
 
 
 def _gain_in_errors(run: RunNumbers) -> float:
