@@ -180,8 +180,8 @@ class Diagnosis:
 
 
 def _update(state: _State, verdict: Verdict, step: int, num_steps: int, rule: RuleSet) -> None:
-    # TRL logs the mean of ten steps unless it is told otherwise. What is beyond a limit by little
-    # must stay so in as many rows.
+    # TRL logs the mean of ten steps by default. What is beyond a limit by little must stay so in as
+    # many rows.
     counted_steps = num_steps if verdict.score >= FAR_BEYOND else 1
     is_beyond, is_within = verdict.score >= 1.0, verdict.score < WITHIN
     if is_beyond and state.beyond_since is None:

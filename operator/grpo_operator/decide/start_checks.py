@@ -125,7 +125,7 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Requeue
         return None
     until_asked = _until_asked(observation, limits.pods_missing_seconds)
     why = observation.start_warning
-    # Kueue suspends Jobs without a queue name where it is told to manage them.
+    # Kueue suspends Jobs without a queue name where manageJobsWithoutQueueName is set.
     if maker.suspended and _seconds_since_creation(observation) >= limits.pods_missing_seconds:
         why = suspended_message(maker)
     # What its predecessor still takes of a quota is free in a moment, but for a pod of a lost node.

@@ -76,16 +76,15 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
                 f"{', '.join(_adaptable_modules(model))}; "
                 f"{ALL_LINEAR}, alone, means all linear layers but the head"
             )
+    unread = unread_modules(model)
+    excluded = [path for path, module in unread.items() if isinstance(module, _ADAPTABLE)]
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
-        exclude_modules=[
-            path for path, module in unread_modules(model).items() if isinstance(module, _ADAPTABLE)
-        ]
-        or None,
+        exclude_modules=excluded or None,
     )
 
 
