@@ -9,7 +9,6 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from grpo_operator.records.names import GRPOJOBS
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.definitions import definition_change
+from harness.programs.processes import flags
 from harness.settings import ClusterSettings
 
 NAMESPACE = "default"
@@ -103,16 +103,16 @@ def operator_process(
     cluster: Cluster, port: int, arguments: Sequence[str] = (), checkout: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The operator of a checkout, as a process of its own."""
-    flags = {
-        "--kubeconfig": str(cluster.kubeconfig),
+    options = {
+        "--kubeconfig": cluster.kubeconfig,
         "--log-level": "warning",
         "--trainer-image": "none",
         "--metrics-address": "127.0.0.1",
-        "--metrics-port": str(port),
+        "--metrics-port": port,
     }
-    command = [sys.executable, "-m", "grpo_operator", *chain(*flags.items()), *arguments]
+    command = [sys.executable, "-m", "grpo_operator", *flags(options), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen([str(part) for part in command], env=environment)
     try:
         yield process
     finally:

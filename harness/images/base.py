@@ -1,8 +1,8 @@
 """The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by
 mmdebstrap.
 
-No registry is reachable on a test machine. Beside debootstrap mmdebstrap takes half the time, and
-it installs what Debian's security archive has.
+No registry is reachable on a test machine. mmdebstrap takes half of
+debootstrap's time, and installs what Debian's security archive has.
 """
 
 import subprocess

@@ -39,6 +39,8 @@ LEAVES_NO_ATTEMPT = (
     Action.FAIL,
 )
 """Actions after which no attempt is active."""
+ENDS_ATTEMPT = (*LEAVES_NO_ATTEMPT, Action.COMMIT)
+"""Actions that end an active attempt: COMMIT puts the next one in its place."""
 
 
 @dataclass(frozen=True, slots=True)

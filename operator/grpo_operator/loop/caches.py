@@ -49,8 +49,12 @@ from ..records.parsing import (
 from ..records.records import JobRecord, PodRecord
 from ..records.workloads import reserving_workload, workload_record
 
+log = logging.getLogger(__name__)
+
 REMEMBERED = 1024
 """How many pods are remembered: those of the two largest gangs."""
+FRESH_SECONDS = 30.0
+"""For how long a warning about an attempt that does not start is taken for the newest."""
 
 
 class DeletedPods:
@@ -193,11 +197,6 @@ async def fetch_missing_job(
         record = None
     caches.unanswered_creations.pop(job.key, None)
     return record
-
-
-log = logging.getLogger(__name__)
-
-FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)

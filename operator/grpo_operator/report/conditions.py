@@ -16,7 +16,7 @@ from grpo_api.text.quantity import MAX_COUNT
 from grpo_kube.objects.times import timestamp
 from grpo_planner.search.engine_plan import sampler_name
 
-from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
+from ..decide.decisions import ENDS_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
@@ -102,7 +102,7 @@ def _healthy_condition(observation: Observation, decision: Decision) -> Iterator
     if decision.reason == Reason.PROGRESS_UNKNOWN:
         yield C.HEALTHY, None, Reason.UNSEEN, f"{UNSEEN_MEANING} {UNSEEN_ADVICE}"
     elif _is_still_unseen(observation):
-        if job.is_active and decision.action in (*LEAVES_NO_ATTEMPT, Action.COMMIT):
+        if job.is_active and decision.action in ENDS_ATTEMPT:
             message = "rank 0 did not answer before its attempt ended: how the run learned is lost"
             yield C.HEALTHY, None, Reason.UNSEEN, message
     elif observation.pull and not is_over:

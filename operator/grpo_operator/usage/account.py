@@ -20,14 +20,13 @@ from grpo_api.status.usage import MAX_PODS, MAX_RECORDS, AttemptUsage, EngineUsa
 from grpo_api.text.timing import Account
 from grpo_kube.objects.times import Reported, not_future, seconds, timestamp
 
-from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
+from ..decide.decisions import ENDS_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
 from ..records.names import is_engines_job
 from ..records.records import ENDED_PHASES, PodRecord
 from ..records.terminations import PodTermination
 from .gpu_time import merge_oldest, pod_seconds, sum_states
 
-_ENDS_ATTEMPT = (*LEAVES_NO_ATTEMPT, Action.COMMIT)
 _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
 """After these the job is not to run."""
 
@@ -66,7 +65,7 @@ def _with_end_of_attempt(
     records: list[AttemptUsage], observation: Observation, decision: Decision
 ) -> list[AttemptUsage]:
     """The records; that of the current attempt with how it ended, if this decision ends it."""
-    ends_attempt = observation.job.is_active and decision.action in _ENDS_ATTEMPT
+    ends_attempt = observation.job.is_active and decision.action in ENDS_ATTEMPT
     if not ends_attempt or not records or records[-1].ended:
         return records
     reason = str(decision.reason or decision.action)
