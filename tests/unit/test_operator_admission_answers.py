@@ -135,14 +135,14 @@ async def test_a_place_is_nobody_elses_between_the_verdict_and_its_commit() -> N
     ],
 )
 @pytest.mark.parametrize("queue_name", [None, "team"])
-async def test_a_job_on_cpus_or_of_kueue_waits_for_what_it_names_and_is_looked_at_again(
+async def test_a_job_on_cpus_or_of_kueue_waits_for_what_it_names(
     spec: dict[str, Any], facts: dict[str, Any], reason: str, queue_name: str | None
 ) -> None:
     placement = {"accelerator": "CPU", "nodes": 2, "queueName": queue_name}
     one = make_job({**spec, "placement": {**placement, **spec.get("placement", {})}})
     answer = await queue([one], cluster(**facts)).answer(make_seen(one), ASKED)
     assert answer is not None
-    assert (answer.action, answer.reason, answer.requeue_after) == (Action.QUEUE, reason, 10.0)
+    assert (answer.action, answer.reason, answer.requeue_after) == (Action.QUEUE, reason, None)
     assert answer.plan is not None
     answer = await queue([one], cluster()).answer(make_seen(one), ASKED)
     assert answer is not None

@@ -4,7 +4,8 @@ asks for an attempt.
 A cycle is due after a change of the cluster's facts, and at the earliest deadline of the last
 cycle. It is also due after a job comes, changes, starts, ends or is released. It runs in a thread,
 on immutable input. Only jobs whose verdict changed are queued for a reconcile, which reads the last
-verdict.
+verdict. Jobs on CPUs and those of Kueue are answered without a cycle. One of them that waits for
+what the cluster lacks is queued for a reconcile when the facts have changed.
 
 GPUs are never given twice, although a cycle takes time and a commit does, too:
 
@@ -24,11 +25,12 @@ status, and all other jobs are judged again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from grpo_api.report.report import Result
+from grpo_api.status.status import Condition, ConditionType
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import shortest_pause
@@ -40,12 +42,13 @@ from ..decide.first_seen import release_age, stored_age
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
-from ..kueue.workload_steps import gate_by_workload
+from ..kueue.workload_steps import WAITS_FOR_KUEUE, gate_by_workload
 from ..pods.pod_spec import PodDefaults
-from ..records.job_class import with_class
+from ..records.job_class import JobClasses, with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import empty_nodes
+from .inventory import NodeFacts
 from .node_fit import has_disk_report
 from .plan_cache import Plans
 from .quota_gate import missing_object
@@ -54,7 +57,6 @@ from .scheduler import (
     Cycle,
     CycleInput,
     Verdict,
-    check_reason,
     class_verdict,
     hold_until_checked,
     plan_without_queue,
@@ -78,9 +80,6 @@ log = logging.getLogger(__name__)
 GATHER = 0.02
 """Seconds between the first change that calls for a cycle and the cycle, or as long as the last
 cycle took: however much changes, cycles take at most half of a core."""
-MISSING_OBJECT_PAUSE = 10.0
-"""Seconds until it is looked again whether an object exists that a job without GPUs, or one of
-Kueue's, names."""
 NOT_KNOWN_PAUSE = 2.0
 """Seconds until the next try while no snapshot of the cluster can be made."""
 
@@ -94,8 +93,20 @@ class _Mark(NamedTuple):
     active: bool
     attempt: int
     pausing: bool
-    checked: str
-    """Reason of its condition Checked, if that is of its spec."""
+    checked: Condition | None
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    """A class may require labels, and annotations take room of the pods'."""
+
+
+class _Facts(NamedTuple):
+    """What answers stand on that no cycle judges again."""
+
+    nodes: tuple[NodeFacts, ...]
+    storage_classes: Mapping[str, tuple[str, str]]
+    job_classes: JobClasses
+    priorities: Mapping[str, int]
+    service_accounts: Mapping[str, frozenset[str]]
 
 
 class AdmissionQueue:
@@ -129,6 +140,7 @@ class AdmissionQueue:
         self._plans = Plans()
         self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
+        self._notify = notify
         self._publisher = VerdictPublisher(notify)
         self._is_due = asyncio.Event()
         self._epoch = 0
@@ -136,6 +148,10 @@ class AdmissionQueue:
         self._marks: dict[ObjectKey, _Mark] = {}
         self._passed_over: dict[str, int] = {}
         """By uid; a job's status may be behind."""
+        self._known_facts: _Facts | None = None
+        self._held_up: dict[ObjectKey, _Facts | None] = {}
+        """Jobs that no cycle judges and that wait for what the cluster lacks, each with the facts
+        that this follows from."""
 
     def take_measured_runs(self, measured: MeasuredRuns) -> None:
         """Plan by these runs from now on."""
@@ -169,7 +185,9 @@ class AdmissionQueue:
             job.is_active,
             job.status.attempt,
             self._pause(job) > 0,
-            check_reason(job),
+            job.condition(ConditionType.CHECKED),
+            job.labels,
+            job.annotations,
         )
 
     def _pause(self, job: GRPOJobRecord) -> float:
@@ -204,6 +222,7 @@ class AdmissionQueue:
     async def run_cycle(self) -> float | None:
         """Judge all waiting jobs; return the seconds until time alone may change a verdict."""
         self._is_due.clear()
+        self._wake_held_up()
         waiting_uids = {mark.uid for mark in self._marks.values() if mark.wants}
         self._passed_over = {
             uid: count for uid, count in self._passed_over.items() if uid in waiting_uids
@@ -229,6 +248,32 @@ class AdmissionQueue:
         self._accept(cycle_input, cycle)
         denial_pauses = self._assumptions.denial_pauses(self._clock()).values()
         return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
+
+    def _wake_held_up(self) -> None:
+        """Queue the jobs for a reconcile that wait for what may be there by now."""
+        facts = self._facts() if self._held_up else None
+        keys = [key for key, known_facts in self._held_up.items() if known_facts is not facts]
+        for key in keys:
+            del self._held_up[key]
+        self._notify(keys, slow=True)
+
+    def _facts(self) -> _Facts | None:
+        """The facts as they are known now, the same object while they are equal; None if they
+        aren't known."""
+        try:
+            snapshot = self._snapshot()
+        except ClusterError:
+            return None
+        facts = _Facts(
+            snapshot.nodes,
+            snapshot.storage_classes,
+            snapshot.job_classes,
+            snapshot.priorities,
+            snapshot.service_accounts,
+        )
+        if facts != self._known_facts:
+            self._known_facts = facts
+        return self._known_facts
 
     def _cycle_input(self) -> CycleInput:
         snapshot = self._snapshot()
@@ -282,6 +327,22 @@ class AdmissionQueue:
         Raises:
             ClusterError: what the cluster has is unknown.
         """
+        key = observation.job.key
+        self._held_up.pop(key, None)
+        if observation.job.is_competing:
+            return await self._answer(observation, decision)
+        facts = self._facts()
+        answer = await self._answer(observation, decision)
+        # Kueue's answer comes by an event of the Workload.
+        waits_for_kueue = answer and answer.plan and answer.reason in WAITS_FOR_KUEUE
+        if answer and answer.action in (Action.QUEUE, Action.REJECT) and not waits_for_kueue:
+            self._held_up[key] = facts
+            # They may have changed while the job was planned.
+            if facts is not self._facts():
+                self.wake()
+        return answer
+
+    async def _answer(self, observation: Observation, decision: Decision) -> Decision | None:
         job = observation.job
         if job.is_active:
             # the next attempt takes the class as it is now
@@ -293,8 +354,7 @@ class AdmissionQueue:
             problems = "; ".join(job.problems)
             return _decision(decision, refusal(job, (Reason.INVALID_SPEC, problems)))
         if unclassed := class_verdict(job):
-            waits = _decision(decision, unclassed)
-            return replace(waits, requeue_after=MISSING_OBJECT_PAUSE)
+            return _decision(decision, unclassed)
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(decision, refusal(job, problem))
         if problem := self._storage_problem(job):
@@ -339,7 +399,6 @@ class AdmissionQueue:
             action=Action.QUEUE,
             reason=reason,
             message=message,
-            requeue_after=MISSING_OBJECT_PAUSE,
         )
 
     def _storage_problem(self, job: GRPOJobRecord) -> Problem | None:

@@ -110,7 +110,7 @@ def _waiting_message(observation: Observation, workload: WorkloadRecord) -> str:
     return f"{waits}: {message}" if message else waits
 
 
-_WAITS_FOR_KUEUE = (Reason.WAITING_FOR_KUEUE, Reason.WORKLOAD_REPLACED, Reason.NO_KUEUE)
+WAITS_FOR_KUEUE = (Reason.WAITING_FOR_KUEUE, Reason.WORKLOAD_REPLACED, Reason.NO_KUEUE)
 WORKLOAD_PRIORITY, POD_PRIORITY = "WorkloadPriorityClass", "PriorityClass"
 
 
@@ -229,7 +229,7 @@ def _is_blocked(observation: Observation, decision: Decision) -> bool:
     # A preflight that has just passed is in the status after this reconcile.
     if decision.reason in UNCHECKED and preflight and preflight.check.has_passed:
         return False
-    return decision.reason not in _WAITS_FOR_KUEUE
+    return decision.reason not in WAITS_FOR_KUEUE
 
 
 def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
