@@ -242,10 +242,14 @@ class Observation:
         """
         if not pod.deleting:
             return False
-        failures = [peer for peer in self.pods if self._failed_by_itself(peer)]
-        failed_at = [self.first_seen.end_of(peer, self.at) for peer in failures]
-        deleted_at = self.first_seen.deletion_of(pod, self.at)
-        return not failed_at or deleted_at < min(failed_at)
+        failed_at = self._first_failure
+        return failed_at is None or self.first_seen.deletion_of(pod, self.at) < failed_at
+
+    @cached_property
+    def _first_failure(self) -> Observed | None:
+        """When the first pod was seen that had failed by itself; None if none has."""
+        failures = filter(self._failed_by_itself, self.pods)
+        return min((self.first_seen.end_of(pod, self.at) for pod in failures), default=None)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
         """True if a pod failed, and not because it was deleted, which ends a program too."""
