@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.status.status import MAX_ENDS
 from grpo_operator.decide.decisions import Action, Decision, Limits
 from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.start_checks import asks_about
 from grpo_operator.report.conditions import conditions
-from grpo_operator.report.status import build_status
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (
@@ -157,6 +158,21 @@ def test_a_gang_that_does_not_start_in_time_is_released_and_in_the_end_fails() -
     ends = [{"attempt": 1, "reason": "StartTimeout", "endTime": at(-200)}]
     again = judged(starting(*pods, ago=100, words=MOUNT, spec=spec, **bound_for(100, ends=ends)))
     assert (again.action, again.reason) == (Action.FAIL, "StartTimeout")
+
+
+@pytest.mark.parametrize("limit", [0, 9, 11, 1000])
+def test_a_gang_that_never_starts_fails_whatever_the_limit(limit: int) -> None:
+    """The status keeps the last ends only."""
+    spec = {"restarts": {"startTimeoutSeconds": 100, "limit": limit}}
+    ends: list[Any] = []
+    for _ in range(MAX_ENDS + 1):
+        seen = starting(make_pod(0), creating(1), ago=100, spec=spec, **bound_for(100, ends=ends))
+        decision = judged(seen)
+        if decision.action is Action.FAIL:
+            break
+        ends = to_json(build_status(seen, decision))["ends"]
+    assert decision.action is Action.FAIL
+    assert len(ends) == min(limit, MAX_ENDS)
 
 
 def test_a_gang_that_runs_has_started_whatever_its_pods_do_then() -> None:

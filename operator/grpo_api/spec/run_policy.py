@@ -302,9 +302,9 @@ class RestartsSpec(Model):
     uncounted_limit: Annotated[int, Field(ge=0, le=10000)] = 100
     """Restarts after ends that don't count against `limit`. Unset: 100."""
     start_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
-    """Longest time from the moment when all pods have nodes until all of them run, pulls of images
-    included. Then the gang is released, and the job fails when that has happened more than `limit`
-    times in a row. Unset: 1800 s."""
+    """Longest time from when all pods have nodes until all of them run, pulls of images included.
+    Then the gang is released, and the job fails after more than `limit` (at most 10) such ends in a
+    row. Unset: 1800 s."""
     rules: Annotated[list[RestartRule], Field(max_length=20)] = []
     """The first rule that an end matches decides what follows. Unset: failures restart and count,
     disruptions restart uncounted, and what the same input would give again fails the job."""

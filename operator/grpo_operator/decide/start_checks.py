@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from grpo_api.spec.run_policy import PlacementSpec
-from grpo_api.status.status import ConditionType
+from grpo_api.status.status import MAX_ENDS, ConditionType
 from grpo_kube.objects.json_reader import JsonObject
 
 from ..records.reasons import UNCREATED, Reason
@@ -291,7 +291,9 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Requeu
     if why:
         message += f": {why}"
     before = releases_in_a_row(job.status.ends, frozenset({Reason.START_TIMEOUT}))
-    if job.spec and before >= job.restart_limit:
+    # The status keeps no more ends than that.
+    most = min(job.restart_limit, MAX_ENDS)
+    if job.spec and before >= most:
         message += f"; for the {before + 1}. time in a row"
         return Decision(Action.FAIL, Reason.START_TIMEOUT, message)
     return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)
