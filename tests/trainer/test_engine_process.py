@@ -122,6 +122,29 @@ def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> 
     assert engine_settings(plan(tmp_path), tmp_path, None)["dtype"] == "float32"
 
 
+@given(
+    sequences=st.none() | st.integers(1, 65536),
+    tokens=st.none() | st.integers(16, 1048576),
+    in_parts=st.none() | st.booleans(),
+)
+def test_vllm_starts_with_every_size_of_a_pass(
+    sequences: int | None, tokens: int | None, in_parts: bool | None
+) -> None:
+    """By its own rules (config/scheduler.py, verify_max_model_len)."""
+    arguments = EngineArguments(
+        max_num_seqs=sequences, max_num_batched_tokens=tokens, enable_chunked_prefill=in_parts
+    )
+    job = plan(Path("/models/demo")).model_copy(
+        update={"generation": GenerationSpec(engine_arguments=arguments)}
+    )
+    settings = engine_settings(job, Path("/models/demo"), None)
+    assert settings["max_num_batched_tokens"] >= settings["max_num_seqs"]
+    # Its sampler counts a vocabulary for each, for which the plan has room for 9000.
+    assert settings["max_num_seqs"] == min(sequences or 9000, 9000)
+    if in_parts is False:
+        assert settings["max_num_batched_tokens"] >= settings["max_model_len"]
+
+
 CAPABILITIES = st.one_of(st.none(), st.tuples(st.integers(8, 12), st.integers(0, 9)))
 CACHES = st.sampled_from([None, "auto", "fp8", "fp8_e4m3", "fp8_e5m2"])
 

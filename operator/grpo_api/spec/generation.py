@@ -45,6 +45,11 @@ MAX_SERVER_JOB_NAME = 45
 `-<attempt>-engine`."""
 
 
+PASS_TOKENS = 4096
+"""Most tokens of one pass of an engine: with vLLM's own default its profile at the start takes more
+memory than sampling does (TRL 1.16, trl/generation/vllm_generation.py)."""
+
+
 class EngineArguments(Model):
     """Settings of vLLM, by its names, that change how fast an engine is and how much memory it
     takes. All others follow from the plan."""
@@ -59,11 +64,17 @@ class EngineArguments(Model):
     """Keep what several completions of a prompt share. Unset: vLLM's own choice."""
     enable_chunked_prefill: bool | None = None
     """Read long prompts in parts, between the tokens of others. Unset: vLLM's own choice."""
-    block_size: Literal[8, 16, 32, 64, 128] | None = None
+    block_size: Literal[16, 32, 64, 128] | None = None
     """Tokens in one block of the cache. Unset: vLLM's own choice."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the cache. With 8 bits twice as many completions fit, and the engine's probabilities
     move away from the trainer's: see guard.maxEngineMismatch. Unset: auto, the weights' own."""
+
+    def pass_tokens(self, length: int) -> int:
+        """Most tokens of one pass, where a prompt and its completion have at most `length`."""
+        # vLLM does not start where what it may not read in parts has no room in one pass.
+        least = length if self.enable_chunked_prefill is False else 0
+        return max(self.max_num_batched_tokens or PASS_TOKENS, least)
 
 
 class EngineServersSpec(Model):

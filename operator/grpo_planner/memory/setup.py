@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_api.plan.learned import LearnedPrompts
+from grpo_api.spec.generation import PASS_TOKENS
 
 from ..model.shapes import ALL_LINEAR
 
@@ -48,8 +49,8 @@ class Engine:
     """Decodes by CUDA graphs."""
     model_runner: Literal["Auto", "V1"] = "Auto"
     """vLLM's own choice, or V1, which then has no graphs."""
-    pass_tokens: int = 4096
-    """Most tokens of one pass (TRL's own max_num_batched_tokens)."""
+    pass_tokens: int = PASS_TOKENS
+    """Most tokens of one pass."""
     block: int = 16
     """Tokens of one block of its cache (vLLM's own)."""
     cache_bytes: int = 0

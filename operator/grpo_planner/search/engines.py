@@ -377,12 +377,13 @@ def engine_of(
     arguments = spec.generation.engine_arguments or EngineArguments()
     limits = (arguments.max_num_seqs, spec.generation.sequences_at_a_time)
     on_gpu = spec.placement.accelerator == "GPU"
+    length = spec.generation.max_model_length or demand.length
     # Model runner V1 serves engines that have failed otherwise. It has neither sleep nor graphs,
     # whatever the spec says, so that neither can be the cause again.
     has_extras = on_gpu and model_runner == "Auto"
     return Engine(
         kind=kind,
-        length=spec.generation.max_model_length or demand.length,
+        length=length,
         tensor_parallel=gpus,
         replicas=replicas,
         sleeps=sleeps and has_extras,
@@ -390,7 +391,7 @@ def engine_of(
         most_sequences=min(filter(None, limits), default=0),
         graphs=has_extras and not arguments.enforce_eager,
         model_runner=model_runner,
-        pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,
+        pass_tokens=arguments.pass_tokens(length),
         block=arguments.block_size or BLOCK[spec.placement.accelerator],
         cache_bytes=CACHE_ELEMENT.get(arguments.kv_cache_dtype, 1),
         syncs=1 / demand.updates_per_generation,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.spec.generation import EnginePlan, GenerationSpec
+from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
 from grpo_api.spec.keyword_arguments import PENALTIES
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidden_segments
@@ -129,9 +129,6 @@ def logits_temperature(training: TrainingSpec, generation: GenerationSpec) -> di
     return {LOGITS_TEMPERATURE: training.temperature}
 
 
-BATCHED_TOKENS = 4096
-"""Tokens of one pass: with vLLM's own default its profile at the start takes more memory than
-sampling does (TRL 1.16, trl/generation/vllm_generation.py)."""
 ENGINE_ENVIRONMENT = {
     # vLLM would send statistics of its use to its developers.
     "VLLM_NO_USAGE_STATS": "1",
@@ -229,16 +226,18 @@ def vllm_arguments(
     folder of its configuration, `capability` that of its GPUs, as for attention_backend."""
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
-    spec_arguments = plan.generation.engine_arguments
+    spec_arguments = plan.generation.engine_arguments or EngineArguments()
+    # No more than are planned for: model runner V2 has a row of the vocabulary for each.
+    sequences = min(engine.max_sequences, spec_arguments.max_num_seqs or engine.max_sequences)
+    pass_tokens = spec_arguments.pass_tokens(engine.max_model_length)
     may_sleep = engine.sleep and on_gpu
     dtype = plan.execution.compute_dtype
-    cache_dtype = spec_arguments.kv_cache_dtype if spec_arguments else None
     # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
     # file would change how completions are sampled.
     arguments = {
         "model": str(model),
         "dtype": dtype,
-        "attention_backend": attention_backend(dtype, capability, cache_dtype),
+        "attention_backend": attention_backend(dtype, capability, spec_arguments.kv_cache_dtype),
         "load_format": "dummy",
         "skip_tokenizer_init": not is_tokenizer_needed(plan.generation),
         "generation_config": "vllm",
@@ -247,8 +246,9 @@ def vllm_arguments(
         "gpu_memory_utilization": engine.memory_share,
         "kv_cache_memory_bytes": engine.cache_bytes or None,
         "max_model_len": engine.max_model_length,
-        "max_num_seqs": engine.max_sequences,
-        "max_num_batched_tokens": max(BATCHED_TOKENS, engine.max_sequences),
+        "max_num_seqs": sequences,
+        # A decoding pass has a token of each.
+        "max_num_batched_tokens": max(pass_tokens, sequences),
         # CPUs have no CUDA graphs.
         "enforce_eager": not on_gpu,
         "enable_sleep_mode": may_sleep,
@@ -257,7 +257,8 @@ def vllm_arguments(
         "seed": 0,
         "worker_extension_cls": EXTENSION,
     }
-    chosen = spec_arguments.model_dump(exclude_none=True, by_alias=False) if spec_arguments else {}
+    sizes = {"max_num_seqs", "max_num_batched_tokens"}
+    chosen = spec_arguments.model_dump(exclude_none=True, by_alias=False, exclude=sizes)
     # Model runner V1 is there for engines that failed otherwise, so the job's own choice gives way.
     eager = {"enforce_eager": True} if engine.model_runner == "V1" else {}
     return arguments | chosen | eager
