@@ -347,6 +347,7 @@ def test_an_engine_that_computes_otherwise_for_one_prompt_of_many_ends_the_run(
     trained = sampled.clone()
     trained[77] += wrong
     trained[5, 0] += 0.99 * LEAST_TOKENS * 0.1
+    trained[100, 0] = math.nan  # which the loss shows
     mask = torch.ones(128, 200)
     mask[77, 150:] = 0
     trained[:, 190:] = math.nan

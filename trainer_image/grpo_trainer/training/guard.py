@@ -203,7 +203,9 @@ def largest_mean_difference(inputs: Sequence[Mapping[str, torch.Tensor]]) -> flo
     for part in inputs:
         mask = part["completion_mask"] * part.get("tool_mask", 1)
         difference = (part["old_per_token_logps"] - part["sampling_per_token_logps"]).abs()
-        sums = difference.where(mask.bool(), 0.0).sum(1)
+        # A policy whose own numbers are none is the loss's matter.
+        counted = mask.bool() & ~difference.isnan()
+        sums = difference.where(counted, 0.0).sum(1)
         means = sums / mask.sum(1).clamp(min=LEAST_TOKENS)
         largest = max(largest, means.max().item())
     return largest

@@ -36,7 +36,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
 from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
 from ..history.run_history import CompletionFacts, Generation
-from ..reference.strategies import ReferenceCallback
+from ..reference.strategies import ReferenceCallback, evaluating
 from ..reference.strategy_base import ReferenceStrategy
 from ..runtime.errors import Diverged
 from ..runtime.paths import checkpoint_folder
@@ -360,7 +360,10 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
     ) -> Any:
         phase = "forward" if torch.is_grad_enabled() else "reference"
         measured = self.observer.compute.measure_pass(model, input_ids.numel())
-        with self.strategy.scoring(self, model), self.observer.clock.phase(phase), measured:
+        # What is compared with an engine's numbers: it samples without the adapter's dropout.
+        is_compared = self.engine is not None and phase == "reference"
+        mode = evaluating(model) if is_compared else nullcontext()
+        with self.strategy.scoring(self, model), mode, self.observer.clock.phase(phase), measured:
             return super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
