@@ -260,6 +260,37 @@ def test_a_transfer_that_never_returns_is_given_up_and_the_other_engine_goes_on(
     assert world.group(0).was_left
 
 
+def test_a_group_that_ends_late_keeps_no_other_engine_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As NCCL's, whose abort may wait for a dead GPU for ever (ProcessGroupNCCL.cpp)."""
+    is_proven, end = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def fail() -> None:
+        raise TransferFailed("nobody took it")
+
+    def leave_late() -> None:
+        in_time.append(wait_for_event(is_proven, 2))
+        wait_for_event(end, 60)
+
+    monkeypatch.setattr(sync_pass, "MARGIN_SECONDS", 0.1)
+    world = World(monkeypatch, takes={0: fail}, proves={1: is_proven.set})
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(FakeFleet, "call", staticmethod(loop.run_until_complete))
+    monkeypatch.setattr(world.group(0), "leave", leave_late)
+    world.sending.send(NAME, SENT)
+    world.lanes[0].request = Future()  # it has not answered
+    with ThreadPoolExecutor(1) as pool:
+        finishing = pool.submit(world.finished)
+        is_over = bool(wait([finishing], timeout=10.0).done)
+        end.set()
+        failed, sound = finishing.result(60.0)
+    loop.close()
+    assert (in_time, is_over) == ([True], True)
+    assert (failed.problem, sound.problem) == ("nobody took it", "")
+
+
 def test_any_error_of_a_transfer_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("tensors must be contiguous")

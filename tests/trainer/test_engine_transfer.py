@@ -130,6 +130,20 @@ def test_a_group_that_was_left_sends_nothing() -> None:
         group.broadcast(torch.zeros(4), "norm.weight")
 
 
+def test_a_group_whose_end_fails_is_left_all_the_same() -> None:
+    """NCCL's abort raises what is wrong with the GPU, or that its time is up."""
+
+    class Stuck(DeafGroup):
+        def abort(self) -> None:
+            raise RuntimeError("Future for ProcessGroup abort timed out after 600000 ms")
+
+    meeting = Meeting("trainer-0", 1, "stuck", "engine 0", workers=1, seconds=9.0, gpu=True)
+    group = WeightGroup(meeting, 0, Stuck())
+    group.leave()
+    with pytest.raises(TransferFailed, match="this side has left the group"):
+        group.broadcast(torch.zeros(4), "norm.weight")
+
+
 class NcclGroup:
     """What becomes of NCCL's group, which reads the variable while it is made."""
 

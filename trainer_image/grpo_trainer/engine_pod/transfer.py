@@ -10,6 +10,7 @@ No machine with several GPUs has run the NCCL half yet. Its calls are built as t
 What two CPUs show of gloo (time-outs, lost peers) is not shown of NCCL.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from grpo_api.text.clock import Clock
 
 from ..gang.interfaces import choose_interface, own_address
 from ..runtime.clock import SYSTEM_CLOCK
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
 NCCL_POLL_SECONDS = 0.0005
@@ -108,7 +111,10 @@ class WeightGroup:
             # NCCL ends what waits on this device. Gloo's abort closes nothing (torch 2.13): its
             # connections close when the last reference to the group is gone, which was the other
             # side's whole time-out later.
-            group.abort()
+            try:
+                group.abort()
+            except RuntimeError as error:
+                log.warning(f"{self.meeting.engine}: its weight group was left, not ended: {error}")
 
 
 def _await_nccl(work: Any, deadline: float, clock: Clock) -> None:

@@ -132,9 +132,9 @@ class Lane:
 
     def leave(self) -> None:
         """Leave the weight group, which can no longer be used."""
-        if self._group is not None:
-            self._group.leave()
-        self._group = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
 
     def close(self) -> None:
         """Leave the group and end the thread."""
@@ -231,12 +231,14 @@ class SyncPass:
 
     async def _verdict(self, lane: Lane) -> Verdict:
         loop = asyncio.get_running_loop()
+        if lane.failure:
+            await _leave(lane)
         begun = loop.time()
         try:
             return await self._prove_weights(lane)
         except (EngineFailed, TimeoutError) as error:
-            lane.leave()
             blocked = lane.seconds_left - (loop.time() - begun) <= 0.0
+            await _leave(lane)
             problem = (
                 str(error) or f"did not take version {self.version} within the time that it has"
             )
@@ -275,11 +277,9 @@ class SyncPass:
     async def _await_answer(self, lane: Lane) -> None:
         """The engine's own answer, which says more than the group's error where there are both."""
         assert lane.request is not None
-        if lane.failure:
-            lane.leave()
-            if not lane.request.done():
-                lane.request.cancel()
-                raise EngineFailed(lane.failure)
+        if lane.failure and not lane.request.done():
+            lane.request.cancel()
+            raise EngineFailed(lane.failure)
         try:
             await asyncio.wrap_future(lane.request)
         except EngineFailed as error:
@@ -290,6 +290,13 @@ class SyncPass:
     def _proof(self, lane: Lane) -> Proof:
         prints = next(prints for workers, prints in self._expected if workers == lane.workers)
         return Proof(self.version, self._seed, prints)
+
+
+async def _leave(lane: Lane) -> None:
+    """Have a lane leave its group, and wait a moment for it: NCCL's abort may block for ever
+    (ProcessGroupNCCL.cpp), and this thread looks after all engines."""
+    leaving = asyncio.create_task(asyncio.to_thread(lane.leave))
+    await asyncio.wait([leaving], timeout=MARGIN_SECONDS)
 
 
 async def prove_again(lane: Lane, seconds: float) -> None:
