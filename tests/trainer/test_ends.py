@@ -20,8 +20,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
+from torch.distributed import (  # type: ignore[attr-defined]  # no stubs
+    HashStore,
+    distributed_c10d,
+)
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
@@ -115,6 +119,21 @@ def test_memory_that_can_not_be_locked_is_no_lack_of_gpu_memory(
     alone = Placement(0, 0, 1, 1)
     with pytest.raises(RendezvousTimeout, match=r"Cannot allocate memory.* set LimitMEMLOCK"):
         rendezvous.join_gang(*impatient(free_port()), alone)
+
+
+def test_a_group_that_a_library_makes_waits_as_long_as_the_gang_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepSpeed and vLLM give theirs no time, and torch's own ends a rank after half an hour."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    rendezvous.join_gang(*impatient(free_port()), Placement(0, 0, 1, 1))
+    try:
+        group: Any = dist.new_group([0])
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+    finally:
+        dist.destroy_process_group()
+    assert timeout == rendezvous.COLLECTIVE_TIMEOUT
 
 
 def test_a_taken_port_is_named() -> None:

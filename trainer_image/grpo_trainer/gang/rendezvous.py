@@ -32,7 +32,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
+from torch.distributed import (  # type: ignore[attr-defined]  # no stubs
+    PrefixStore,
+    Store,
+    TCPStore,
+    distributed_c10d,
+)
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous
 from grpo_api.report.report import Result
@@ -360,6 +365,9 @@ def _form_group(
     if gpu and place.nodes > 1 and rdma_devices:
         rdma_check = RDMACheck(rdma_devices, place.rank, os.environ)
     with _as_timeout(f"the process group does not come about ({interfaces_message(os.environ)})"):
+        # DeepSpeed and vLLM make groups of their own, without a time.
+        distributed_c10d.default_pg_timeout = COLLECTIVE_TIMEOUT
+        distributed_c10d.default_pg_nccl_timeout = COLLECTIVE_TIMEOUT  # type: ignore[attr-defined]
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if gpu else "gloo",
             store=PrefixStore("group", store),
