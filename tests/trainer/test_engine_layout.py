@@ -169,6 +169,14 @@ class Doubling(Fused):
         super().load_part(part, torch.mul(tensor, 2, out=tensor))
 
 
+class Widening(Fused):
+    """Keeps a parameter in another type than the weights are sent in."""
+
+    def __init__(self, rows: list[int], columns: int) -> None:
+        super().__init__(rows, columns)
+        self.down = nn.Parameter(self.down.double())
+
+
 class FusedMoE(nn.Module):
     """By its name, a layer that computes with tensors in another order."""
 
@@ -186,6 +194,7 @@ def test_what_can_t_be_proven_is_refused_with_the_reason() -> None:
     assert "aten::copy_ derives fused" in problem_of(Casting([4, 4], 3), shapes)
     assert problem_of(Shifting([4, 4], 3), shapes) == "0: the engine changes it by aten::add_"
     assert problem_of(Doubling([4, 4], 3), shapes) == "0: the engine changes it by aten::mul"
+    assert "aten::copy_ derives down" in problem_of(Widening([4, 4], 3), shapes)
     plain = Fused([4, 4], 3)
     plain.skipped = "1"
     assert problem_of(plain, plain.shapes) == "1: the engine has no place for it"

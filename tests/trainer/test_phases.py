@@ -71,6 +71,15 @@ def test_what_a_sleeping_engine_gave_back_is_in_no_peak(monkeypatch: pytest.Monk
     assert clock.reserved == 105
 
 
+def test_memory_that_an_engine_lacks_when_it_wakes_is_a_shortage_of_the_sync() -> None:
+    """vLLM's allocator raises no torch.OutOfMemoryError (vLLM issue 13941)."""
+    clock = PhaseClock(lambda: 0.0)
+    message = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
+    with pytest.raises(RuntimeError), clock.phase("generate"), clock.phase("sync"):
+        raise RuntimeError(message)
+    assert clock.record_shortage()[0] == "sync"
+
+
 def test_loading_is_no_part_of_a_step_s_time() -> None:
     now = iter([1.0, 3.0, 3.0])
     clock = PhaseClock(lambda: next(now))

@@ -156,12 +156,13 @@ class _Watch(TorchDispatchMode):
         # vLLM pads the vocabulary with rows of zeros, which no sent tensor has.
         is_fill = operation == "aten::fill_" and not isinstance(args[1], torch.Tensor)
         fills_zero = is_fill and args[1] == 0
-        # A copy of another size is broadcast: the engine would derive the parameter from the sent
-        # tensor.
+        # A copy of another size is broadcast, and one to another type is cast: the engine would
+        # derive the parameter from the sent tensor.
         is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
+        is_same = is_copy and (args[1].size(), args[1].dtype) == (target.size(), target.dtype)
         if fills_zero or operation == "aten::zero_":
             self.writes.append(Write(owner, _strided_region(target), None))
-        elif is_copy and args[1].size() == target.size():
+        elif is_same:
             self.writes.append(Write(owner, _strided_region(target), _strided_region(args[1])))
         else:
             self.problems.append(f"{operation} derives {owner} from it")

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from grpo_api.report.report import LOAD, STEP_PHASES
+from grpo_api.report.report import LOAD, STEP_PHASES, Result
+
+from ..runtime.errors import classify_error
 
 MEMORY = (LOAD, *STEP_PHASES)
 """Phases whose peak of allocated bytes is kept."""
@@ -60,8 +62,10 @@ class PhaseClock:
         interrupted = self.enter(name)
         try:
             yield
-        except torch.OutOfMemoryError:
-            self.record_shortage()
+        except RuntimeError as error:
+            # cuBLAS, NCCL and vLLM's sleep raise no torch.OutOfMemoryError.
+            if classify_error(error)[0] is Result.OUT_OF_MEMORY:
+                self.record_shortage()
             raise
         finally:
             self.enter(interrupted)
