@@ -63,6 +63,7 @@ def test_the_kit_shows_on_a_bare_machine_all_that_a_cpu_can_show(tmp_path: Path)
     assert unseen == {
         *(f"engine-{number + 1}" for number in range(ENGINES)),
         "engine-ranks",
+        "engine-shared",
         *(check.name for check in CHECKS if check.needs_gpu),
     }
     assert all(states[name] == {"not run"} for name in unseen)

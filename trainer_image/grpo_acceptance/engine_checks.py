@@ -112,19 +112,16 @@ def train_engine(context: Context, number: int) -> list[Finding]:
     return [_train_cell(context, name, cell, ENGINE, plain.seconds[-1])]
 
 
-def train_shared_engine(context: Context) -> list[Finding]:
-    """One engine that all ranks share (tensor parallelism), and one for each rank."""
+def train_engine_of_ranks(context: Context, is_shared: int) -> list[Finding]:
+    """One engine that all ranks share (tensor parallelism), or one for each rank; not both in one
+    process, since vLLM makes its groups of ranks once."""
     if find_spec("vllm") is None:
         return [skipped_finding("engine on several GPUs", "vLLM is not installed")]
     plain = _run_cell(context, EngineCell(), None)
-    engines = {
-        f"one for each of {context.world} ranks": ENGINE,
-        f"one over {context.world} ranks": ENGINE | {"tensorParallel": context.world},
-    }
-    return [
-        _train_cell(context, f"bfloat16, {name}", EngineCell(), engine, plain.seconds[-1])
-        for name, engine in engines.items()
-    ]
+    name, engine = f"one for each of {context.world} ranks", ENGINE
+    if is_shared:
+        name, engine = f"one over {context.world} ranks", ENGINE | {"tensorParallel": context.world}
+    return [_train_cell(context, f"bfloat16, {name}", EngineCell(), engine, plain.seconds[-1])]
 
 
 def _run_cell(

@@ -145,7 +145,8 @@ CHECKS = (
     Check("resume", ".training_checks", "check_resume", 90),
     Check("kl-zero", ".step_checks", "check_first_kl", 90),
     Check("sigterm", ".exit_checks", "check_sigterm", 90),
-    Check("engine-ranks", ".engine_checks", "train_shared_engine", 180, ranks=True),
+    Check("engine-ranks", ".engine_checks", "train_engine_of_ranks", 120, (0,), ranks=True),
+    Check("engine-shared", ".engine_checks", "train_engine_of_ranks", 120, (1,), ranks=True),
     Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
     Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),
 )
