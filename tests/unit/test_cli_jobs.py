@@ -142,6 +142,26 @@ def test_submit_reads_standard_input_once_and_creates_all_of_it(
     assert capsys.readouterr().out == "grpojob.grpo.dev/run created\n"
 
 
+def test_submit_waits_for_the_jobs_by_the_names_that_the_api_server_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nameless = job("run", SPEC) | {"metadata": {"generateName": "run-"}}
+    documents = [nameless, job("other", SPEC), nameless]
+    created = ["grpojob.grpo.dev/run-7x2kq", "grpojob.grpo.dev/other", "grpojob.grpo.dev/run-b8z5r"]
+    awaited: list[str] = []
+
+    def get_job(_: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
+        awaited.append(name)
+        return {}, job_in("Succeeded")
+
+    printed = "".join(f"{name} created\n" for name in created)
+    monkeypatch.setattr(kubectl, "run_kubectl", lambda *_, **__: printed)
+    monkeypatch.setattr(kubectl, "get_job", get_job)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump_all(documents)))
+    assert main(["submit", "-f", "-", "--wait"]) == 0
+    assert awaited == ["run-7x2kq", "other", "run-b8z5r"]
+
+
 def test_submit_creates_nothing_of_standard_input_with_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

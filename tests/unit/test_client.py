@@ -126,6 +126,33 @@ def test_waiting_and_watching_outlive_a_restart_of_the_api_server(
         client(Phase.RUNNING).wait_for_job_status("tiny")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "created"),
+    [
+        ({"generateName": "run-"}, {"generateName": "run-"}),
+        ({"generateName": "run-", "name": "tiny"}, {"name": "tiny"}),
+        ({"generateName": "", "name": "tiny"}, {"generateName": "", "name": "tiny"}),
+    ],
+)
+def test_a_job_may_leave_its_name_to_the_api_server(
+    metadata: dict[str, Any], created: dict[str, Any]
+) -> None:
+    script = Script(Phase.PENDING)
+    GRPOClient(script).train(job("tiny", SPEC) | {"metadata": metadata})
+    assert script.created[0]["metadata"] == created
+    known = manifest.read_job(job("tiny", SPEC) | {"metadata": metadata})
+    local = [manifest.with_own_name(known).metadata for _ in range(9)]
+    assert len({made["name"] for made in local}) == (1 if "name" in metadata else 9)
+    assert all(made["name"].startswith(("run-", "tiny")) for made in local)
+    assert not any("generateName" in made for made in local)
+
+
+@pytest.mark.parametrize("prefix", ["Run-", "-run", 7, "a" * 48, "run.", ["run"]])
+def test_a_prefix_that_makes_no_name_is_refused(prefix: Any) -> None:
+    with pytest.raises(GRPOError, match=r"metadata\.generateName is .*; it takes 1 to 47 small"):
+        client(Phase.PENDING).train(job("tiny", SPEC) | {"metadata": {"generateName": prefix}})
+
+
 @pytest.mark.parametrize("status", [{"Complete"}, set(), None, 5, {"Running", None}, [["Failed"]]])
 def test_a_phase_that_does_not_exist_is_refused(status: Any) -> None:
     with pytest.raises(GRPOError, match="it takes Failed, Pending, Queued"):

@@ -17,7 +17,14 @@ from grpo_api.text.messages import printable_text
 
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import job_classes
-from ..inputs.manifest import Job, add_filename, load_config_maps, load_specs, read_stdin
+from ..inputs.manifest import (
+    Job,
+    add_filename,
+    load_config_maps,
+    load_specs,
+    read_stdin,
+    with_own_name,
+)
 from ..local.attempt_state import ending_signals_interrupt
 from ..local.local_runs import LocalRuns
 from ..show.errors import NotYet, OptionError
@@ -82,7 +89,7 @@ def run(options: Namespace) -> int:
         steps=options.steps,
         job_class=options.job_class,
     )
-    for job in jobs:
+    for job in map(with_own_name, jobs):
         if code := _run_job(runs, job):
             return code
     return 0

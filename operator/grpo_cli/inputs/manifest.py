@@ -6,6 +6,7 @@ Metadata that the API server would refuse is found here, before a command counts
 import argparse
 import re
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
 MAX_NAMESPACE = 63
 """Characters of a namespace's name, and of a label's value."""
 _NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+GENERATED = "xxxxx"
+"""Stands for the five letters by which the API server ends a name that it makes of
+metadata.generateName."""
 
 
 class Job(NamedTuple):
@@ -84,7 +88,7 @@ def read_job(job: Mapping[str, Any]) -> Job:
     Raises:
         ManifestError: every wrong field, with its path.
     """
-    document = dict(job)
+    document = _with_name(dict(job))
     if problem := reading_problem(document):
         raise ManifestError(problem)
     try:
@@ -97,7 +101,19 @@ def read_job(job: Mapping[str, Any]) -> Job:
 def document_of(job: Job) -> dict[str, Any]:
     """The GRPOJob object of a job, with what its user has set."""
     spec = job.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": job.metadata, "spec": spec}
+    metadata = dict(job.metadata)
+    if metadata.get("generateName"):
+        del metadata["name"]
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def with_own_name(job: Job) -> Job:
+    """The job with a name of its own, where an API server would make it of generateName."""
+    metadata = dict(job.metadata)
+    prefix = metadata.pop("generateName", None)
+    if prefix:
+        metadata["name"] = f"{prefix}{uuid.uuid4().hex[: len(GENERATED)]}"
+    return job._replace(metadata=metadata)
 
 
 def load_config_maps(file: str, stdin: str | None = None) -> dict[str, dict[str, str]]:
@@ -167,7 +183,7 @@ def _jobs_of_files(
         files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
     documents = [(file, _documents_of(file, stdin)) for file in files]
     jobs = [
-        (file, manifest, _classes_of(objects))
+        (file, _with_name(manifest), _classes_of(objects))
         for file, objects in documents
         for manifest in objects
         if manifest["kind"] == KIND
@@ -215,6 +231,19 @@ def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:
     return [document for document in documents if "kind" in document]
 
 
+def _with_name(job: dict[str, Any]) -> dict[str, Any]:
+    """The object with a name, if only by metadata.generateName, which it has in this case alone."""
+    metadata = job.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("generateName"):
+        return job
+    named = dict(metadata)
+    if metadata.get("name") is None:
+        named["name"] = f"{metadata['generateName']}{GENERATED}"
+    else:
+        del named["generateName"]  # as the API server does
+    return {**job, "metadata": named}
+
+
 def reading_problem(job: dict[str, Any]) -> str:
     """What keeps a GRPOJob from being read at all; empty when nothing does."""
     metadata, version = job.get("metadata"), job.get("apiVersion")
@@ -232,10 +261,15 @@ def reading_problem(job: dict[str, Any]) -> str:
 def _metadata_problem(metadata: dict[str, Any]) -> str:
     """The first field of an object's metadata that the API server would refuse."""
     name, namespace = metadata["name"], metadata.get("namespace")
-    if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
+    prefix = metadata.get("generateName")
+    is_text = isinstance(name, str) and isinstance(prefix, str | None)
+    if not (is_text and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
+        field, most, where = "name", MAX_JOB_NAME, "at both ends"
+        if prefix:
+            field, most, where = "generateName", MAX_JOB_NAME - len(GENERATED), "first"
         return (
-            f"metadata.name is {value_text(name)}; it takes 1 to {MAX_JOB_NAME} small letters, "
-            "digits and hyphens, with a letter or digit at both ends"
+            f"metadata.{field} is {value_text(metadata[field])}; it takes 1 to {most} small "
+            f"letters, digits and hyphens, with a letter or digit {where}"
         )
     if not isinstance(namespace, str | None):
         return f"metadata.namespace is {value_text(namespace)}; put it in quotes to make it a text"

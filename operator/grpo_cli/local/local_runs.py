@@ -52,7 +52,7 @@ from ..cluster.kubectl import version_error
 from ..inputs import plan_inputs
 from ..inputs.job_classes import class_of, with_class
 from ..inputs.local_preflight import require_trainer
-from ..inputs.manifest import Job, document_of
+from ..inputs.manifest import Job, document_of, with_own_name
 from ..inputs.run_history import load_history
 from ..show.errors import NotYet, OptionError
 from .attempt_state import (
@@ -153,6 +153,7 @@ class LocalRuns:
             NotYet: it has no plan, or an init container fails.
         """
         require_trainer()
+        job = with_own_name(job)
         name: str = job.metadata["name"]
         home = self.folder / name
         spec = self._spec_of(job)
@@ -265,9 +266,8 @@ class LocalRuns:
         """
         self._read_document(name)
         folder = self.run_folder(name)
-        if not any(folder.glob(f"{ATTEMPT_PREFIX}*/{file}")):
-            return []
-        return load_history(Namespace(), str(folder), file)
+        has_file = any(folder.glob(f"{ATTEMPT_PREFIX}*/{file}"))
+        return load_history(Namespace(), str(folder), file) if has_file else []
 
     def log_file(self, name: str) -> Path:
         """What the newest attempt printed."""

@@ -1,7 +1,10 @@
 """`grpo submit`: creates the objects of a file once its jobs are without mistakes, and may wait for
 their end."""
 
+import re
 from argparse import ArgumentParser, Namespace
+
+from grpo_api.text.contract import GROUP, KIND
 
 from ...cluster import kubectl
 from ...cluster.clock import SYSTEM_CLOCK
@@ -39,8 +42,10 @@ def run(options: Namespace) -> int:
         return 0
     began_at = SYSTEM_CLOCK.now()
     codes = []
-    for job in jobs:
+    # kubectl names the objects in the file's order; the API server makes names of generateName
+    names = re.findall(rf"^{KIND.lower()}\.{GROUP}/(\S+)", created, re.MULTILINE)
+    for name, job in zip(names, jobs, strict=True):
         namespace = options.namespace or job.metadata.get("namespace")
         job_options = Namespace(**{**vars(options), "namespace": namespace})
-        codes.append(wait_for_end(job_options, job.metadata["name"], began_at=began_at))
+        codes.append(wait_for_end(job_options, name, began_at=began_at))
     return next(filter(None, codes), 0)
