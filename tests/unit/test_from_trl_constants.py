@@ -146,6 +146,21 @@ class Made({bases}):
     assert training.get("temperature", 1.0) == names["args"].temperature
 
 
+@pytest.mark.parametrize("decorator", ["", "@dataclass"])
+@pytest.mark.parametrize(
+    ("value", "beta"), [("0.25", 0.25), ("self.seed / 4", 0.75), ("self.temperature / 4", None)]
+)
+def test_what_a_config_sets_after_its_init_is_taken_or_named(
+    tmp_path: Path, decorator: str, value: str, beta: float | None
+) -> None:
+    method = f"    def __post_init__(self):\n        self.beta = {value}\n"
+    made = f"{decorator}\nclass Made(GRPOConfig):\n{method}        super().__post_init__()\n"
+    text = script().replace("args=GRPOConfig()", "args=Made(seed=3)")
+    training = spec_of(tmp_path, text.replace("trainer =", f"{made}trainer ="))["training"]
+    assert training["beta"] == (beta or 0)
+    assert any(": beta = " in note for note in notes(tmp_path)) is (beta is None)
+
+
 PARSED = """
 @dataclass
 class Options:

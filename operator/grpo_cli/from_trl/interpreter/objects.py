@@ -205,6 +205,8 @@ class Objects(Heap):
                     made.fields.update({name: Use(Unknown(node, why), node) for name in names})
                 # Of a library's class, such as GRPOConfig or pydantic's, whose fields are named.
                 made.fields.update(arguments.by_name(POSITIONAL_FIELDS["GRPOConfig"]))
+                if base.name in POSITIONAL_FIELDS:  # a dataclass
+                    self._follow_post_init(made)
                 break
             initializer = base.fields.get("__init__")
             if initializer is not None and isinstance(initializer.value, Function):
@@ -230,6 +232,10 @@ class Objects(Heap):
                 plain = Use(Unknown(made.node), made.node)
             made.fields[name] = plain
         made.fields.update(arguments.by_name(tuple(defaults)))
+        self._follow_post_init(made)
+
+    def _follow_post_init(self, made: Object) -> None:
+        """Follow what a dataclass calls once its fields are there."""
         after = self._field(made, "__post_init__", made.node)
         if isinstance(after, Function):
             self.follow(after, Arguments())
