@@ -19,8 +19,9 @@ ENDED_BADLY, WRONG, CLUSTER, MISSING, NOT_ENDED = 1, 2, 4, 5, 6
 as asked; an object that has not come so far; a job that has not ended within the timeout."""
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the job failed, or a check found something; 2 wrong arguments or files; "
-    "3 nothing fits, or the run has findings; 4 the cluster refuses or does not answer; 5 what is "
-    "asked for is not there; 6 the timeout came first. `run` and `logs` end as what they start."
+    "3 nothing fits, or the run has findings; 4 the cluster refuses, does not answer or lacks the "
+    "job; 5 there is no plan, pod or model yet; 6 the timeout came first. `run` and `logs` end as "
+    "what they start."
 )
 """Printed below the list of commands."""
 
