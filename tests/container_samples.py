@@ -196,7 +196,7 @@ BAD_CONTAINERS: tuple[tuple[str, Changes, str, str], ...] = (
         "spec.resources",
         "write 2Gi for 2",
     ),
-    ("unknown-resource", {"resources.limits": {"mem": "1Gi"}}, "spec.resources.limits", "match"),
+    ("unknown-resource", {"resources.limits": {"mem": "1Gi"}}, "spec.resources.limits", "be cpu"),
     (
         "memory-with-a-space",
         {"resources.limits": {"memory": "16 GB"}},

@@ -90,6 +90,18 @@ BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
         "match",
     ),
     (
+        "project-with-its-owner",
+        {"tracking.wandb": {"project": "a/b", "tokenSecretRef": {"name": "w", "key": "k"}}},
+        "spec.tracking.wandb.project",
+        "a name without /",
+    ),
+    (
+        "product-in-words",
+        {"placement.gpuProduct": "NVIDIA H100"},
+        "spec.placement.gpuProduct",
+        "as H100 or NVIDIA-L4",
+    ),
+    (
         "wandb-without-a-key",
         {"tracking.wandb": {"project": "p"}},
         "spec.tracking.wandb.tokenSecretRef",
@@ -106,7 +118,7 @@ BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
         "repository-without-namespace",
         {"export": {"to": "Hub", "hub": HUB | {"repository": "out"}}},
         "spec.export.hub.repository",
-        "match",
+        "write it as NAMESPACE/NAME",
     ),
     (
         "repository-that-the-hub-refuses",

@@ -144,8 +144,8 @@ class GRPOJobSpec(Model):
         Rule(
             f"self.model.name.matches('{HUB_ID_OR_PATH}') && "
             f"(!has(self.dataset.name) || self.dataset.name.matches('{HUB_ID_OR_PATH}'))",
-            "model.name and dataset.name: write a hub id such as openai/gsm8k, without https:// "
-            "and revision, or an absolute path in the pods",
+            "model.name and dataset.name: write a hub id such as openai/gsm8k, without https://, "
+            "revision and last /, or an absolute path in the pods",
             at_creation=True,
         ),
     )

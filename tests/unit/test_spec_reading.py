@@ -248,6 +248,15 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
          'with a letter or `_` first (got "A B")'),
         ({"guard.stopOn": ["Nosignal"]}, "guard.stopOn[0]: must be one of 16 words, which `kubectl "
          'explain` lists; did you mean NoSignal? (got "Nosignal")'),
+        ({"command": "python -m mine"}, "command: must be a list with each word as an item, such "
+         'as ["python", "-m", "mine"] (got "python -m mine")'),
+        ({"activeDeadlineSeconds": "24h"}, 'activeDeadlineSeconds: must be a whole number (got "24'
+         'h")'),
+        ({"training.seed": "7"}, 'training.seed: must be a whole number, without quotes (got "7")'),
+        ({"resources.memory": "2Gi"}, "resources.memory: unknown field; did you mean "
+         "limits.memory?"),
+        ({"resources.limits": {"mem": "2Gi"}}, "resources.limits.mem: must be cpu, memory, "
+         'ephemeral-storage, or such as hugepages-2Mi and rdma/hca (got "mem")'),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),
     ],

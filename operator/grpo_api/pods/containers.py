@@ -39,6 +39,7 @@ from ..text.names import (
     Path,
     PullPolicy,
     ResourceFieldSelector,
+    ResourceName,
     SecretKeySelector,
     SubPath,
     VariableName,
@@ -104,10 +105,6 @@ class TrainerMount(VolumeMount):
     )
 
 
-_NAME = (
-    r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMGT]i"
-    r"|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)$"
-)
 _NETWORK_CARD = re.compile(
     r"^rdma/|/(.*[-_.])?(rdma|efa|hca|roce|ib|mlnx[a-z]*|hostdev|sriov|nics?)([-_.0-9].*)?$"
 )
@@ -127,7 +124,6 @@ _CEL_AT_LEAST_MIB = "compareTo(quantity('1Mi')) >= 0"
 _CEL_INDIVISIBLE = "(name.contains('/') || name.startsWith('hugepages-'))"
 """The scheduler hands the resource out by the piece and never more often than it is there."""
 
-ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=_NAME)]
 ResourceList = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
 """Amounts by resource: cpu, memory, ephemeral-storage, hugepages-<size>, or an extended resource
 such as rdma/hca."""

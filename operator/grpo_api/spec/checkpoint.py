@@ -137,6 +137,7 @@ HubRepository = Annotated[
         min_length=3,
         max_length=193,
         pattern=f"^{_HUB_PART}/{_HUB_PART}$",
+        json_schema_extra={PATTERN_HINT: "write it as NAMESPACE/NAME, such as my-team/my-model"},
     ),
 ]
 """A repository of the hub that can be written: with its namespace."""

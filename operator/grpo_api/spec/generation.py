@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
 from ..text.base import Model, Rule
-from ..text.names import Labels
+from ..text.names import GPUProduct, Labels
 from ..text.quantity import MAX_COUNT
 from .keyword_arguments import JSONMap, problems_of_kwargs
 
@@ -85,9 +85,7 @@ class EngineServersSpec(Model):
     gpus_per_replica: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of one engine, which share its weights (tensor parallelism). On CPUs it means nothing.
     Unset: 1."""
-    gpu_product: (
-        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
-    ) = None
+    gpu_product: GPUProduct | None = None
     """Only GPUs with this `nvidia.com/gpu.product` label. A prefix or a short name will do. Unset:
     as placement.gpuProduct."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)

@@ -53,6 +53,8 @@ _NEAR: dict[tuple[int | str, ...], str] = {
     ("dataset", "path"): "name",
     ("http", "endpoint"): "url",
     ("http", "uri"): "url",
+    ("resources", "cpu"): "requests.cpu",
+    ("resources", "memory"): "limits.memory",
 }
 """By section and field, the field of the same section that is meant."""
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ..text.base import Model, Rule, exactly_one
 from ..text.contract import MAX_JOB_NAME
-from ..text.names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
+from ..text.names import GPUProduct, LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from ..text.quantity import ByteQuantity
 
 FailedResult = Literal[
@@ -150,9 +150,7 @@ class PlacementSpec(Model):
     """Exact number of nodes (one pod each). Unset: the plan chooses; 1 for CPU."""
     processes_per_node: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | None = None
     """Training processes per pod for accelerator CPU. Unset: 1. GPUs run one process each."""
-    gpu_product: (
-        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
-    ) = None
+    gpu_product: GPUProduct | None = None
     """Only GPUs with this `nvidia.com/gpu.product` label. A prefix or a short name such as `H100`
     will do. Unset: any one product."""
     gpu_memory: ByteQuantity | None = None

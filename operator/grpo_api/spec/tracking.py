@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ..text.base import Model, exactly_one
 from ..text.names import DataKey, LocalObjectReference, Path, ServiceURL
+from ..text.quantity import PATTERN_HINT
 from .checkpoint import HubRepository
 
 TrackerName = Literal["wandb", "mlflow", "trackio", "tensorboard"]
@@ -21,7 +22,15 @@ TABLE_TRACKERS: tuple[TrackerName, ...] = ("wandb", "trackio")
 _Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _PROJECT = r"^[^/\\#?%:\x00-\x1f\x7f]+$"
 """W&B refuses other names: its pages have them in their address."""
-_Project = Annotated[str, Field(min_length=1, max_length=128, pattern=_PROJECT)]
+_Project = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=_PROJECT,
+        json_schema_extra={PATTERN_HINT: "write a name without / \\ # ? % and :"},
+    ),
+]
 
 
 class TokenSelector(LocalObjectReference):

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Model, Rule
-from .quantity import Quantity
+from .quantity import PATTERN_HINT, Quantity
 
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 LABEL_KEY = (
@@ -36,6 +36,25 @@ Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[
     dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)
 ]
+
+RESOURCE_NAME = (
+    r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMGT]i"
+    r"|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)$"
+)
+ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=RESOURCE_NAME)]
+RESOURCE_NAMES = "cpu, memory, ephemeral-storage, or such as hugepages-2Mi and rdma/hca"
+"""What a ResourceName may be, for messages."""
+
+GPUProduct = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        json_schema_extra={PATTERN_HINT: "write it as H100 or NVIDIA-L4, without blanks"},
+    ),
+]
+"""A GPU by its `nvidia.com/gpu.product` label, a prefix of that, or a short name."""
 
 Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x20\x7f]+$")]
 """A Hugging Face hub id such as `openai/gsm8k`, or an absolute path in the pods."""

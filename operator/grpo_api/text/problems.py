@@ -6,6 +6,7 @@ one.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -17,6 +18,8 @@ from .base import dotted_path
 from .contract import KIND
 from .messages import value_text
 from .names import (
+    RESOURCE_NAME,
+    RESOURCE_NAMES,
     DataKey,
     DNSLabel,
     Endpoint,
@@ -56,6 +59,7 @@ _PATTERNS = {
     _pattern(DNSLabel): "must be a name of small letters, digits and `-`",
     _pattern(LabelKey): "must be the key of a label, such as example.com/pool",
     _pattern(LabelValue): "must be the value of a label: letters, digits, `-`, `_` and `.`",
+    RESOURCE_NAME: f"must be {RESOURCE_NAMES}",
     _pattern(Repository): _NO_BLANKS,
     _pattern(Revision): "must be a commit, tag or branch, without blanks",
     _pattern(SubPath): "must be a path inside the volume: remove `/` from its beginning",
@@ -99,14 +103,16 @@ _REQUIREMENTS = {
     "dict_type": "must be an object of keys and values",
     "int_from_float": "must be a whole number",
     "finite_number": "must be a finite number",
-    "int_type": "must be a whole number, without quotes",
-    "int_parsing": "must be a whole number, without quotes",
-    "float_type": "must be a number, without quotes",
-    "float_parsing": "must be a number, without quotes",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "bool_type": "must be true or false, without quotes",
     "bool_parsing": "must be true or false, without quotes",
 }
 """What is allowed, by pydantic's type of an error, with the limits of the field."""
+_NUMBERS = ("int_type", "int_parsing", "float_type", "float_parsing")
+_NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 
 
 def problem_message(
@@ -116,7 +122,8 @@ def problem_message(
 
     `other_name`: of the path of an unknown field what to write, if it is another program's.
     """
-    path = ["spec", *problem["loc"]]
+    # A wrong key has pydantic's mark behind it.
+    path = ["spec", *(part for part in problem["loc"] if part != "[key]")]
     if problem["type"] == "extra_forbidden":
         message = _unknown_field_message(problem["loc"], schema, other_name(problem["loc"]))
         return f"{dotted_path(path)}: {message}"
@@ -141,10 +148,7 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     if kind == "model_type":
         return f"must be an object{_example(place, 'fields such as `')}"
     if kind == "list_type":
-        text = problem["input"]
-        if isinstance(text, str) and place.get("items", {}).get("type") == "string":
-            return f"must be a list: write [{json.dumps(text, ensure_ascii=False)}]"
-        return f"must be a list{_example(place.get('items', {}), 'items such as `- ')}"
+        return _list_requirement(problem, place)
     if kind in _REQUIREMENTS:
         # A whole number that is a float, without its fraction.
         numbers = {
@@ -152,8 +156,25 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
             for name, limit in limits.items()
         }
         ending = "" if 1 in (limits.get("min_length"), limits.get("max_length")) else "s"
-        return _REQUIREMENTS[kind].format(**numbers, s=ending)
+        return _REQUIREMENTS[kind].format(**numbers, s=ending) + _quotes_hint(problem)
     return problem["msg"].removeprefix("Value error, ")
+
+
+def _list_requirement(problem: ErrorDetails, place: Schema) -> str:
+    """Return the list that a text or an object must be instead."""
+    text, items = problem["input"], place.get("items", {})
+    if not isinstance(text, str) or items.get("type") != "string":
+        return f"must be a list{_example(items, 'items such as `- ')}"
+    if problem["loc"][-1] in ("command", "args") and " " in text:
+        return 'must be a list with each word as an item, such as ["python", "-m", "mine"]'
+    return f"must be a list: write [{json.dumps(text, ensure_ascii=False)}]"
+
+
+def _quotes_hint(problem: ErrorDetails) -> str:
+    """Say that a number is in quotes; empty for other values."""
+    text = problem["input"]
+    is_number = isinstance(text, str) and _NUMBER.fullmatch(text)
+    return ", without quotes" if is_number and problem["type"] in _NUMBERS else ""
 
 
 def _example(place: Schema, beginning: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .names import LABEL_KEY
+from .names import LABEL_KEY, RESOURCE_NAME, RESOURCE_NAMES
 from .quantity import PATTERN_HINT
 
 Schema = dict[str, Any]
@@ -178,7 +178,11 @@ def _kind(schema: Schema) -> str:
     return kind
 
 
-_LABEL_KEYS = "every key must be a label's key, such as team or example.com/team"
+_KEYS = {
+    LABEL_KEY: "every key must be a label's key, such as team or example.com/team",
+    RESOURCE_NAME: f"every key must be {RESOURCE_NAMES}",
+}
+"""What keys must be that have one of these patterns."""
 
 
 def _map_keywords(schema: Schema) -> None:
@@ -190,7 +194,7 @@ def _map_keywords(schema: Schema) -> None:
         rules.append(
             (
                 f"self.all(key, key.matches({json.dumps(pattern)}))",
-                _LABEL_KEYS if pattern == LABEL_KEY else f"every key must match {pattern}",
+                _KEYS.get(pattern, f"every key must match {pattern}"),
             )
         )
     if "maxLength" in bounds:
