@@ -158,14 +158,27 @@ def complete_for_kubectl() -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """A command's parser, which gets its arguments when it is the one that parses."""
+    """A command's parser, which is built when it is the one that parses: the others are only
+    listed, and building all of them takes as long as reading a folder of runs."""
 
-    add: Callable[[argparse.ArgumentParser], None] | None = None
+    def __init__(self, add: Callable[[argparse.ArgumentParser], None], **settings: Any) -> None:
+        self._add: Callable[[argparse.ArgumentParser], None] | None = add
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        """Its name: argcomplete writes parsers into messages that nobody sees."""
+        return str(self._settings["prog"])
+
+    def build(self) -> None:
+        """Be a parser with the command's arguments from now on."""
+        if self._add:
+            super().__init__(**self._settings)
+            self._add(self)
+            self._add = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What argparse does, after the command has added its arguments."""
-        if self.add:
-            self.add(self)
+        """What argparse does, after the parser has been built."""
+        self.build()
         return super().parse_known_args(args, namespace)
 
 
@@ -193,11 +206,9 @@ def command_parser(line_words: Sequence[str] = ()) -> argparse.ArgumentParser:
         title="commands", required=True, metavar="COMMAND", parser_class=_Command
     )
     for name, where in COMMANDS.items():
-        command = commands.add_parser(name, help=where.summary)
+        command = commands.add_parser(name, help=where.summary, add=_registration(name))
         if name in line_words:
-            _registration(name)(command)
-        else:
-            command.add = _registration(name)
+            command.build()
     return parser
 
 
