@@ -5,6 +5,7 @@ So a statement is measured by its own syntax nodes, and by the decisions that a 
 """
 
 import ast
+import gc
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +100,19 @@ class Reading:
 @cache
 def syntax_tree(path: Path) -> ast.Module:
     """Return what a module parses to; a process parses it once for all tests."""
-    return ast.parse(path.read_text())
+    module = ast.parse(path.read_text())
+    gc.freeze()  # collections walked the trees of all modules for longer than parsing them takes
+    return module
+
+
+def functions(module: ast.Module) -> Iterator[Function]:
+    """Yield all functions and methods of a module, without a walk through its expressions."""
+    todo: list[ast.AST] = [module]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Function):
+            yield node
+        todo += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
 def read(folder: Path) -> Reading:

@@ -29,7 +29,6 @@ from harness.programs.prerequisites import refused_namespaces_message
 from harness.tools import prepare as prepare_tools
 
 from .follow import History, finished, follow
-from .plot import draw
 from .prepare import fill_volume, make_files
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "01-first-job.yaml"
@@ -134,6 +133,8 @@ def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
     kl = history.series("kl")
     status = job["status"]
     picture = OUTPUT / "first-job.png"
+    from .plot import draw  # matplotlib takes a second, which nobody waits for at the start
+
     draw(history, f"{job['metadata']['name']}: {status['plan']['strategy']} reference", picture)
     (OUTPUT / "first-job.json").write_text(json.dumps(history.steps, indent=1))
     nodes = sorted({pod["node"] for pod in status["pods"]})

@@ -18,7 +18,7 @@ from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATASET_TOKEN_ENV
-from grpo_trainer.data.dataset import load_prompts, read_rows
+from grpo_trainer.data.dataset import load_prompts, prompt_lengths, read_rows
 from grpo_trainer.data.row_sources import _rows_of_part, dataset_repository, read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
@@ -389,3 +389,12 @@ def test_gsm8k_rows_become_chats_with_their_answers(tmp_path: Path) -> None:
     assert len(prompts.rows) == 8
     assert prompts.rows[0]["prompt"][1]["content"].startswith("A baker fills 6 trays")
     assert prompts.rows[2]["answer"].endswith("#### 1,500")
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300))
+def test_lengths_are_mean_and_nearest_rank(counts: list[int]) -> None:
+    lengths = prompt_lengths(counts, 0)
+    assert lengths.mean == pytest.approx(sum(counts) / len(counts))
+    assert lengths.p95 in counts
+    assert sum(count <= lengths.p95 for count in counts) >= 0.95 * len(counts)
+    assert sum(count < lengths.p95 for count in counts) < 0.95 * len(counts)

@@ -20,6 +20,7 @@ from grpo_api.text.contract import (
 )
 from grpo_trainer.preflight.checks import run_checks
 from grpo_trainer.preflight.findings import LAPTOP, POD, RANK_0, Scope
+from grpo_trainer.preflight.reward_checks import NEEDS_MORE
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.model_files import require_pad_token
 from harness.programs.patience import run_to_end
@@ -236,3 +237,27 @@ def test_a_token_to_pad_with_that_the_model_does_not_have_is_named(job: Job) -> 
         require_pad_token(none, None, "own")
     own_words = SimpleNamespace(get_text_config=lambda: SimpleNamespace(n_vocab=1))
     require_pad_token(SimpleNamespace(pad_token_id=7), own_words, "own")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "f can't be imported: the import took more than 30 s",
+        "the function's process ended with status -9",
+        "ModuleNotFoundError: No module named 'torch'",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: Found no NVIDIA driver on your system",
+        "MemoryError: ",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_a_reward_that_needs_more_than_the_pod_has_is_known_by_its_words(problem: str) -> None:
+    assert NEEDS_MORE.search(problem)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    ["the function's process ended with status 7", "No module named 'torchmetrics'", "KeyError: 9"],
+)
+def test_a_reward_that_is_wrong_is_not_excused(problem: str) -> None:
+    assert not NEEDS_MORE.search(problem)

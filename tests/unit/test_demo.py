@@ -24,7 +24,6 @@ from examples.demo import anywhere
 from examples.demo.__main__ import Demo, read_example, show_job
 from examples.demo.anywhere import DemoError, settings_of, sibling
 from examples.demo.follow import COLUMNS, History, follow, live_view, status_line
-from examples.demo.plot import draw
 from grpo_cli.commands import run
 
 NAMES = st.from_regex(r"([a-z0-9.]{1,9}(:[0-9]{2,5})?/)?([a-z0-9]{1,9}/){0,2}", fullmatch=True)
@@ -174,6 +173,8 @@ def test_kubectls_last_table_is_shown_as_it_is() -> None:
 
 
 def test_the_picture_is_drawn_of_what_was_logged_even_without_a_reference(tmp_path: Path) -> None:
+    from examples.demo.plot import draw  # loads matplotlib, in one process of the tests
+
     for name, keys in (("whole", ["kl"]), ("no reference", [])):
         values = dict.fromkeys(["reward", "reward_std", "entropy", *keys], 0.5)
         draw(History({1: values, 2: values}), name, tmp_path / "pictures" / f"{name}.png")

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import MAX_SENTENCE, PreflightReport
 from grpo_api.text.contract import TERMINATION_BYTES
-from grpo_trainer.data.dataset import prompt_lengths
 from grpo_trainer.preflight import storage_checks
 from grpo_trainer.preflight.findings import Findings, NotChecked, report_json, sentence
-from grpo_trainer.preflight.reward_checks import NEEDS_MORE
 from grpo_trainer.preflight.storage_checks import bytes_needed, require_writable
 from grpo_trainer.runtime.errors import (
     BadInput,
@@ -193,36 +191,3 @@ def test_the_room_that_is_needed_is_what_the_plan_predicts(
     plan = a_plan(**changes)
     sections = plan.checkpoint, plan.training, plan.export, plan.execution
     assert bytes_needed(*sections) == needed
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300))
-def test_lengths_are_mean_and_nearest_rank(counts: list[int]) -> None:
-    lengths = prompt_lengths(counts, 0)
-    assert lengths.mean == pytest.approx(sum(counts) / len(counts))
-    assert lengths.p95 in counts
-    assert sum(count <= lengths.p95 for count in counts) >= 0.95 * len(counts)
-    assert sum(count < lengths.p95 for count in counts) < 0.95 * len(counts)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        "f can't be imported: the import took more than 30 s",
-        "the function's process ended with status -9",
-        "ModuleNotFoundError: No module named 'torch'",
-        "AssertionError: Torch not compiled with CUDA enabled",
-        "RuntimeError: Found no NVIDIA driver on your system",
-        "MemoryError: ",
-        "OSError: [Errno 12] Cannot allocate memory",
-    ],
-)
-def test_a_reward_that_needs_more_than_the_pod_has_is_known_by_its_words(problem: str) -> None:
-    assert NEEDS_MORE.search(problem)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    ["the function's process ended with status 7", "No module named 'torchmetrics'", "KeyError: 9"],
-)
-def test_a_reward_that_is_wrong_is_not_excused(problem: str) -> None:
-    assert not NEEDS_MORE.search(problem)

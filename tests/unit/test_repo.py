@@ -21,7 +21,7 @@ from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
 from grpo_cli.show.kubectl_yaml import load_documents
 from tests.prose import read_page
-from tests.reading import syntax_tree
+from tests.reading import functions, syntax_tree
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("operator", "trainer_image", "harness", "tools", "tests", "examples", "benchmarks")
@@ -155,6 +155,7 @@ def test_docstrings_of_product_modules_have_short_sentences() -> None:
     assert long == {}
 
 
+@cache
 def docstrings(module: ast.Module) -> list[ast.Constant]:
     """Return the docstrings of a module and of all that is in it, attributes too."""
     values = [node.value for node in ast.walk(module) if isinstance(node, ast.Expr)]
@@ -167,13 +168,15 @@ def names_in_code(path: str, module: ast.Module) -> Iterator[str]:
     yield from (*parts, *(".".join(parts[1:end]) for end in range(2, len(parts) + 1)))
     yield from (f"{'.'.join(parts[1:])}.{getattr(node, 'name', '')}" for node in module.body)
     ignored = set(docstrings(module))
+    values: set[str] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
         if node not in ignored and not (isinstance(node, ast.Name) and node.id.islower()):
-            for _, value in ast.iter_fields(node):
-                if isinstance(value, str) and re.fullmatch(r"[\w.-]+", value):
-                    yield from (value, *re.split("[.-]", value))
+            values.update(value for value in vars(node).values() if isinstance(value, str))
+    for value in values:
+        if re.fullmatch(r"[\w.-]+", value):
+            yield from (value, *re.split("[.-]", value))
 
 
 def test_names_in_docstrings_exist() -> None:
@@ -231,8 +234,7 @@ def test_functions_are_short() -> None:
     sizes = {
         f"{path}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
         for path, module in parsed().items()
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in functions(module)
     }
     assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 

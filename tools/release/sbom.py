@@ -18,7 +18,6 @@ from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
 from harness.images.base import RELEASE
@@ -59,6 +58,7 @@ def write(release: Release, archive: Path, name: str, digest: str, target: Path)
     text = JsonV1Dot6(bom).output_as_string(indent=1)
     # The validator compiles a grammar on import, which takes two seconds of everything that imports
     # this module.
+    from cyclonedx.validation.json import JsonStrictValidator
 
     if problem := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise ClusterError(f"{target.name} is no CycloneDX document: {problem}")
