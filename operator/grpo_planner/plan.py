@@ -29,7 +29,7 @@ from .explain.no_capacity import (
 )
 from .hardware.inventory import Inventory, declared_inventory
 from .hardware.inventory_file import DEFAULT_HOST_GIB
-from .hardware.pools import Pool, build_pools
+from .hardware.pools import UNPRICED, Pool, build_pools
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import distinct, distinct_gib
@@ -123,11 +123,9 @@ class Planner:
         """The plan without the pods' requests of their nodes' disks."""
         if self._spec.placement.accelerator == "CPU":
             return _plan_cpu(self._demand)
-        if self._spec.placement.provisioning == "CreatePods":
-            inventory = declared_inventory(self._spec.placement)
+        inventory = self._usable(inventory)
         if is_without_engine_for_experts(self._demand):
-            return self._refuse_experts_on(self._as_measured(inventory))
-        inventory = self._as_measured(inventory)
+            return self._refuse_experts_on(inventory)
         result = self._on_free(inventory)
         return result or self._on_emptied(_emptied_nodes(inventory))
 
@@ -152,11 +150,14 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        emptied = _emptied_nodes(self._as_measured(inventory))
+        emptied = _emptied_nodes(self._usable(inventory))
         search, _ = _search(self._footprints, emptied)
         return curve(search)
 
-    def _as_measured(self, inventory: Inventory) -> Inventory:
+    def _usable(self, inventory: Inventory) -> Inventory:
+        """The nodes, or those that the spec declares, with the links that were measured."""
+        if self._spec.placement.provisioning == "CreatePods":
+            inventory = declared_inventory(self._spec.placement)
         if self._learned is None:
             return inventory
         return with_measured_links(inventory, self._learned.links)
@@ -267,7 +268,8 @@ def _no_capacity_result(
 
 def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
     """The rejection, with the smallest hardware that would do where more of it helps."""
-    if result.reason not in LACKS_HARDWARE:
+    # Where GPUs lack only a price, others would lack it, too.
+    if result.reason not in LACKS_HARDWARE or UNPRICED in result.message:
         return result
 
     plan = _planner_elsewhere(footprints)
@@ -358,7 +360,7 @@ def _too_slow(search: Search) -> PlanResult:
     hours, _ = distinct(slow.least_seconds / HOUR, LONGEST_STEP / HOUR)
     message = (
         f"the fastest that fits, {slow.footprint.method.name} on {slow.place.name}, would take "
-        f"{hours} h per step or more{whole_run}: more than "
+        f"{hours} h per step or more{whole_run}{_guess_message(demand)}: more than "
         f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused; "
         "use fewer or shorter completions, a smaller model or more GPUs, or set "
         "spec.placement.allowSlow to true"
@@ -386,11 +388,18 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"
+    message += _guess_message(demand)
     if fixes:
         would_fit = "; or ".join(fix.message for fix in fixes)
         message += f"; would fit: {would_fit}"
     ranked = explain.candidates(demand, notable(options, None), None)
     return refusal(demand, reason, message, candidates=ranked, fixes=fixes)
+
+
+def _guess_message(demand: Demand) -> str:
+    """That numbers rest on a shape that nothing says; empty where something does."""
+    is_guess = demand.model.source == "Estimated"
+    return f" (the shape is a guess: {demand.model.note})" if is_guess else ""
 
 
 def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:

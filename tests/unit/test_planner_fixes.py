@@ -3,6 +3,7 @@
 A fix that doesn't work is worse than none.
 """
 
+import re
 from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from grpo_cli.commands.plan import with_change as what_if
 from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import parse_gpus
+from grpo_planner.hardware.products import lookup_product
 from grpo_planner.model.catalogue import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import Fix, PlanReason
@@ -37,6 +39,7 @@ from tests.unit.planning import (
 )
 
 ONE = {"min": 1, "max": 1}
+A100_40 = "NVIDIA-A100-SXM4-40GB"
 ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
 REJECTED = {
     "spec.reference.strategy": spec(QWEN_32B, adapter__use="Never", reference__strategy="Clone"),
@@ -80,7 +83,10 @@ def test_each_fix_when_applied_is_planned(path: str) -> None:
     assert path in [change.path for fix in answer.fixes for change in fix.changes], answer.message
     assert len(answer.fixes) <= 3
     for fix in answer.fixes:
-        assert plan_job(applied(job, fix), THERE).feasible, fix
+        changed = plan_job(applied(job, fix), THERE).chosen
+        assert changed is not None, fix
+        (seconds,) = re.findall(r", ([0-9]+) s per step$", fix.message)
+        assert int(seconds) == pytest.approx(changed.estimated_step_seconds, abs=0.51)
         assert fix.message in answer.message
 
 
@@ -208,7 +214,53 @@ def test_the_hardware_that_would_do_does(model: str, use: str) -> None:
     less = replace(
         there, gpus_total=would_do.gpus_per_node // 2, gpus_free=would_do.gpus_per_node // 2
     )
-    assert not plan_job(unbound, inventory(less)).feasible
+    smaller = plan_job(unbound, inventory(less)).chosen
+    if smaller:
+        assert smaller.memory is not None
+        is_full = smaller.memory.device_bytes > 0.9 * smaller.memory.usable_bytes
+        assert is_full or (smaller.estimated_step_seconds or 0) > 600
+
+
+def test_less_that_would_be_full_hides_no_hardware_with_room() -> None:
+    """The fewest GPUs that fit may be full, where one GPU more of the same product has room."""
+    job = spec("google/gemma-3-27b-it", adapter__use="Never")
+    hardware = result(job, nodes(1, 1, L4, host_gib=16)).hardware
+    assert hardware is not None
+    memory = (
+        hardware.nodes * hardware.gpus_per_node * lookup_product(hardware.gpu_product).memory_mib
+    )
+    there = nodes(1, 8, A100_40, host_gib=1024)
+    chosen = plan(job, there)
+    assert chosen.memory is not None
+    assert chosen.memory.device_bytes < 0.9 * chosen.memory.usable_bytes
+    assert memory <= 8 * 40960
+
+
+def test_the_hardware_that_would_do_has_no_long_steps_where_any_has_none() -> None:
+    long = {"maxCompletionLength": 16000, "promptsPerStep": 32, "numGenerations": 16}
+    for model, is_short in (
+        ("meta-llama/Llama-3.1-8B", True),
+        ("meta-llama/Llama-3.1-405B", False),
+    ):
+        job = spec(model, training=long, placement__gpuProduct=L4)
+        hardware = result(job, nodes(1, 1, L4, host_gib=16)).hardware
+        assert hardware is not None
+        (seconds,) = re.findall(r", ([0-9]+) s per step$", hardware.message)
+        assert (int(seconds) <= 600) == is_short, hardware.message
+        there = nodes(hardware.nodes, hardware.gpus_per_node, hardware.gpu_product)
+        chosen = plan(spec(model, training=long), there)
+        assert (chosen.estimated_step_seconds or 0) <= int(seconds) + 1
+
+
+def test_numbers_of_a_guessed_shape_are_called_so() -> None:
+    unknown = result(spec("acme/house-7b"), nodes(1, 1, L4))
+    assert "from which the shape of a dense model is guessed" in unknown.message
+    slow = {"maxCompletionLength": 30000, "promptsPerStep": 512}
+    for training, reason in (({}, "OutOfDeviceMemory"), (slow, "TooSlow")):
+        job = spec("acme/house-34b", model__parameters="34B", training=training)
+        answer = result(job, nodes(1, 1, H200 if training else L4))
+        assert answer.reason == reason, answer.message
+        assert "(the shape is a guess: acme/house-34b: shape estimated from 34B" in answer.message
 
 
 def test_the_hardware_that_would_do_has_host_memory_for_the_kubelet_too() -> None:

@@ -129,6 +129,7 @@ def test_cheapest_is_the_least_price_of_a_step() -> None:
     nowhere = result(spec(LLAMA_1B, **job), fast, slow)
     assert nowhere.reason == PlanReason.NO_GPUS
     assert "grpo.dev/gpu-hour-price" in nowhere.message
+    assert nowhere.hardware is None, "others have no price either"
 
 
 def test_the_curve_counts_gpu_hours_and_their_price() -> None:

@@ -63,6 +63,18 @@ def test_a_plan_on_what_is_free_now_is_told_from_the_size_on_empty_nodes() -> No
         assert ("on what is free now 4 GPUs are planned" in out.export_text()) == is_named
 
 
+def test_nodes_that_are_declared_have_the_sizes_of_their_plan() -> None:
+    where = {
+        "provisioning": "CreatePods", "gpuProduct": H100, "gpusPerNode": 8, "nodes": 2,
+        "nodeSelector": {"pool": "h100"},
+    }  # fmt: skip
+    job, there = spec(QWEN_7B, placement=where), inventory(nodes(1, 1, "NVIDIA-L4"))
+    planned = plan_job(job, there).chosen
+    assert planned is not None
+    (size,) = Planner(job).curve(there)
+    assert (size.gpus, size.step_seconds) == (planned.gpus, planned.estimated_step_seconds)
+
+
 def test_what_is_not_known_says_what_would_make_it_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

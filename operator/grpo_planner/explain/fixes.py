@@ -124,9 +124,9 @@ def _fix(turns: Sequence[Adjustment], option: Option) -> Fix:
     changes = [Change(path=path, value=_yaml(values[-1])) for path, values, _ in turns]
     instructions = " and ".join(map(_adjustment_message, turns))
     costs = "; ".join(turn.cost for turn in turns)
-    footprint = option.footprint
+    method, needs = option.footprint.method.name, gib(option.footprint.device)
     gpus = plural(option.place.world, "GPU")
-    outcome = f"{footprint.method.name} on {gpus}, {gib(footprint.device)} per GPU"
+    outcome = f"{method} on {gpus}, {needs} per GPU, {option.seconds:.0f} s per step"
     return Fix(changes=changes, message=f"{instructions} ({costs}): {outcome}")
 
 

@@ -10,13 +10,12 @@ been planned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.pods.containers import EPHEMERAL_STORAGE, ResourceRequirements
 from grpo_api.spec.generation import GenerationSpec
-from grpo_api.spec.run_policy import GPURange, Objective, PlacementSpec
+from grpo_api.spec.run_policy import GPURange, PlacementSpec
 from grpo_api.text.units import GIB
 
 from ..hardware.inventory import Inventory, Node, allocatable_memory
@@ -29,7 +28,7 @@ from ..search.batch import indivisible, micro_batches
 from ..search.demand import Demand
 from ..search.engines import settings_of_engines
 from ..search.methods import methods
-from ..search.option import NEARLY_FULL, Option
+from ..search.option import Option
 from ..search.search import Search
 from .fixes import LONG_STEP
 
@@ -81,7 +80,7 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     optimizer on the GPUs, in steps of minutes.
     """
     spec = without_engine(demand.spec)
-    hardware = smallest_hardware(spec, planner, "Fastest", _bearable_choice)
+    hardware = smallest_hardware(spec, planner, without_offload=True)
     bearable = f"steps below {round(LONG_STEP / 60)} minutes without offload"
     if hardware:
         place = f"{hardware.nodes * hardware.gpus_per_node} x {hardware.gpu_product}"
@@ -101,13 +100,6 @@ def experts_result(demand: Demand, planner: HardwarePlanner) -> PlanResult:
     fix = Fix(changes=changes, message=f"{way} (generates many times slower)")
     reason = PlanReason.INVALID_COMBINATION
     return refusal(demand, reason, message, fixes=[fix], hardware=hardware)
-
-
-def _bearable_choice(search: Search) -> Option | None:
-    option = search.choice_as_asked
-    if option is None or option.footprint.method.offload:
-        return None
-    return option if option.seconds <= LONG_STEP else None
 
 
 def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
@@ -201,30 +193,27 @@ class _RentedGpus(NamedTuple):
 
 
 def smallest_hardware(
-    spec: GRPOJobSpec,
-    planner: HardwarePlanner,
-    objective: Objective = "FewestGPUs",
-    choice_of: Callable[[Search], Option | None] = attrgetter("choice"),
+    spec: GRPOJobSpec, planner: HardwarePlanner, *, without_offload: bool = False
 ) -> Hardware | None:
-    """The hardware with the least GPU memory in all that `planner` finds a plan on, which
-    `choice_of` takes of a search; None where none of RENTED is such.
+    """The hardware with the least GPU memory in all that `planner` finds a plan on whose steps are
+    not long, or where there is none, one in time; None where none of RENTED is such.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have
-    to change.
+    to change. `without_offload`: steps must not be long, and the optimizer stays on the GPUs.
     """
-    loose_placement = _lower_bounds(spec.placement, objective)
-    search = planner(spec.model_copy(update={"placement": loose_placement}))
-    smallest_first = sorted(_rented_gpus())
-    # The largest has a place for all that the others have one for, and more memory: one plan
-    # instead of all of them.
-    if choice_of(search(smallest_first[-1].inventory)) is None:
-        return None
-    choices = (choice_of(search(rented.inventory)) for rented in smallest_first)
-    options = filter(None, choices)
-    # Who rents for a plan should not find that it was a little too small.
-    roomy = (option for option in options if option.device_share <= NEARLY_FULL)
-    smallest = next(roomy, None)
-    return _hardware(smallest) if smallest else None
+    search = planner(spec.model_copy(update={"placement": _lower_bounds(spec.placement)}))
+    *smaller, largest = [search(rented.inventory) for rented in sorted(_rented_gpus())]
+    for limit in (LONG_STEP,) if without_offload else (LONG_STEP, largest.most_seconds):
+
+        def option_of(search: Search, limit: float = limit) -> Option | None:
+            # Who rents for a plan should not find that it was a little too small.
+            return search.roomy_choice(limit, without_offload=without_offload)
+
+        # The largest has a place for all that the others have one for, and more memory: one plan
+        # instead of all of them.
+        if last := option_of(largest):
+            return _hardware(next(filter(None, map(option_of, smaller)), last))
+    return None
 
 
 def without_size(spec: GRPOJobSpec) -> GRPOJobSpec:
@@ -241,16 +230,16 @@ def _rented_gpus() -> Iterator[_RentedGpus]:
             yield _RentedGpus(memory_mib * nodes * per_node, nodes, per_node, product)
 
 
-def _lower_bounds(placement: PlacementSpec, objective: Objective) -> PlacementSpec:
+def _lower_bounds(placement: PlacementSpec) -> PlacementSpec:
     """A placement with the lower bounds of another."""
     fewest = placement.gpus.min if placement.gpus else 1
     gpus = GPURange(min=fewest)
     nodes = None if placement.declared_gpus else placement.nodes
-    return PlacementSpec(objective=objective, gpus=gpus, nodes=nodes)
+    return PlacementSpec(gpus=gpus, nodes=nodes)
 
 
 def _hardware(option: Option) -> Hardware:
-    """The place of an option as an answer, with what it needs of it."""
+    """The place of an option as an answer, with what it needs of it and how long a step takes."""
     place = option.place
     footprint = option.footprint
     for_engines = ""
@@ -260,7 +249,8 @@ def _hardware(option: Option) -> Hardware:
     usable = gib(place.pool.usable_bytes)
     per_gpu = f"{gib(footprint.device)} of {usable} per GPU"
     per_node = f"{gib(option.host)} of host memory per node"
-    message = f"{place.name}{for_engines}, {footprint.method.name}: {per_gpu}, {per_node}"
+    needs = f"{per_gpu}, {per_node}, {option.seconds:.0f} s per step"
+    message = f"{place.name}{for_engines}, {footprint.method.name}: {needs}"
     return Hardware(
         nodes=place.nodes,
         gpus_per_node=place.per_node,

@@ -278,10 +278,11 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
             catalogued, "Catalogue", "Catalogue", model_type=kind, positions=positions
         )
     if not count:
-        suggestion = _suggestion(name)
+        exact = f"{path}.architecture to its widths, or " if path == "spec.model" else ""
         message = (
             f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at "
-            f"hand: set {path}.parameters, such as 494M or 1.24B{suggestion}"
+            f"hand: set {exact}{path}.parameters, such as 494M or 1.24B, from which the shape of a "
+            f"dense model is guessed{_suggestion(name)}"
         )
         raise SpecRejected(PlanReason.UNKNOWN_MODEL, message)
     near, shape = catalogue.nearest_dense(count)

@@ -133,6 +133,7 @@ STORED_NARROW = {
     "deepseek-ai/deepseek-r1-0528-qwen3": None,
     "deepseek-ai/deepseek-r1": "",
     "deepseek-ai/deepseek-v3": "",
+    "moonshotai/kimi-k2": "",
 }
 """Beginnings of hub ids whose weights are quantised though the name doesn't say so, in lower case,
 each with a copy in bfloat16 where one is usual. The first that fits counts; None: not quantised."""

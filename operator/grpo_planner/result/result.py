@@ -89,8 +89,8 @@ class Fix(Model):
 
 
 class Hardware(Model):
-    """The smallest hardware that would do, by GPU memory in all; verified by planning the job on
-    it."""
+    """The smallest hardware that would do, by GPU memory in all, in steps of at most 10 minutes
+    where any has such; verified by planning the job on it."""
 
     nodes: int
     """Nodes."""

@@ -25,6 +25,7 @@ from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, Site
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method
 from .option import (
+    NEARLY_FULL,
     ROUNDING,
     SHARES,
     Option,
@@ -102,24 +103,38 @@ class Search:
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
-        return self._best_in_time(None)
 
-    @property
-    def choice_as_asked(self) -> Option | None:
-        """The best option in time that departs least from training all parameters with AdamW; None
-        where none is."""
-        least = min((method.tier for method in self._methods), default=0)
-        return self._best_in_time([method for method in self._methods if method.tier == least])
-
-    def _best_in_time(self, of_methods: Sequence[Method] | None) -> Option | None:
         def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
             return least_seconds(seconds, correction) <= self.most_seconds
 
         # Few jobs come near the limit, so the search without it, which prunes more, goes first.
-        best = self.best(of_methods=of_methods)
+        best = self.best()
         if best is None or is_in_time(best.seconds, best.correction):
             return best
-        return self.best(of_methods=of_methods, is_in_time=is_in_time)
+        return self.best(is_in_time=is_in_time)
+
+    def roomy_choice(self, most_seconds: float, *, without_offload: bool = False) -> Option | None:
+        """The option on the fewest GPUs that leaves room on them and takes no longer than
+        `most_seconds`; None where none is.
+
+        `without_offload`: of those that depart least from training all parameters with AdamW, and
+        have the optimizer on the GPUs.
+        """
+        groups: list[list[Method] | None] = [None]
+        if without_offload:
+            least = min((method.tier for method in self._methods), default=0)
+            methods = [method for method in self._methods if method.tier == least]
+            groups = [[method] for method in methods if not method.offload]
+        options = [
+            self.best(
+                of_methods=of_methods,
+                objective="FewestGPUs",
+                is_in_time=lambda seconds, _: seconds <= most_seconds,
+                most_share=NEARLY_FULL,
+            )
+            for of_methods in groups
+        ]
+        return choose([option for option in options if option], "FewestGPUs")
 
     @cached_property
     def most_seconds(self) -> float:
@@ -219,25 +234,25 @@ class Search:
         objective: Objective | None = None,
         *,
         is_in_time: TimeLimit | None = None,
+        most_share: float = 1.0,
     ) -> Option | None:
         """The best option in these places (default: all) by these methods (default: all) within the
         time limit, or None.
 
-        A lower tier is tried first. `of_methods`: one method, or all of some tiers.
+        A lower tier is tried first. `of_methods`: one method, or all of some tiers; `most_share`:
+        of a GPU that an option may fill, one of SHARES.
         """
         wanted = self._extents.all_places if places is None else places
         everywhere = list(wanted)
         for of_tier in self._by_tier(self._methods if of_methods is None else of_methods):
             method, *others = of_tier
             sites = self._extents.sites(everywhere, method.tier)
-            if is_in_time:
-                least = self._times.least_products
-                sites = (site for site in sites if is_in_time(least(site), None))
             candidates: Iterable[Candidate] = sites
             if of_methods and not others:
                 roomy = (site for site in sites if self._extents.has_room(site.place, method))
                 candidates = (SiteMethod(site, method) for site in roomy)
-            if best := self._best_of(candidates, objective or self._objective, is_in_time):
+            best = self._best_of(candidates, objective or self._objective, is_in_time, most_share)
+            if best:
                 return best
         return None
 
@@ -252,6 +267,7 @@ class Search:
         candidates: Iterable[Candidate],
         aim: Objective,
         is_in_time: TimeLimit | None = None,
+        most_share: float = 1.0,
     ) -> Option | None:
         """The best option of candidates whose methods depart equally from what was asked.
 
@@ -260,7 +276,8 @@ class Search:
         Then come the same with the risk of each method, then the method's
         extents, bounded by its fastest settings and the fastest engine of its place, then the
         extent with each engine. An entry whose bound is above the best score reached can hold
-        nothing better, nor can those after it.
+        nothing better, nor can those after it; one that takes too long by its least seconds holds
+        nothing in time.
         """
         serial = count()
         waiting = [
@@ -273,15 +290,18 @@ class Search:
         # An equal bound is still tried: an equal score may be preferred.
         while waiting and waiting[0].bound <= limit:
             candidate = heapq.heappop(waiting).candidate
+            if is_in_time and not is_in_time(self._least_seconds(candidate), None):
+                continue
             if not isinstance(candidate, EnginedExtent):
                 for part in self._parts(candidate):
                     heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
                 continue
-            options = self._options_with(*candidate)
-            if is_in_time:
-                options = [
-                    option for option in options if is_in_time(option.seconds, option.correction)
-                ]
+            options = [
+                option
+                for option in self._options_with(*candidate)
+                if option.device_share <= most_share
+                and (is_in_time is None or is_in_time(option.seconds, option.correction))
+            ]
             best = choose([best, *options] if best else options, aim)
             if best:
                 gpus, least = score_of(aim, best)
@@ -305,16 +325,31 @@ class Search:
         """The best score that a candidate can have."""
         if isinstance(candidate, EnginedExtent):
             return self._bound_with(aim, *candidate)
+        seconds = self._least_step(candidate)
         if isinstance(candidate, Site):
-            least = candidate.least_step
-            if least is None:
-                least = self._times.least_products(candidate)
-            return score(aim, candidate.place, least, candidate.risk)
-        if isinstance(candidate, SiteMethod):
-            place, seconds = candidate.site.place, self._times.least_step_at(candidate.site)
-        else:
-            place, seconds = candidate.place, self._times.least_step(candidate)
+            return score(aim, candidate.place, seconds, candidate.risk)
+        place = candidate.site.place if isinstance(candidate, SiteMethod) else candidate.place
         return score(aim, place, seconds, place_risk(place, candidate.method))
+
+    def _least_step(self, candidate: Site | SiteMethod | Extent) -> float:
+        """Less than the seconds of a step of a candidate without an engine of its own."""
+        if isinstance(candidate, SiteMethod):
+            return self._times.least_step_at(candidate.site)
+        if isinstance(candidate, Extent):
+            return self._times.least_step(candidate)
+        least = candidate.least_step
+        return self._times.least_products(candidate) if least is None else least
+
+    def _least_seconds(self, candidate: Candidate) -> float:
+        """Less than the seconds of a step of a candidate; 0 where steps were measured, whose range
+        is not that of published ones."""
+        if self._times.is_measured:
+            return 0.0
+        if isinstance(candidate, EnginedExtent):
+            trainings = self._times.fitting_training(*candidate)
+            least = min((seconds for seconds, _ in trainings), default=inf)
+            return (least + self._times.least_sampling(*candidate)) * (1 - ROUNDING)
+        return self._least_step(candidate) * (1 - ROUNDING)
 
     def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
         """The best score that an extent can have with the engine of these variants.

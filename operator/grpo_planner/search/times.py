@@ -32,7 +32,7 @@ class Times:
         """`engines`: those of the search."""
         self._demand, self._engines = demand, engines
         self._shape = demand.shape
-        self._is_measured = bool(demand.learned.step or demand.measured.rows)
+        self.is_measured = bool(demand.learned.step or demand.measured.rows)
         """True if measured steps may correct the time model."""
         self._updates: dict[tuple[object, ...], float] = {}
         self._sampling: dict[tuple[object, ...], SamplingTime] = {}
@@ -69,7 +69,7 @@ class Times:
             corrected_time = training_time(
                 self._shape, setup, pool.hardware, place.nodes, compute=compute
             )
-            if self._is_measured:
+            if self.is_measured:
                 correction = self._demand.correction(pool.label, place.world, place.nodes)
                 corrected_time = corrected_time.as_measured(correction)
             extent.training[key] = corrected_time
@@ -105,7 +105,7 @@ class Times:
         """
         if site.least_products is None:
             site.least_products = 0.0
-            if not self._is_measured:
+            if not self.is_measured:
                 setup, _ = site.stand_in.without_engine.quickest
                 site.least_products = self._update_seconds(site.place, setup)
         return site.least_products
@@ -281,7 +281,7 @@ class Times:
             self._shape, setup, place.pool.hardware, place.nodes, calls,
             generation=generation,
         )  # fmt: skip
-        if not self._is_measured:
+        if not self.is_measured:
             return time
         return time.as_measured(self._correction(place, setup.engine, server_pool))
 
