@@ -19,7 +19,7 @@ from grpo_planner.hardware.pools import Place, build_pools
 from grpo_planner.memory.host import host_bytes
 from grpo_planner.memory.phases import MARGIN, WORKSPACES, Predictor, device_bytes
 from grpo_planner.memory.setup import Engine, Precision, Setup, Strategy, ZeroStage
-from grpo_planner.model.architecture import ModelFacts, resolve_model
+from grpo_planner.model.architecture import ModelFacts, ResolvedModel, resolve_model
 from grpo_planner.model.shapes import Shape
 from grpo_planner.time.constants import stored_fit
 from grpo_planner.time.step_time import step_time
@@ -205,24 +205,57 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
         if place is None:
             continue
         for way in ways(spec):
-            precision = _precision(spec, way)
             if world == 1 and way.zero and not way.offload:
                 continue
             for engine in engines(spec, shape, place.per_node, way):
-                for setup in _setups(spec, way, precision, world, engine):
-                    prediction = predictor.predict(setup)
-                    margin = MARGIN["Estimated" if shape.experts else model.source]
-                    device = device_bytes(prediction, world, margin, expandable=True)
-                    if device > pool.usable_bytes:
-                        continue
-                    # A pod asks for what the smallest micro-batch needs, whichever is taken.
-                    rows = completions // world
-                    smallest = replace(setup, micro_batch=1, accumulation=rows)
-                    if host_bytes(shape, smallest, place.per_node) > place.host_memory:
-                        continue
-                    calls = _calls(setup, rows)
-                    time = step_time(shape, setup, pool.hardware, place.nodes, calls)
-                    yield Candidate(way, place, setup, time.total, device / pool.usable_bytes)
+                job = _Job(spec, model, predictor, way)
+                for narrower in _by_halves(spec, engine):
+                    fitting = list(_with_engine(job, place, narrower))
+                    yield from fitting
+                    if fitting:
+                        break
+
+
+def _by_halves(spec: GRPOJobSpec, engine: Engine | None) -> Iterator[Engine | None]:
+    """An engine, then with ever fewer completions at a time than it has GPUs: for where no GPU has
+    room for one completion of each."""
+    yield engine
+    if engine is None or spec.generation.sequences_at_a_time:
+        return
+    at_once = engine.tensor_parallel // 2
+    while at_once:
+        yield replace(engine, most_sequences=at_once)
+        at_once //= 2
+
+
+class _Job(NamedTuple):
+    """A job that is trained in one way."""
+
+    spec: GRPOJobSpec
+    model: ResolvedModel
+    predictor: Predictor
+    way: Way
+
+
+def _with_engine(job: _Job, place: Place, engine: Engine | None) -> Iterator[Candidate]:
+    """Every setting of the knobs that fits in a place with an engine."""
+    spec, model, predictor, way = job
+    shape, pool, world = model.shape, place.pool, place.world
+    completions = spec.training.prompts_per_step * spec.training.num_generations
+    for setup in _setups(spec, way, _precision(spec, way), world, engine):
+        # A pod asks for what the smallest micro-batch needs, whichever is taken.
+        rows = completions // world
+        smallest = replace(setup, micro_batch=1, accumulation=rows)
+        if host_bytes(shape, smallest, place.per_node) > place.host_memory:
+            return
+        prediction = predictor.predict(setup)
+        margin = MARGIN["Estimated" if shape.experts else model.source]
+        device = device_bytes(prediction, world, margin, expandable=True)
+        if device > pool.usable_bytes:
+            continue
+        calls = _calls(setup, rows)
+        time = step_time(shape, setup, pool.hardware, place.nodes, calls)
+        yield Candidate(way, place, setup, time.total, device / pool.usable_bytes)
 
 
 def _calls(setup: Setup, rows: int) -> float:

@@ -11,7 +11,7 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from tests.generated import cases
-from tests.unit.planning import H100, H200, QWEN_32B, nodes, plan, result, spec
+from tests.unit.planning import H100, H200, LLAMA_70B, QWEN_32B, nodes, plan, result, spec
 from tests.unit.test_planner_properties import MODELS, OFFERS, cost, is_consent
 
 JOBS = st.builds(
@@ -118,3 +118,14 @@ def test_an_engine_on_more_gpus_than_the_batch_has_completions_is_named() -> Non
         "of 8 GPUs"
     )
     assert plan(with_value(job, "spec.training.promptsPerStep", 2), nodes(1, 8, H200)).gpus == 8
+
+
+def test_an_engine_samples_fewer_completions_than_it_has_gpus_where_more_have_no_room() -> None:
+    """Without one a step would take 20 times as long, which a pinned number would beat."""
+    there = nodes(1, 8, "NVIDIA-L40S", host_gib=1463)
+    long: dict[str, Any] = {"training__maxCompletionLength": 2048}
+    chosen = plan(spec(LLAMA_70B, **long), there)
+    assert chosen.engine is not None
+    assert chosen.engine.max_sequences < chosen.engine.tensor_parallel
+    pinned = plan(spec(LLAMA_70B, generation__sequencesAtATime=4, **long), there)
+    assert chosen.estimated_step_seconds == pinned.estimated_step_seconds

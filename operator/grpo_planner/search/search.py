@@ -9,6 +9,7 @@ sites, of which most are never looked into.
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, count, groupby, product
 from math import inf
@@ -96,8 +97,28 @@ class Search:
 
     def _may_fit(self, extent: Extent) -> bool:
         """True if an extent that can train fits with any engine."""
-        every_variants = map(extent.variants_with, extent.engines_with_room)
-        return any(variants.may_fit(extent.place) for variants in every_variants)
+        # The last is Transformers where it may sample, which takes least.
+        every_variants = map(extent.variants_with, reversed(extent.engines_with_room))
+        return any(self._with_room(extent, variants) for variants in every_variants)
+
+    def _with_room(self, extent: Extent, variants: Variants) -> Variants | None:
+        """The variants where they fit, or those with an engine that samples fewer completions at a
+        time than it has GPUs; None where none fits.
+
+        Those are the most that fit, by halves. What samples fewer is no faster, so bounds hold.
+        """
+        place, engine = extent.place, variants.engine
+        is_pinned = self.demand.spec.generation.sequences_at_a_time is not None
+        while not variants.may_fit(place):
+            if engine is None or engine.kind == "Servers" or engine.share or is_pinned:
+                return None
+            gpus = engine.tensor_parallel
+            at_once = min(gpus, engine.most_sequences or gpus) // 2
+            if not at_once or variants.host(place.per_node) > place.host_memory:
+                return None
+            engine = replace(engine, most_sequences=at_once)
+            variants = extent.variants_with(engine)
+        return variants
 
     @cached_property
     def choice(self) -> Option | None:
@@ -373,8 +394,10 @@ class Search:
         if variants in extent.options:
             return extent.options[variants]
         options = extent.options[variants] = []
-        if not variants.may_fit(extent.place):
+        roomy = self._with_room(extent, variants)
+        if roomy is None:
             return options
+        variants = roomy
         for share in SHARES:
             limit = int(share * extent.place.pool.usable_bytes)
             fits = variants.fastest.device <= limit
