@@ -311,6 +311,24 @@ def test_a_process_that_comes_back_meets_in_another_group() -> None:
     assert first.group_name() != second.group_name()
 
 
+def test_a_lane_of_a_lost_process_is_closed_at_once_whatever_its_group_takes_to_end() -> None:
+    """While rank 0 does something for its engines, no watchdog calls it a hang (rank0_task.py)."""
+    client: Any = FakeClient(lambda: None)
+    lane = Lane(Engine(EngineView(0, "host"), client), "process-0")
+    is_closed, left = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def leave() -> None:
+        in_time.append(wait_for_event(is_closed, 2))
+        left.set()
+
+    lane._group = SimpleNamespace(leave=leave)  # type: ignore[assignment]
+    lane.close()
+    is_closed.set()
+    assert wait_for_event(left, 60)
+    assert in_time == [True]
+
+
 @pytest.mark.parametrize("learnt", [[], [({}, [])], [({NAME: [WHOLE]}, []), ({}, [])]])
 def test_engines_learn_at_once_and_one_with_other_tensors_is_sent_none(learnt: list[Any]) -> None:
     answers = {"host-0": learnt, "host-1": [({NAME: [WHOLE]}, [])]}

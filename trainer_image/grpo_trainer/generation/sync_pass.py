@@ -137,9 +137,9 @@ class Lane:
             group.leave()
 
     def close(self) -> None:
-        """Leave the group and end the thread."""
-        self.leave()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Have the thread leave the group and end: NCCL's abort may block for ever."""
+        self._thread.submit(self.leave)
+        self._thread.shutdown(wait=False)
 
     def _meet(self, meeting: Meeting) -> None:
         if self._group is None:
