@@ -15,8 +15,10 @@ import pytest
 
 from grpo_api.effective_spec import applied_class
 from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission import queue as queue_module
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.scheduler import Verdict, plan_without_queue
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -224,6 +226,29 @@ async def test_a_change_of_the_metadata_calls_for_another_answer(
     world.touch(job)
     await world.settle()
     assert world.answers["j0"].reason == "WaitingForGPUs"
+
+
+async def test_a_job_without_kueue_is_planned_once_however_often_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[str] = []
+
+    def plan(*given: Any) -> Verdict:
+        plans.append(given[1].name)
+        return plan_without_queue(*given)
+
+    monkeypatch.setattr(queue_module, "plan_without_queue", plan)
+    job = Job("j0", random.Random(0))
+    job.spec |= {"placement": {"accelerator": "GPU", "nodes": None, "queueName": "team"}}
+    world = World([job])
+    for changes, count in (({}, 1), ({"nodes": NODES["others"].nodes}, 2), ({"gpu_pods": ()}, 2)):
+        world.change(**changes)
+        for _ in range(9):
+            seen = replace(make_seen(world.records[0]), kueue_problem="there is no Kueue")
+            answer = await world.queue.answer(seen, Decision(Action.ADMIT))
+            assert answer
+            assert (answer.reason, bool(answer.plan)) == ("NoKueue", True)
+        assert len(plans) == count
 
 
 async def live(chance: random.Random) -> None:

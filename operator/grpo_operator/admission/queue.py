@@ -44,11 +44,10 @@ from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
 from ..kueue.workload_steps import WAITS_FOR_KUEUE, gate_by_workload
 from ..pods.pod_spec import PodDefaults
-from ..records.job_class import JobClasses, with_class
+from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import empty_nodes
-from .inventory import NodeFacts
 from .node_fit import has_disk_report
 from .plan_cache import Plans
 from .quota_gate import missing_object
@@ -64,7 +63,7 @@ from .scheduler import (
     restart,
     schedule,
 )
-from .snapshot import Snapshot
+from .snapshot import LastingFacts, Snapshot
 from .spec_checks import (
     Problem,
     plan_problem,
@@ -97,16 +96,6 @@ class _Mark(NamedTuple):
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     """A class may require labels, and annotations take room of the pods'."""
-
-
-class _Facts(NamedTuple):
-    """What answers stand on that no cycle judges again."""
-
-    nodes: tuple[NodeFacts, ...]
-    storage_classes: Mapping[str, tuple[str, str]]
-    job_classes: JobClasses
-    priorities: Mapping[str, int]
-    service_accounts: Mapping[str, frozenset[str]]
 
 
 class AdmissionQueue:
@@ -148,10 +137,13 @@ class AdmissionQueue:
         self._marks: dict[ObjectKey, _Mark] = {}
         self._passed_over: dict[str, int] = {}
         """By uid; a job's status may be behind."""
-        self._known_facts: _Facts | None = None
-        self._held_up: dict[ObjectKey, _Facts | None] = {}
+        self._known_facts: LastingFacts | None = None
+        self._held_up: dict[ObjectKey, LastingFacts | None] = {}
         """Jobs that no cycle judges and that wait for what the cluster lacks, each with the facts
         that this follows from."""
+        self._kueue_plans: dict[ObjectKey, tuple[object, Verdict]] = {}
+        """The last plan of each job that has no Workload of Kueue's yet, with what it follows
+        from: without Kueue it is asked for every few seconds."""
 
     def take_measured_runs(self, measured: MeasuredRuns) -> None:
         """Plan by these runs from now on."""
@@ -164,6 +156,8 @@ class AdmissionQueue:
 
     def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
         """Record a job after a reconcile (None: gone or unreadable); a change wakes a cycle."""
+        if job is None or job.is_finished:
+            self._kueue_plans.pop(key, None)
         # The source knows whose place a job has.
         job = self._jobs.get(key) or job
         mark: _Mark | None = None
@@ -257,22 +251,15 @@ class AdmissionQueue:
             del self._held_up[key]
         self._notify(keys, slow=True)
 
-    def _facts(self) -> _Facts | None:
+    def _facts(self) -> LastingFacts | None:
         """The facts as they are known now, the same object while they are equal; None if they
         aren't known."""
         try:
             snapshot = self._snapshot()
         except ClusterError:
             return None
-        facts = _Facts(
-            snapshot.nodes,
-            snapshot.storage_classes,
-            snapshot.job_classes,
-            snapshot.priorities,
-            snapshot.service_accounts,
-        )
-        if facts != self._known_facts:
-            self._known_facts = facts
+        if snapshot.lasting_facts != self._known_facts:
+            self._known_facts = snapshot.lasting_facts
         return self._known_facts
 
     def _cycle_input(self) -> CycleInput:
@@ -419,6 +406,7 @@ class AdmissionQueue:
         """A job that Kueue admits keeps its Workload's plan as long as it can run by it."""
         plan = None if decision.learned else planned_for(job, observation.workload)
         if plan and not plan_problem(job, plan):
+            self._kueue_plans.pop(job.key, None)
             verdict = Verdict(
                 generation=job.generation, plan=plan, admitted=True, message=plan.reason
             )
@@ -431,12 +419,18 @@ class AdmissionQueue:
 
     async def _plan_on_empty_cluster(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: Kueue decides who gets what."""
+        basis = (job.uid, job.version, job.status.learned, self._facts(), self._measured)
+        known_basis, verdict = self._kueue_plans.get(job.key, (None, None))
+        if verdict is not None and known_basis == basis:
+            return verdict
         if job.valid_spec.placement.accelerator == "CPU":
             inventory = self._cpus()
         else:
             inventory = empty_nodes(job, self._snapshot)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(plan_without_queue, inventory, job, self._measured)
+        verdict = await asyncio.to_thread(plan_without_queue, inventory, job, self._measured)
+        self._kueue_plans[job.key] = basis, verdict
+        return verdict
 
     def _cpus(self) -> Inventory:
         """For jobs on CPUs: no nodes, only whether they report their disks, if known."""
