@@ -25,6 +25,9 @@ from .pacing import Backoff
 
 log = logging.getLogger(__name__)
 
+MISSING_KIND_PAUSE = 5.0
+"""Seconds from a LIST of a kind that the cluster lacks until the next one."""
+
 
 class Informer(Generic[R]):
     """Keeps `cache` like what the selection holds in the cluster."""
@@ -197,6 +200,8 @@ class Informer(Generic[R]):
             )
         if self.is_missing_kind:
             self._list_requested.clear()
+            # Hundreds of objects may need the kind, and each asks for a LIST of its own.
+            await asyncio.sleep(MISSING_KIND_PAUSE)
             await self._until_requested()
         else:
             await self._backoff.wait()

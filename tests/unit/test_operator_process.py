@@ -314,6 +314,17 @@ async def test_a_kind_that_a_cluster_may_not_know_is_asked_for_again_when_it_is_
     task.cancel()
 
 
+async def test_a_kind_that_a_cluster_lacks_is_asked_for_once_for_all_who_want_it() -> None:
+    script = Script([NotFound("404")] * 1000, [])
+    mirror = Informer(script, Selection(PODS), pods(), list, resync=300, optional=True)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    for _ in range(600):
+        mirror.request_list()
+        await asyncio.sleep(0.1)
+    task.cancel()
+    assert 1000 - len(script.lists) <= 13
+
+
 async def test_a_deletion_of_something_unknown_concerns_nobody() -> None:
     script = Script([([], 7)], [[("DELETED", pod("a", 9))]])
     assert (await mirrored(script, 2))[1] == []
