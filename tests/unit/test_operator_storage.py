@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_kube.objects.errors import Forbidden
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_kube.objects.resources import CLAIMS, Resource
 from grpo_operator.admission.spec_checks import (
@@ -128,18 +129,19 @@ def test_every_disk_of_the_table_counts_for_claims_that_exist(made_by: str) -> N
     assert len(message) <= 300
 
 
-async def test_a_preflight_names_the_claim_before_it_starts() -> None:
+@pytest.mark.parametrize("may_read", [True, False])
+async def test_a_preflight_names_the_claim_before_it_starts(may_read: bool) -> None:
     gpus = {"placement": {"accelerator": "GPU", "nodes": None, "gpus": {"min": 1, "max": 1}}}
     job = make_job({**gpus, "checkpoint": {"volume": {"claimName": "data"}}})
-    server = Server(a_claim())
-    api: Any = server
+    api: Any = Server(a_claim() if may_read else None)
     caches = Caches()
     shared = SharedObjects(api, caches, lambda: 0.0, None, lambda: provisioners(AWS))
     preflights = Preflights(api, caches, shared, PodDefaults(image="trainer:1", preflight=True))
     seen = make_seen(job)
     there = preflights.look(job, seen.now, seen.at)
     message = await preflights.start(replace(seen, preflight=there), None)
-    assert message.startswith("PersistentVolumeClaim data is ReadWriteMany, but ")
+    problem = "PersistentVolumeClaim data is ReadWriteMany, but "
+    assert message.startswith(problem if may_read else "GET persistentvolumeclaims/data: 403")
     assert there is not None
     check = replace(there, warning=message).check
     assert check.reason == "PreflightBlocked"
@@ -149,12 +151,14 @@ async def test_a_preflight_names_the_claim_before_it_starts() -> None:
 class Server:
     """An API server with one claim, where nothing may be made."""
 
-    def __init__(self, claim: dict[str, Any]) -> None:
-        """`claim`: the answer to each question."""
+    def __init__(self, claim: dict[str, Any] | None) -> None:
+        """`claim`: the answer to each question; None: the operator may not ask."""
         self._claim = claim
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
         assert (resource, namespace, name) == (CLAIMS, "team-a", "data")
+        if self._claim is None:
+            raise Forbidden("GET persistentvolumeclaims/data: 403", 403)
         return self._claim
 
 

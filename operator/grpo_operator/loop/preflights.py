@@ -100,12 +100,12 @@ class Preflights:
             return ""
         namespace = job.key.namespace
         body = preflight_job(job, job.spec, plan, self._pods)
-        unbound, problem = await self._shared.unbound_claims(job, body)
-        if problem:
-            return problem
-        body = preflight_job(job, job.spec, plan, self._pods, unbound)
         name = body["metadata"]["name"]
         try:
+            unbound, problem = await self._shared.unbound_claims(job, body)
+            if problem:
+                return problem
+            body = preflight_job(job, job.spec, plan, self._pods, unbound)
             await self._shared.ensure_policy(namespace)
             answer = await self._cluster.create(JOBS, namespace, body)
         except AlreadyExists:
