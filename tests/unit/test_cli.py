@@ -475,6 +475,18 @@ def test_logs_of_all_ranks_are_those_of_one_attempt_with_the_pods_names(
         assert flag in second
 
 
+@pytest.mark.realtime
+def test_logs_whose_reader_goes_end_as_a_pipe_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_logs(monkeypatch, tmp_path, has_logs=True)
+    program = tmp_path / "kubectl.py"
+    dies = "    import os, signal\n    os.kill(os.getpid(), signal.SIGPIPE)\n    line = {"
+    restored = "import signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+    program.write_text(restored + program.read_text().replace("    line = {", dies))
+    assert main(["logs", "a", "-o", "json"]) == 141
+
+
 def test_no_garbage_collection_of_a_command_walks_through_what_it_imported() -> None:
     gc.unfreeze()
     assert main(["gpus"]) == 0

@@ -83,7 +83,10 @@ def run(options: Namespace) -> int:
 
 
 def _report_failure(options: Namespace, pod: str, code: int) -> int:
-    """Say what keeps the pod where it has no log yet; return kubectl's exit code."""
+    """Say what keeps the pod where it has no log yet; return kubectl's exit code, as a shell has it
+    of a program that a signal ends."""
+    if code < 0:
+        return 128 - code
     warning = kubectl.newest_warning(options, pod) if code else ""
     if warning:
         print(f"{pod}: {printable_text(warning)}", file=sys.stderr)
