@@ -1,6 +1,7 @@
 """Settings that scripts keep in classes and variables of the environment: the job has the value
 that the script trains with, or a note names the setting."""
 
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -68,6 +69,29 @@ VALUES = [
 OWN_FUNCTIONS = ["", "def round(number):\n    return 7", "float = int"]
 
 
+def check_beta(text: str) -> None:
+    """The beta that a script trains with is taken, or a note names it."""
+    trained: list[float] = []
+    names: dict[str, object] = {
+        "__name__": "script",
+        "Enum": Enum,
+        "asdict": asdict,
+        "contextmanager": contextmanager,
+        "dataclass": dataclass,
+        "field": field,
+        "GRPOConfig": SimpleNamespace,
+        "GRPOTrainer": lambda _, args: trained.append(args.beta),
+    }
+    try:
+        exec(text, names)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return  # not a script that runs
+    run = read_script(text, "train.py", lambda _: None)
+    setting = run.config.get("beta")
+    assert any(note.name == "beta" for note in run.notes) is (setting is None)
+    assert setting is None or [setting.value] == trained
+
+
 @given(
     maker=st.sampled_from(MAKERS),
     change=st.sampled_from(CHANGES),
@@ -82,24 +106,30 @@ def test_a_class_s_field_is_what_the_script_makes_of_it_or_named(
     text = "\n".join([*parts, f"trainer = GRPOTrainer('a/b', args=GRPOConfig(beta={value}))"])
     for number in range(1, 32):  # each another one
         text = text.replace("V", str(number / 8), 1)
-    trained: list[float] = []
-    names: dict[str, object] = {
-        "__name__": "script",
-        "Enum": Enum,
-        "asdict": asdict,
-        "dataclass": dataclass,
-        "field": field,
-        "GRPOConfig": SimpleNamespace,
-        "GRPOTrainer": lambda _, args: trained.append(args.beta),
-    }
-    try:
-        exec(text, names)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return  # not a script that runs
-    run = read_script(text, "train.py", lambda _: None)
-    setting = run.config.get("beta")
-    assert any(note.name == "beta" for note in run.notes) is (setting is None)
-    assert setting is None or [setting.value] == trained
+    check_beta(text)
+
+
+OTHERWISE = [
+    "def deepen(depth):\n    made.beta *= 2\n    if depth:\n        deepen(depth - 1)\ndeepen(2)",
+    "class Tree:\n    def walk(self, depth):\n        made.beta += 1\n        if depth:\n"
+    "            self.walk(depth - 1)\nTree().walk(2)",
+    "@contextmanager\ndef other():\n    made.beta = 2.0\n    yield\n    made.beta = 4.0\n"
+    "opened = other()\nopened.__enter__()",
+    "class Doubled:\n    @property\n    def beta(self):\n        return self.half * 2\n"
+    "    @beta.setter\n    def beta(self, value):\n        self.half = value\n"
+    "made = Doubled()\nmade.beta = 2.0\nmade.half = 4.0",
+    "class Kept:\n    def __setattr__(self, key, value):\n        self.__dict__[key] = value * 2\n"
+    "made = Kept()\nmade.beta = 2.0",
+    "class Opened:\n    def __init__(self):\n        self.beta = 2.0\n    def __enter__(self):\n"
+    "        self.beta = 4.0\n        return self\n    def __exit__(self, *_):\n        pass\n"
+    "with Opened() as made:\n    pass",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OTHERWISE)
+def test_what_python_calls_otherwise_than_it_is_written_is_taken_or_named(change: str) -> None:
+    made = "class Made:\n    beta = 1.0\nmade = Made()"
+    check_beta(f"{made}\n{change}\ntrainer = GRPOTrainer('a/b', args=GRPOConfig(beta=made.beta))")
 
 
 @dataclass
@@ -154,10 +184,12 @@ def test_what_a_config_sets_after_its_init_is_taken_or_named(
     tmp_path: Path, decorator: str, value: str, beta: float | None
 ) -> None:
     method = f"    def __post_init__(self):\n        self.beta = {value}\n"
-    made = f"{decorator}\nclass Made(GRPOConfig):\n{method}        super().__post_init__()\n"
-    text = script().replace("args=GRPOConfig()", "args=Made(seed=3)")
+    method = f"    learning_rate: float = 0.5\n{method}        super().__post_init__()\n"
+    made = f"{decorator}\nclass Made(GRPOConfig):\n{method}"
+    text = script().replace("args=GRPOConfig()", "args=Made('o', seed=3)")
     training = spec_of(tmp_path, text.replace("trainer =", f"{made}trainer ="))["training"]
     assert training["beta"] == (beta or 0)
+    assert training.get("learningRate") == (0.5 if decorator else None)
     assert any(": beta = " in note for note in notes(tmp_path)) is (beta is None)
 
 

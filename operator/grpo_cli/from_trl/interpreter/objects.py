@@ -231,7 +231,8 @@ class Objects(Heap):
             if plain is None or arguments.has_unknown:
                 plain = Use(Unknown(made.node), made.node)
             made.fields[name] = plain
-        made.fields.update(arguments.by_name(tuple(defaults)))
+        names = POSITIONAL_FIELDS["GRPOConfig"] if definition.has_base("GRPOConfig") else defaults
+        made.fields.update(arguments.by_name(tuple(names)))
         self._follow_post_init(made)
 
     def _follow_post_init(self, made: Object) -> None:
@@ -259,6 +260,9 @@ class Objects(Heap):
 
     def set_attribute(self, owner: Value, node: ast.AST, name: str, use: object) -> None:
         """Set an attribute, or delete it by MISSING."""
+        definition = owner.maker if isinstance(owner, Object) else None
+        if isinstance(definition, Class) and definition.has_method(name, "__setattr__"):
+            use = Use(Unknown(node, "a method of its class sets it"), node)
         if isinstance(owner, Object | Class | Function):
             self.write(owner.fields, name, use)
         shown = f"{ast.unparse(node)}.{name}"

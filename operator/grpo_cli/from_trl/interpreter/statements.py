@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..trl_run import Note, ReadModule
 from .evaluator import Evaluator
 from .heap import Way
-from .syntax import called_name, parse
+from .syntax import called_name, is_run_in_parts, parse
 from .values import (
     COMPUTED,
     MISSING,
@@ -123,9 +123,7 @@ class Interpreter(Evaluator):
         match statement:
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
                 for item in items:
-                    opened = self.use(item.context_expr, frame)
-                    if item.optional_vars is not None:
-                        self.assign(item.optional_vars, opened, frame)
+                    self._open(item, frame)
                 if any(called_name(item.context_expr) == "suppress" for item in items):
                     return self._ways([body, []], frame)
                 return self._block(body, frame)
@@ -146,6 +144,14 @@ class Interpreter(Evaluator):
             case _:
                 self._bind(statement, frame)
         return None
+
+    def _open(self, item: ast.withitem, frame: Frame) -> None:
+        """Follow what `with` opens; an `__enter__` of the script's may change its object."""
+        opened = self.use(item.context_expr, frame)
+        if isinstance(opened.value, Object) and isinstance(opened.value.maker, Class):
+            self.set_any(opened.value.fields, item.context_expr)
+        if item.optional_vars is not None:
+            self.assign(item.optional_vars, opened, frame)
 
     def _bind(self, statement: ast.stmt, frame: Frame) -> None:
         """Follow a statement that binds or changes something."""
@@ -251,7 +257,11 @@ class Interpreter(Evaluator):
                 self._results.append(Known(node, None))
 
         self._stack.append(function)
-        self.call(body)
+        if is_run_in_parts(node):
+            self._results.append(Unknown(node))
+            self.repeat(lambda: self.call(body))
+        else:
+            self.call(body)
         self._stack.pop()
         returned = self._results
         self.statement, self._results = statement, results

@@ -37,6 +37,23 @@ def called_name(call: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
+def is_run_in_parts(function: ast.AST) -> bool:
+    """True for a function whose body does not run once and as a whole at each call: a generator, or
+    one that calls itself."""
+    name = getattr(function, "name", "")
+    for node in ast.walk(function):
+        match node:
+            case ast.Yield() | ast.YieldFrom():
+                return True
+            case ast.Call(func=ast.Name(id=called)) if called == name:
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=called)) if (
+                called == name
+            ):
+                return True
+    return False
+
+
 def global_names(node: ast.stmt | ast.expr) -> list[str]:
     """Names that a statement or an expression takes from what is around it."""
     pending = [symtable.symtable(ast.unparse(node), "script", "exec")]

@@ -258,13 +258,24 @@ class Class(Value):
     def dataclass_fields(self) -> dict[str, Use | None]:
         """Fields of a dataclass, with those of its bases, and their defaults."""
         fields: dict[str, Use | None] = {}
-        for base in reversed(self.order()):
-            if isinstance(base, Class):
-                fields |= base.defaults or {}
-            elif base.name == "GRPOConfig":
-                # TRL's own defaults come before those of classes behind it.
+        for base in reversed(self.order()[1:]):
+            # Each dataclass brings the fields of its own bases again, TRL's defaults among them.
+            inherited: dict[str, Use | None] = {}
+            is_config = isinstance(base, External) and base.name == "GRPOConfig"
+            if isinstance(base, Class) and base.defaults is not None:
+                inherited, is_config = base.dataclass_fields(), base.has_base("GRPOConfig")
+            if is_config:
                 fields = {name: use for name, use in fields.items() if name not in FIELDS}
-        return fields
+            fields |= inherited
+        return fields | (self.defaults or {})
+
+    def has_method(self, *names: str) -> bool:
+        """True if the script defines a method or a property of one of these names."""
+        classes = [base for base in self.order() if isinstance(base, Class)]
+        members = [
+            base.fields[name].value for base in classes for name in names if name in base.fields
+        ]
+        return any(isinstance(member, Function) for member in members)
 
     def has_base(self, name: str) -> bool:
         """True for a class that a library's class of this name is a base of."""
