@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_kube.objects.times import timestamp
+from grpo_operator.decide.preflight import BLOCKED_SECONDS
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import COMPONENT_PREFLIGHT, LABEL_COMPONENT, LABEL_JOB
 from tests.generated import gated
@@ -125,8 +125,7 @@ def test_a_quota_keeps_a_job_for_five_minutes_which_then_goes_on_unchecked(
     with gpu_bench.operating(**ON):
         gpu_bench.want("run", 4)
         assert "exceeded quota: none" in wait_checked(gpu_bench, "PreflightBlocked")
-        since = timestamp(gpu_bench.clock.wall() - 300.0)
-        gpu_bench.patch(GRPOJOBS, "run/status", {"status": {"preflight": {"blockedSince": since}}})
+        gpu_bench.clock.advance(BLOCKED_SECONDS)
         assert "exceeded quota: none" in wait_checked(gpu_bench, "NotChecked")
         gpu_bench.wait("its Job to go", lambda: gpu_bench.children() == [])
         assert gpu_bench.status().get("attempt", 0) == 0
