@@ -255,6 +255,7 @@ def test_a_job_whose_preflight_can_not_be_created_says_so(fault: str) -> None:
     world = live("checked", "well", first=acts)
     assert "PreflightBlocked" in [reason for _, _, reason in world.news]
     assert end_of(world) == end_of(undisturbed("checked", "well"))
+    assert world.writes.count("POST jobs run-preflight") <= 20
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "denied"])

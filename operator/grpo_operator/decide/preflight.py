@@ -27,6 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
 """Seconds between two preflights; the pause doubles with each."""
 FIRST_QUESTION = 5.0
 """Seconds after which a preflight that does not run is asked why."""
+LONGEST_REFUSAL = 60.0
+"""Longest time until a refused Job is tried again: a policy that refuses one refuses hundreds."""
 LATE_PODS = 60.0
 """Longest time from the end of the Job until its pod's end must be known, and it is deleted."""
 MOST_EVICTIONS = 3
@@ -323,7 +325,8 @@ class Preflight:
         is_free = self.child is None
         should_start = is_free and seconds_left <= 0
         # After a refusal, and while the last Job is being deleted.
-        requeue_after = seconds_left if seconds_left > 0 else FIRST_QUESTION
+        until_tried = min(max(FIRST_QUESTION, self.blocked_for), LONGEST_REFUSAL)
+        requeue_after = seconds_left if seconds_left > 0 else until_tried
         return Check(
             reason=reason,
             message=message,
