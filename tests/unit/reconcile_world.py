@@ -55,12 +55,13 @@ def make_observer(
     *,
     rank0: Rank0 | None = None,
     pods: PodDefaults = PODS,
+    shared: SharedObjects | None = None,
     now: Callable[[], float] = lambda: NOW,
 ) -> Observer:
     """An observer, at NOW without a clock; without `rank0` no rank 0 answers."""
     clock = ProcessClock(now, lambda: Observed(now()))
     events = PodStartEvents(api, limits)
-    shared = SharedObjects(api, caches, now, None)
+    shared = shared or SharedObjects(api, caches, now, None)
     return Observer(
         api,
         caches,
@@ -105,11 +106,11 @@ class Cluster:
         api: Any = self
         pods = self.pods
         workloads = Workloads(api, self.caches, Snapshot, lambda _: "", pods=pods, clock=self.clock)
-        observer = make_observer(
-            api, self.caches, workloads, rank0=self.rank0, pods=pods, now=self.clock
-        )
         shared = SharedObjects(
             api, self.caches, self.clock, None, storage_classes=lambda: self.storage_classes
+        )
+        observer = make_observer(
+            api, self.caches, workloads, rank0=self.rank0, pods=pods, shared=shared, now=self.clock
         )
         starter = AttemptStarter(
             api,
@@ -126,7 +127,6 @@ class Cluster:
             starter=starter,
             workloads=workloads,
             garbage=GarbageCollector(api, self.caches, LIMITS, self.record),
-            preflights=Preflights(api, self.caches, shared, pods),
             limits=LIMITS,
         )
 

@@ -181,7 +181,6 @@ class Reconciler:
     starter: AttemptStarter
     workloads: Workloads
     garbage: GarbageCollector
-    preflights: Preflights
     limits: Limits
 
     async def __call__(self, key: ObjectKey) -> float | None:
@@ -278,7 +277,7 @@ class Reconciler:
         if answer is None:
             return None
         if answer.action in (Action.QUEUE, Action.REJECT):
-            refusal = await self.preflights.start(observation, answer.plan)
+            refusal = await self.observer.preflights.start(observation, answer.plan)
             observation = with_warning(observation, refusal) if refusal else observation
         return observation, answer
 

@@ -169,7 +169,6 @@ class Operator:
             settings.watchers,
             storage_classes=lambda: self.facts.take().storage_classes,
         )
-        preflights = Preflights(cluster, caches, shared, pods)
         observer = Observer(
             cluster,
             caches,
@@ -177,7 +176,7 @@ class Operator:
             workloads=workloads,
             rank0=self._puller,
             pod_start_events=PodStartEvents(cluster, limits),
-            preflights=preflights,
+            preflights=Preflights(cluster, caches, shared, pods),
             classes=self.facts.job_classes,
             traces=self._traces,
             first_seen_tracker=self._first_seen_tracker,
@@ -199,7 +198,6 @@ class Operator:
             starter=starter,
             workloads=workloads,
             garbage=GarbageCollector(cluster, caches, limits, self._recorder.record),
-            preflights=preflights,
             limits=limits,
         )
 
