@@ -36,6 +36,18 @@ A100_40GB = "NVIDIA-A100-SXM4-40GB"
 CLUSTERS = ((1, 1, H100), (1, 8, H100), (1, 4, L4), (2, 8, A100))
 
 
+def test_nothing_else_fits_is_said_only_where_no_adapter_does() -> None:
+    one_slice = nodes(1, 1, f"{H100}-MIG-1g.10gb", gpu_memory_mib=9728)
+    for use, sentence in (
+        ("IfNeeded", "nothing else that departs as little from the spec fits: "),
+        ("Never", "nothing else fits: "),
+    ):
+        answer = plan_job(spec("Qwen/Qwen2.5-1.5B", adapter__use=use), inventory(one_slice))
+        has_adapter = any(row.method == "LoRA" for row in answer.candidates)
+        assert has_adapter == (use == "IfNeeded")
+        assert decision_message(answer).startswith(sentence)
+
+
 @pytest.mark.parametrize(("model", "cluster"), [*product(MODELS, CLUSTERS)], ids=str)
 def test_every_plan_says_which_two_numbers_decided(
     model: str, cluster: tuple[int, int, str]

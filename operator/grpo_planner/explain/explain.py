@@ -315,10 +315,7 @@ def decision_message(result: PlanResult) -> str:
     outdone = [other for other in others if _is_rejected(other, "Slower", "NoBetter")]
     fitting = [other for other in outdone if plan_name(other) != own_name]
     if not fitting:
-        if not lacking:
-            return ""
-        shortage = _shortage_message(lacking[0], f"the nearest, {plan_name(lacking[0])},")
-        return f"nothing else fits: {shortage}"
+        return _nothing_else_message(others, lacking[0]) if lacking else ""
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
     seconds, rival_seconds = distinct(_step_seconds(plan), _step_seconds(rival))
@@ -328,6 +325,14 @@ def decision_message(result: PlanResult) -> str:
     # Without it, a plan without an engine would be called as the chosen one is on the line above.
     sampler = ", Transformers" if plan.engine and not rival.engine else ""
     return f"{seconds} s per step{rule}; {plan_name(rival)}{sampler}{would_take}: {verdict}"
+
+
+def _nothing_else_message(others: Sequence[Candidate], nearest: Candidate) -> str:
+    """What lacks least, where nothing else fits, or only what trains less."""
+    shortage = _shortage_message(nearest, f"the nearest, {plan_name(nearest)},")
+    has_other_tier = any(_is_rejected(other, "NotNeeded") for other in others)
+    what = " that departs as little from the spec" if has_other_tier else ""
+    return f"nothing else{what} fits: {shortage}"
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:
