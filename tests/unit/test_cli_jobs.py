@@ -172,6 +172,15 @@ def test_submit_creates_nothing_of_standard_input_with_a_mistake(
     assert "-: run: spec.retry" in capsys.readouterr().err
 
 
+def test_submit_waits_for_nothing_and_so_refuses_a_timeout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kubectl, "run_kubectl", lambda *_, **__: pytest.fail("created"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(job("run", SPEC))))
+    assert main(["submit", "-f", "-", "--timeout", "9"]) == 2
+    assert "--timeout goes with --wait" in capsys.readouterr().err
+
+
 def test_submit_says_what_it_created_before_the_refusal_of_another_object(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

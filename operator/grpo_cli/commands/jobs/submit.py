@@ -10,7 +10,7 @@ from ...cluster import kubectl
 from ...cluster.clock import SYSTEM_CLOCK
 from ...cluster.job_end import add_timeout, wait_for_end
 from ...inputs.manifest import add_filename, load_specs, read_stdin
-from ...show.errors import KubectlExitError
+from ...show.errors import KubectlExitError, OptionError
 
 
 def register(parser: ArgumentParser) -> None:
@@ -26,6 +26,8 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Creates all objects. 0, or with --wait the exit code of the first job that did not
     succeed."""
+    if options.timeout is not None and not options.wait:
+        raise OptionError("--timeout goes with --wait: without it nothing is waited for")
     # standard input can be read once, and kubectl needs it, too
     stdin = read_stdin() if options.filename == "-" else None
     jobs = load_specs(options.filename, stdin)
