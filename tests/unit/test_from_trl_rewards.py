@@ -200,3 +200,18 @@ def test_a_relative_import_of_a_reward_is_named(tmp_path: Path) -> None:
     made = "from .parts import scale\ndef judge(completions, **_):\n    return [scale]\n"
     spec_of(tmp_path, script(rewards="=judge").replace("trainer =", f"{made}trainer ="))
     assert any("import = .parts: the files of a ConfigMap" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize("chosen", ["TABLE[o.reward]", "[TABLE[name] for name in [o.reward]]"])
+@pytest.mark.parametrize("default", ["letters", "nobody"])
+def test_a_reward_that_an_option_s_default_chooses_is_taken_with_a_note(
+    tmp_path: Path, chosen: str, default: str
+) -> None:
+    lines = f"p = ArgumentParser()\np.add_argument('--reward', default='{default}')\n"
+    lines += "o = p.parse_args()\nTABLE = {'letters': letters, 'other': len}\ntrainer ="
+    text = script(rewards=f"={chosen}").replace("trainer =", lines)
+    (reward,) = spec_of(tmp_path, text)["rewards"]
+    is_taken = default == "letters"
+    assert (reward["python"]["function"] == "rewards:letters") is is_taken
+    named = [note for note in notes(tmp_path) if f"--reward = '{default}': the option's" in note]
+    assert len(named) == is_taken

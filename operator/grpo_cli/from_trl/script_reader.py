@@ -104,6 +104,7 @@ class _ScriptReader:
             self.interpreter.run_uncalled(call)
         if self.trainer is None:
             raise TrlError(f"{self.run.source}: the {TRAINER} of line {call.lineno} is never made")
+        self.run.add_notes(self.interpreter.assumed_choices)
         note_changes(self.run, self.interpreter.changes, self._kinds, self._num_early_changes)
         note_side_settings(self.run, self.module, call)
         return self.run

@@ -68,6 +68,8 @@ class Objects(Heap):
         """Calls of libraries and classes, in order."""
         self.changes: list[Change] = []
         """Changes of objects, in order."""
+        self.assumed_choices: list[Note] = []
+        """Defaults by which a function or an object was chosen of several."""
         self._on_call = on_call
 
     @property
@@ -167,11 +169,8 @@ class Objects(Heap):
         """What `value[key]` is."""
         plain = key.value.value if isinstance(key.value, Known) else MISSING
         if isinstance(key.value, Known) and key.value.assumptions:
-            found = self.item(value, Use(Known(key.node, plain), key.node), node)
-            assumed = key.value.assumptions
-            return (
-                replace(found, assumptions=assumed) if isinstance(found, Known) else Unknown(node)
-            )
+            item = self.item(value, Use(Known(key.node, plain), key.node), node)
+            return self._assume_choice(item, key.value.assumptions)
         match value:
             case Items() if isinstance(plain, int):
                 uses = self.iterate(value)
@@ -187,6 +186,14 @@ class Objects(Heap):
             case Unknown():
                 return Unknown(node, value.why)
         return make_object(Part(node, value, ITEM), Arguments([key]), {}, node)
+
+    def _assume_choice(self, item: Value, notes: tuple[Note, ...]) -> Value:
+        """The item that a default chooses, with the notes on it."""
+        if isinstance(item, Known):
+            return replace(item, assumptions=(*item.assumptions, *notes))
+        if not isinstance(item, Unknown):
+            self.assumed_choices += notes
+        return item
 
     def instantiate(
         self, made_of: Class, arguments: Arguments, node: ast.AST, *, is_parsed: bool = False
