@@ -40,22 +40,26 @@ SMALL: Object = {
 
 
 @pytest.fixture(scope="module")
-def gangs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """Jobs that want GPUs, in a namespace of their own, and an operator that doesn't wait long for
-    the scheduler."""
+def gangs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """Jobs that want GPUs, in a namespace of their own."""
     image = images.gpu_stand_in_image()
     installed.load(image.archive)
     stack.create_namespace(installed, NAMESPACE)
     template = {
         "apiVersion": "grpo.dev/v1alpha1",
         "kind": "GRPOJob",
-        "spec": SMALL | {"image": image.name},
+        # the stand-in has nothing that could check a job
+        "spec": SMALL | {"image": image.name, "preflight": "Off"},
     }
-    # the stand-in has nothing that could check a job
-    quick = ("extraArgs={--scheduling-timeout-seconds=15}", "preflight.enabled=false")
-    stack.configure_operator(installed, *quick)
-    yield Jobs(installed, NAMESPACE, template, tmp_path_factory.mktemp("none"))
-    stack.configure_operator(installed, "extraArgs=null", "preflight.enabled=true")
+    return Jobs(installed, NAMESPACE, template, tmp_path_factory.mktemp("none"))
+
+
+@pytest.fixture
+def impatient_operator(gangs: Jobs) -> Iterator[None]:
+    """An operator that doesn't wait long for the scheduler."""
+    stack.configure_operator(gangs.access, "extraArgs={--scheduling-timeout-seconds=15}")
+    yield
+    stack.configure_operator(gangs.access, "extraArgs=null")
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +211,7 @@ STRANGER: Object = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient_operator")
 def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: Jobs) -> None:
     """A stranger's Job of its name keeps out the first gang's: what an operator sees that died
     before the start."""

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.show.kubectl_yaml import load_documents
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until
-from tests.integration.test_chart import CHART, REGISTRY, helm
+from tests.integration.test_chart import only, rendered
 from tests.pods_of_jobs import pods_of_jobs
 from tests.samples import changed
 from tests.unit.operator_world import SERVED_GPU_PLAN
@@ -168,8 +167,7 @@ def test_a_pod_without_a_user_is_taken_and_one_of_user_1000_is_not(
 
 
 def test_the_operators_own_pod_is_taken(openshift: AnyCluster) -> None:
-    documents = load_documents(helm("template", "grpo", str(CHART), *REGISTRY).stdout)
-    (deployment,) = [one for one in documents if one["kind"] == "Deployment"]
+    deployment = only(rendered(), "Deployment")
     assert (
         refusal(
             openshift, deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
