@@ -336,7 +336,7 @@ async def live(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.seeded
 def test_gpus_are_never_given_twice(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    worlds = [World(random.Random(chance.getrandbits(64))) for _ in range(cases(20))]
+    worlds = [World(random.Random(chance.getrandbits(64))) for _ in range(cases(32, gate=4))]
     for world in worlds:
         virtually(live(world, monkeypatch))
     assert sum(world.committed for world in worlds) > 4 * len(worlds)

@@ -90,7 +90,7 @@ DOMAIN: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 
-@settings(max_examples=cases(1000))
+@settings(max_examples=cases(1000, gate=60))
 @given(st.builds(State, *map(st.sampled_from, DOMAIN)))
 def test_any_state_comes_to_a_rest_where_only_the_running_attempt_has_live_pods(
     state: State,

@@ -157,11 +157,11 @@ def test_a_silent_target_that_speaks_again_returns_to_the_interval() -> None:
     assert gangs.longest_gap("once", 430.0) < 2 * INTERVAL
 
 
-def test_a_target_that_refuses_for_days_is_asked_on() -> None:
-    days = 86400.0 * 2
+def test_a_target_that_refuses_for_a_day_is_asked_on() -> None:
+    day = 86400.0  # so many doublings of a pause are no float any more
     mix = Mix(quick=0, slow=0, refusing=1, silent=0, turning=0)
-    gangs = virtually(followed(mix, seconds=days))
-    assert gangs.asked.total() > days / SLOWEST / 1.2
+    gangs = virtually(followed(mix, seconds=day))
+    assert gangs.asked.total() > day / SLOWEST / 1.2
 
 
 def test_a_target_whose_answer_is_a_mistake_of_ours_is_asked_on() -> None:
