@@ -243,7 +243,9 @@ def test_a_folder_without_a_history_says_so(
     assert "no logged steps" in printed(capsys, "history", tmp_path / "empty.jsonl", code=2)
     assert "has no samples\n" in printed(capsys, "samples", tmp_path / "empty.jsonl", code=5)
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
-    assert "no logged steps" in printed(capsys, "diagnose", tmp_path / "binary.jsonl", code=2)
+    assert "no steps with TRL's key reward" in printed(
+        capsys, "diagnose", tmp_path / "binary.jsonl", code=2
+    )
 
 
 class FakeDelivery:

@@ -166,11 +166,35 @@ def test_the_phases_of_a_step_are_no_number_of_the_step() -> None:
     assert [row["step"] for row in number_steps(logged)] == [1, 2]
 
 
-def test_a_run_without_rewards_is_not_called_well(
+@pytest.mark.parametrize(
+    "logged",
+    [
+        {"loss": 1.0, "mean_token_accuracy": 0.9, "entropy": 0.01},
+        {"loss": 0.4, "kl": 9.0, "rewards/chosen": 1.0, "rewards/margins": 1.0},
+        {"train/completions/mean_length": 300.0},
+        {"train/step": 1, "train/loss": 1.0, "train/grad_norm": 90.0, "rollout/raw_reward": 0.5},
+        {"critic/score/mean": 0.5, "actor/entropy": 0.01, "response_length/mean": 300.0},
+    ],
+    ids=["SFT", "KTO", "a panel of W&B", "slime", "verl"],
+)
+def test_steps_without_rewards_are_refused_and_neither_well_nor_sick(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], logged: dict[str, float]
+) -> None:
+    early = logged | {"entropy": 1.0} if "entropy" in logged else logged
+    steps = [{"step": at, **(early if at < 9 else logged)} for at in range(1, 61)]
+    assert main(["diagnose", written(tmp_path / "run.jsonl", steps)]) == 2
+    assert "run.jsonl has no steps with TRL's key reward" in capsys.readouterr().err
+
+
+def test_a_run_whose_rewards_are_all_null_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = written(tmp_path / "sft.jsonl", [{"step": at, "loss": 1.0} for at in range(1, 31)])
-    assert main(["diagnose", run]) == 0
+    """TRL logs them so, and evaluations alone are judged."""
+    silent = [row | {"reward": None, "reward_std": None} for row in logged_steps(steps=30)]
+    assert main(["diagnose", written(tmp_path / "run.jsonl", silent)]) == 3
+    assert "NoReward since step 1" in capsys.readouterr().out
+    evaluated = [{"step": at, "eval_reward": 0.5} for at in range(1, 31)]
+    assert main(["diagnose", written(tmp_path / "run.jsonl", evaluated)]) == 0
     assert "most rules need rewards, and none is logged" in capsys.readouterr().out
 
 

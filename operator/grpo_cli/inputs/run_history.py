@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.findings.step_row import (
+    EVALUATION_KEYS,
     REWARD,
     STEP_KEYS,
     TRAINER_STEP_KEYS,
@@ -83,16 +84,19 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
     """The steps that a run consists of, as the rules judge them.
 
     Raises:
-        ManifestError: as load_history; or there is no step with a number that the rules know.
+        ManifestError: as load_history; or no reward and no evaluation is logged. By other numbers
+            alone a fine-tuning on answers, or one panel of a tracker, would be judged as a run that
+            has no rewards.
         NotYet, KubectlError: as load_history.
     """
-    logged = number_steps(load_history(options, source))
-    rows = [step_row(row) for row in standing_rows(logged)]
-    steps = [row for row in rows if row is not None]
-    if not steps:
+    logged = standing_rows(number_steps(load_history(options, source)))
+    steps = [row for row in map(step_row, logged) if row is not None]
+    # Of a run whose rewards are all silent the key is there, without a value.
+    keys = {without_prefix(str(key)) for row in logged for key in row}
+    if not steps or keys.isdisjoint({REWARD, *EVALUATION_KEYS}):
         raise ManifestError(
-            f"{source} has no logged steps: give what the trainer printed, JSON lines, CSV with a "
-            "header, or trainer_state.json, with TRL's keys such as reward, kl, entropy"
+            f"{source} has no steps with TRL's key reward: give what the trainer printed, JSON "
+            "lines, CSV with a header, or trainer_state.json"
         )
     return steps
 
