@@ -344,3 +344,32 @@ def test_a_collapse_is_named_by_means_of_ten_steps_as_by_steps(seed: int) -> Non
     assert {"RewardFalling", "KLRising"} <= set(found)
     well = batches(seed, towards(0.2, 0.7, 100), STILL, prompts=32, steps=600)
     assert first_found(means(well)) == {}
+
+
+@pytest.mark.parametrize("sides", [("region_mean",), ("low_mean", "high_mean")])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ratios_of_sequences_clip_half_of_all_tokens_from_the_beginning(
+    seed: int, sides: tuple[str, ...]
+) -> None:
+    """GSPO's clip range is a thousandth of GRPO's."""
+    right = towards(0.3, 0.6, 60)
+
+    def clipped(share: Line) -> dict[str, int]:
+        beside = {f"clip_ratio/{side}": lambda step: share(step) / len(sides) for side in sides}
+        return first_found(batches(seed, right, STILL | beside, prompts=32, steps=120))
+
+    assert clipped(always(0.5)) == {}
+    assert 60 < clipped(ramp(0.5, 1.0, 80))["StepsTooLarge"] < 90
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.2])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_service_that_answers_the_same_to_everything_is_named(seed: int, constant: float) -> None:
+    """Another reward still differs within groups, and hides it."""
+    steps = batches(seed, towards(0.4, 0.6, 60), STILL, prompts=32, steps=200)
+    for row in steps:
+        style = ramp(0.3, 0.9, 200, 0)(row["step"])
+        if row["step"] > 100:
+            row["rewards/accuracy/mean"] = constant
+        row |= {"rewards/style/mean": style, "reward": style + row["rewards/accuracy/mean"]}
+    assert first_found(steps)["NoSignal"] == 100 + 40 + 4

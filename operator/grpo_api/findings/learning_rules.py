@@ -33,7 +33,8 @@ DEAD_WINDOW = 8
 """Generations without any live group that need no longer look."""
 NEARLY_ALL = 0.99
 UNPAID_STEPS = 40
-"""Generations in which a reward for right answers pays once, even for one answer in hundreds."""
+"""Generations in which a reward for right answers pays once, even for one answer in hundreds, and
+in which its mean changes."""
 _FOR_RIGHT_ANSWERS = re.compile(
     r"^(?!no_|.*(penal|missing|leak|length))"
     r".*(?<!in)(accura|answer(?!.*format)|correct|equation|exact|solution|solved|verif)",
@@ -112,34 +113,38 @@ def _dead_groups(run: RunNumbers) -> Verdict | None:
 
 
 def _never_right(run: RunNumbers) -> Verdict | None:
-    """A reward for right answers pays nothing, and others hide it: their groups differ."""
-    unpaid = _unpaid_rewards(run)
-    score = max(map(len, unpaid.values()), default=0) / UNPAID_STEPS
-    levels = {name: values[-1] for name, values in unpaid.items()}
+    """A reward for right answers no longer tells them apart, and others hide it: their groups
+    differ."""
+    constant = _constant_rewards(run)
+    score = max(map(len, constant.values()), default=0) / UNPAID_STEPS
+    levels = {name: values[-1] for name, values in constant.items()}
     return Verdict(score, levels | _reward_evidence(run))
 
 
-def _unpaid_rewards(run: RunNumbers) -> dict[str, list[float]]:
-    """The newest values of each reward for right answers that pays nothing."""
+def _constant_rewards(run: RunNumbers) -> dict[str, list[float]]:
+    """The newest values of each reward for right answers that pays nothing, or always the same and
+    less than before: its service may answer so to everything."""
     newest = {
-        name: series.newest(KEPT)
+        name: series.newest(UNPAID_STEPS)
         for name, series in run.rewards.items()
         if _FOR_RIGHT_ANSWERS.search(name)
     }
     # One that has never scored a completion pays as little. Of several, each may score a data set.
     if newest and not any(newest.values()):
-        num_rewards = min(run.series[REWARD].count, KEPT)
+        num_rewards = min(run.series[REWARD].count, UNPAID_STEPS)
         return {name: [math.nan] * num_rewards for name in newest if num_rewards}
     return {
         name: values
         for name, values in newest.items()
-        if values and max(values) == min(values) <= 0
+        if values
+        and max(values) == min(values)
+        and (values[0] <= 0 or values[0] < run.rewards[name].highest)
     }
 
 
 def _is_solved(run: RunNumbers) -> bool:
     """Whether the rewards that are all equal are high ones, of those that the run has seen."""
-    if not run.has_values(REWARD, 1) or _unpaid_rewards(run):
+    if not run.has_values(REWARD, 1) or _constant_rewards(run):
         return False
     reward = run.series[REWARD]
     now, peak = reward.level(), run.reward_peak
@@ -434,20 +439,14 @@ def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
         limit = max(limits.GRADIENT_GROWTH.value * before, limits.GRADIENT_LEAST.value)
         scores.append(_ratio(now, limit))
         evidence |= {"gradNorm": now, "firstGradNorm": before}
-    clipped = _clipped_share(run)
-    if clipped is not None:
-        scores.append(clipped / limits.CLIPPED.value)
-        evidence["clippedTokens"] = clipped
+    sides = ["clip_ratio_low", "clip_ratio_high"]
+    keys = ["clip_ratio"] if run.has_values("clip_ratio") else sides
+    if all(map(run.has_values, keys)):
+        now = sum(run.level(key) for key in keys)
+        before = sum(run.series[key].first_level for key in keys)
+        scores.append((now - before) / limits.CLIPPED.value)
+        evidence |= {"clippedTokens": now, "firstClippedTokens": before}
     return Verdict(max(scores), evidence) if scores else None
-
-
-def _clipped_share(run: RunNumbers) -> float | None:
-    if run.has_values("clip_ratio"):
-        return run.level("clip_ratio")
-    sides = [f"clip_ratio_{side}" for side in ("low", "high")]
-    if not all(run.has_values(side) for side in sides):
-        return None
-    return sum(run.level(side) for side in sides)
 
 
 def _reward_evidence(run: RunNumbers) -> dict[str, float]:

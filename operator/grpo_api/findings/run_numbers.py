@@ -344,12 +344,10 @@ class RunNumbers:
         series = self.series.get(key)
         return series is not None and series.count >= count
 
-    def level(self, key: str, *, first: bool = False) -> float:
-        """Level of a number now, or at the run's beginning; NaN where it was never logged."""
+    def level(self, key: str) -> float:
+        """Level of a number now; NaN where it was never logged."""
         series = self.series.get(key)
-        if series is None or not series.count:
-            return math.nan
-        return series.first_level if first else series.level()
+        return series.level() if series is not None and series.count else math.nan
 
     @property
     def first_best_reward(self) -> BestReward | None:

@@ -92,8 +92,8 @@ GRADIENT_GROWTH = Threshold(
 GRADIENT_LEAST = Threshold(1.0, "gradient norm", "the default of maxGradNorm: below it none is cut")
 CLIPPED = Threshold(
     0.25,
-    "share of tokens outside the clip range",
-    "usual is below 0.05 with two passes over a batch",
+    "rise of the share of tokens outside the clip range",
+    "two passes over a batch clip below 0.05; sequence ratios clip half of all from the beginning",
 )
 REWARD_WAIT = Threshold(
     0.5, "time of rewards over a step's", "GPUs then wait longer than they work"
