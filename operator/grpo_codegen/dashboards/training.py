@@ -190,8 +190,8 @@ _LEARNING = (
         title="Clip ratio",
         description=(
             "TRL's `clip_ratio/region_mean`, `low_mean` and `high_mean`: share of tokens whose "
-            "ratio left the trust region. StepsTooLarge is found where the region's is above the "
-            "line."
+            "ratio left the trust region. StepsTooLarge is found where the region's has risen by "
+            "the line's value since the beginning."
         ),
         unit="percentunit",
         queries=(
