@@ -131,6 +131,16 @@ def test_a_kl_that_grows_before_its_gain_can_be_told_from_noise_is_no_drift(seed
     assert first_found(batches(seed, learned(0.3, 0.6, 1000), beside, steps=1000)) == {}
 
 
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_kl_that_a_small_beta_lets_grow_while_the_reward_rises_slowly_is_no_drift(
+    seed: int,
+) -> None:
+    """It is above 0.2 before ten prompts a step show the gain."""
+    kl = lambda step: 0.001 + 1.2 * (1 - math.exp(-step / 250)) ** 1.2  # noqa: E731
+    beside = {**STILL, "kl": kl}
+    assert first_found(batches(seed, towards(0.4, 0.7, 200), beside, prompts=10, steps=160)) == {}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_accuracy_that_is_given_for_another_reward_is_named_in_time(
     seed: int,

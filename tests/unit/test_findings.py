@@ -358,7 +358,7 @@ def test_a_slow_gain_pays_for_a_kl_that_grows_slowly(
     """The rewards of eight prompts vary by more than is learned in a hundred steps."""
     chance = random.Random(seed)
     steps = [
-        {"step": at, "reward": chance.gauss(0.3 + gain * at / 1000, 0.14), "kl": 0.0003 * at}
+        {"step": at, "reward": chance.gauss(0.3 + gain * at / 1000, 0.14), "kl": 0.0005 * at}
         for at in range(1, 1001)
     ]
     assert set(first_found(steps)) == set(found)

@@ -82,7 +82,7 @@ KL_GROWTH = Threshold(
     "with a small beta the KL grows as long as a run learns",
 )
 KL_RISE = Threshold(
-    0.2,
+    0.3,
     "rise of the KL in nats per token",
     "below it a slow gain is still within the noise of eight prompts a step",
 )
