@@ -202,7 +202,8 @@ def smallest_hardware(
     to change. `without_offload`: steps must not be long, and the optimizer stays on the GPUs.
     """
     search = planner(spec.model_copy(update={"placement": _lower_bounds(spec.placement)}))
-    *smaller, largest = [search(rented.inventory) for rented in sorted(_rented_gpus())]
+    *smaller, last_rented = sorted(_rented_gpus())
+    largest = search(last_rented.inventory)
     for limit in (LONG_STEP,) if without_offload else (LONG_STEP, largest.most_seconds):
 
         def option_of(search: Search, limit: float = limit) -> Option | None:
@@ -212,7 +213,8 @@ def smallest_hardware(
         # The largest has a place for all that the others have one for, and more memory: one plan
         # instead of all of them.
         if last := option_of(largest):
-            return _hardware(next(filter(None, map(option_of, smaller)), last))
+            searches = (search(rented.inventory) for rented in smaller)
+            return _hardware(next(filter(None, map(option_of, searches)), last))
     return None
 
 
