@@ -204,17 +204,20 @@ def smallest_hardware(
     search = planner(spec.model_copy(update={"placement": _lower_bounds(spec.placement)}))
     *smaller, last_rented = sorted(_rented_gpus())
     largest = search(last_rented.inventory)
-    for limit in (LONG_STEP,) if without_offload else (LONG_STEP, largest.most_seconds):
-
-        def option_of(search: Search, limit: float = limit) -> Option | None:
-            # Who rents for a plan should not find that it was a little too small.
-            return search.roomy_choice(limit, without_offload=without_offload)
-
+    limits = [LONG_STEP] if without_offload else [LONG_STEP, largest.most_seconds]
+    for limit in limits:
+        # Who rents for a plan should not find that it was a little too small.
+        on_largest = largest.roomy_choice(limit, without_offload=without_offload)
         # The largest has a place for all that the others have one for, and more memory: one plan
         # instead of all of them.
-        if last := option_of(largest):
-            searches = (search(rented.inventory) for rented in smaller)
-            return _hardware(next(filter(None, map(option_of, searches)), last))
+        if on_largest is None:
+            continue
+        searches = (search(rented.inventory) for rented in smaller)
+        choices = (
+            smaller_search.roomy_choice(limit, without_offload=without_offload)
+            for smaller_search in searches
+        )
+        return _hardware(next(filter(None, choices), on_largest))
     return None
 
 
