@@ -195,8 +195,8 @@ class _RentedGpus(NamedTuple):
 def smallest_hardware(
     spec: GRPOJobSpec, planner: HardwarePlanner, *, without_offload: bool = False
 ) -> Hardware | None:
-    """The hardware with the least GPU memory in all that `planner` finds a plan on whose steps are
-    not long, or where there is none, one in time; None where none of RENTED is such.
+    """Return the hardware of RENTED with the least GPU memory in all that `planner` finds a plan
+    on. Plans without long steps go before all others in time. None where RENTED has no plan.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have
     to change. `without_offload`: steps must not be long, and the optimizer stays on the GPUs.

@@ -317,12 +317,12 @@ class Search:
                 for part in self._parts(candidate):
                     heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
                 continue
-            options = [
-                option
-                for option in self._options_with(*candidate)
-                if option.device_share <= most_share
-                and (is_in_time is None or is_in_time(option.seconds, option.correction))
-            ]
+            options = self._options_with(*candidate)
+            options = [option for option in options if option.device_share <= most_share]
+            if is_in_time:
+                options = [
+                    option for option in options if is_in_time(option.seconds, option.correction)
+                ]
             best = choose([best, *options] if best else options, aim)
             if best:
                 gpus, least = score_of(aim, best)
