@@ -158,11 +158,13 @@ def complete_for_kubectl() -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """A command's parser, which is built when it is the one that parses: the others are only
+    """A command's parser, which is built when something of it is needed: the others are only
     listed, and building all of them takes as long as reading a folder of runs."""
 
+    _add: Callable[[argparse.ArgumentParser], None] | None = None
+
     def __init__(self, add: Callable[[argparse.ArgumentParser], None], **settings: Any) -> None:
-        self._add: Callable[[argparse.ArgumentParser], None] | None = add
+        self._add = add
         self._settings = settings
 
     def __repr__(self) -> str:
@@ -171,15 +173,18 @@ class _Command(argparse.ArgumentParser):
 
     def build(self) -> None:
         """Be a parser with the command's arguments from now on."""
-        if self._add:
+        add, self._add = self._add, None
+        if add:
             super().__init__(**self._settings)
-            self._add(self)
-            self._add = None
+            add(self)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What argparse does, after the parser has been built."""
+    def __getattr__(self, name: str) -> Any:
+        """Build the parser for whoever asks for an attribute that it lacks till then, as Python
+        3.14's `add_parser` does, too."""
+        if self._add is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.build()
-        return super().parse_known_args(args, namespace)
+        return getattr(self, name)
 
 
 class _Version(argparse.Action):

@@ -1,5 +1,7 @@
 """What a shell and kubectl are offered after the words that stand already."""
 
+import argparse
+
 import pytest
 
 from grpo_cli.__main__ import COMMANDS, command_parser, complete_for_kubectl, completions
@@ -30,3 +32,20 @@ def test_kubectl_gets_a_completion_per_line_and_a_directive(
     monkeypatch.setattr("sys.argv", ["kubectl_complete-grpo", "verify", "x"])
     complete_for_kubectl()
     assert capsys.readouterr().out.splitlines()[-1] == ":0"
+
+
+def test_a_command_that_is_only_listed_is_a_parser_for_whoever_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.14's `add_parser` expands each parser's help before anything is parsed."""
+    names: list[str] = []
+    add_parser = argparse._SubParsersAction.add_parser
+
+    def add_and_check(self: object, name: str, **settings: object) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = add_parser(self, name, **settings)  # type: ignore[arg-type]
+        names.append(command.formatter_class(prog=command.prog)._prog)
+        return command
+
+    monkeypatch.setattr(argparse._SubParsersAction, "add_parser", add_and_check)
+    command_parser()
+    assert names == [f"grpo {name}" for name in COMMANDS]
