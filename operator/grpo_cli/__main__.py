@@ -179,8 +179,8 @@ class _Command(argparse.ArgumentParser):
             add(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Build the parser for whoever asks for an attribute that it lacks till then, as Python
-        3.14's `add_parser` does, too."""
+        """Build the parser when an attribute is read that it gets then; Python 3.14's `add_parser`
+        reads some."""
         if self._add is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.build()

@@ -34,7 +34,7 @@ def test_kubectl_gets_a_completion_per_line_and_a_directive(
     assert capsys.readouterr().out.splitlines()[-1] == ":0"
 
 
-def test_a_command_that_is_only_listed_is_a_parser_for_whoever_asks(
+def test_a_listed_command_is_built_when_an_attribute_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python 3.14's `add_parser` expands each parser's help before anything is parsed."""

@@ -133,12 +133,14 @@ def _constant_rewards(run: RunNumbers) -> dict[str, list[float]]:
     if newest and not any(newest.values()):
         num_rewards = min(run.series[REWARD].count, UNPAID_STEPS)
         return {name: [math.nan] * num_rewards for name in newest if num_rewards}
+    constant = {
+        name: values for name, values in newest.items() if values and max(values) == min(values)
+    }
+    # What pays the best that it has ever paid may be solved.
     return {
         name: values
-        for name, values in newest.items()
-        if values
-        and max(values) == min(values)
-        and (values[0] <= 0 or values[0] < run.rewards[name].highest)
+        for name, values in constant.items()
+        if values[0] <= 0 or values[0] < run.rewards[name].highest
     }
 
 
