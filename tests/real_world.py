@@ -5,7 +5,8 @@ machine each of these takes any time, and a test that depends on it fails by cha
 test starts count as the test.
 
 Python can't remove an audit hook, so one hook per process looks up which test runs. Teardown is
-free, since it ends what a wider fixture has started for other tests.
+free, since it ends what a wider fixture has started for other tests. So is what a module does while
+it is imported: it does it for whichever test comes first, or for none where a cache is warm.
 """
 
 import sys
@@ -13,14 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, SupportsIndex
 from weakref import WeakKeyDictionary
 
 import pytest
-
-# Binds a socket while it is first imported, to look for IPv6: here, so that no test is refused for
-# what it imports.
-import urllib3.util.connection  # noqa: F401
 
 ADVICE = (
     "inject the clock or the transport, run it in tests/virtual_time.py, or mark it "
@@ -28,6 +26,8 @@ ADVICE = (
 )
 PURE_FOLDER = "tests/unit/"
 """Its unmarked tests don't load torch either, which takes seconds of each process."""
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+"""The file that Python names in the frames that run a module."""
 ACTIONS = {
     "subprocess.Popen": "starts a process",
     "os.system": "starts a process",
@@ -90,9 +90,21 @@ _really_start = threading.Thread.start
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ACTIONS:
-        REFUSALS.refuse(ACTIONS[event])
+        if not _is_importing():
+            REFUSALS.refuse(ACTIONS[event])
     elif event == "import" and arguments[0] == "torch" and REFUSALS.test.startswith(PURE_FOLDER):
         REFUSALS.refuse("imports torch")
+
+
+def _is_importing() -> bool:
+    """Return True while this thread runs a module for the first time.
+
+    urllib3 binds a socket then, and matplotlib starts a process where it knows no fonts yet.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != IMPORT_SYSTEM:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _start(self: threading.Thread) -> None:

@@ -435,12 +435,15 @@ def test_a_signal_while_a_trainer_starts_leaves_no_process(
 
     monkeypatch.setattr("subprocess.Popen", interrupted_start)
     monkeypatch.setattr(runs, "create", lambda _: runs._start(first, pod({})))
+    at_start = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, at_start)  # SIGHUP is ignored where nohup has started the tests
     try:
         with pytest.raises(KeyboardInterrupt):
             _run_job(runs, Job({"name": "tiny"}, first.spec))
         assert children[0].poll() == -signal.SIGTERM
     finally:
         children[0].kill()
+        signal.signal(number, before)
     assert "tiny: stopping" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "as before the run"
     assert runs.read_job("tiny").job.status.phase == Phase.FAILED

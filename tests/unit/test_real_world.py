@@ -75,6 +75,14 @@ def test_what_does_not_leave_the_process_is_allowed(results: pytest.Pytester) ->
     )
 
 
+def test_what_a_module_does_while_it_is_imported_is_not_the_test(results: pytest.Pytester) -> None:
+    results.makepyfile(of_processes="import subprocess\ndef run(): subprocess.run(['true'])\nrun()\n")
+    results.syspathinsert()
+    run(results, "def test_pure(): import of_processes\n").assert_outcomes(passed=1)
+    later = "def test_pure(): import of_processes; of_processes.run()\n"
+    run(results, later).assert_outcomes(failed=1)
+
+
 def test_a_fixture_that_starts_a_process_needs_a_marked_test(results: pytest.Pytester) -> None:
     code = """
 @pytest.fixture(scope='session')
