@@ -76,7 +76,8 @@ def test_what_does_not_leave_the_process_is_allowed(results: pytest.Pytester) ->
 
 
 def test_what_a_module_does_while_it_is_imported_is_not_the_test(results: pytest.Pytester) -> None:
-    results.makepyfile(of_processes="import subprocess\ndef run(): subprocess.run(['true'])\nrun()\n")
+    module = "import subprocess\ndef run(): subprocess.run(['true'])\nrun()\n"
+    results.makepyfile(of_processes=module)
     results.syspathinsert()
     run(results, "def test_pure(): import of_processes\n").assert_outcomes(passed=1)
     later = "def test_pure(): import of_processes; of_processes.run()\n"
