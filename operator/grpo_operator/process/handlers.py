@@ -157,40 +157,12 @@ class _ForEver(Iterable[float]):
         return itertools.chain((0.5, 1.0, 2.0, 5.0), itertools.repeat(10.0))
 
 
-class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
+class _NoDifference(kopf.MultiDiffBaseStorage):  # type: ignore[misc]
     """Remembers nothing about objects: an event is only a reason to look."""
 
     def build(self, **_: Any) -> Any:
-        """No essence to compare."""
+        """No essence to compare, and no copy of the object to make it from."""
         return {}
-
-    def fetch(self, **_: Any) -> Any:
-        """Nothing was kept."""
-        return None
-
-    def store(self, **_: Any) -> None:
-        """Keeps nothing."""
-
-
-class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """Remembers nothing about handlers: they can't fail, and our own queue retries."""
-
-    def fetch(self, **_: Any) -> Any:
-        """Nothing was kept."""
-        return None
-
-    def store(self, **_: Any) -> None:
-        """Keeps nothing."""
-
-    def purge(self, **_: Any) -> None:
-        """Has nothing to remove."""
-
-    def touch(self, **_: Any) -> None:
-        """Never waits for a handler."""
-
-    def clear(self, *, essence: Any) -> Any:
-        """Leaves no traces that would have to be removed."""
-        return essence
 
 
 def settings() -> kopf.OperatorSettings:
@@ -208,6 +180,7 @@ def settings() -> kopf.OperatorSettings:
     # kopf would kill the whole process so long after its own end, also when it only begins again;
     # kubelets do that
     chosen.process.ultimate_exiting_timeout = None
-    chosen.persistence.diffbase_storage = _NoDifference()
-    chosen.persistence.progress_storage = _NoProgress()
+    chosen.persistence.diffbase_storage = _NoDifference([])
+    # of handlers, too: they can't fail, and our own queue retries
+    chosen.persistence.progress_storage = kopf.MultiProgressStorage([])
     return chosen
