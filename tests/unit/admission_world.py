@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.inventory import PodFacts
 from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.snapshot import Snapshot
@@ -147,7 +147,13 @@ class World:
 
     def new_queue(self) -> AdmissionQueue:
         return AdmissionQueue(
-            self, self.snapshot, self.tell, limits=LIMITS, clock=lambda: NOW + self.now, pods=PODS
+            self,
+            self.snapshot,
+            self.tell,
+            limits=LIMITS,
+            clock=ProcessClock(lambda: NOW + self.now, lambda: Observed(self.now)),
+            first_seen_tracker=FirstSeenTracker(),
+            pods=PODS,
         )
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import CycleInput, Verdict, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.first_seen import release_age
+from grpo_operator.decide.first_seen import FirstSeenTracker, release_age
 from grpo_operator.decide.restarts import pausing
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.records import GRPOJobRecord
@@ -144,7 +145,8 @@ def queue(
         tell,
         limits=LIMITS,
         pods=PodDefaults(image=image),
-        clock=lambda: NOW,
+        clock=ProcessClock(lambda: NOW, lambda: Observed(NOW)),
+        first_seen_tracker=FirstSeenTracker(),
     )
     for one in jobs:
         found.record_job(one.key, one)

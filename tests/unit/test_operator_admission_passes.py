@@ -11,12 +11,14 @@ import pytest
 from grpo_api.text.contract import LABEL_QUEUE
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission import queue as queue_module
 from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import (
     LIMITS,
@@ -39,7 +41,13 @@ class Bench:
         self.problem: Unavailable | None = None
         self.heard: list[tuple[str, bool]] = []
         self.queue = AdmissionQueue(
-            self.jobs, self.take, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now
+            self.jobs,
+            self.take,
+            self.tell,
+            limits=LIMITS,
+            pods=PODS,
+            clock=ProcessClock(lambda: self.now, lambda: Observed(self.now)),
+            first_seen_tracker=FirstSeenTracker(),
         )
         for one in jobs:
             self.queue.record_job(one.key, one)

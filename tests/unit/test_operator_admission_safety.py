@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.capacity import gpu_roles
 from grpo_operator.admission.inventory import NodeFacts, PodFacts, node_facts
 from grpo_operator.admission.plan_cache import Plans
@@ -23,6 +24,7 @@ from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.pods.roles import Role
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.status import build_status, to_json
@@ -68,7 +70,13 @@ class World:
         self.disturbed = False
         """Whether they have done so since a verdict that is not committed yet."""
         self.queue = AdmissionQueue(
-            self, self.take, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS
+            self,
+            self.take,
+            self.tell,
+            limits=LIMITS,
+            clock=ProcessClock(lambda: NOW, lambda: Observed(NOW)),
+            first_seen_tracker=FirstSeenTracker(),
+            pods=PODS,
         )
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:

@@ -15,12 +15,14 @@ import pytest
 
 from grpo_api.effective_spec import applied_class
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission import queue as queue_module
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.scheduler import Verdict, plan_without_queue
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.job_class import JobClasses, with_class
 from grpo_operator.records.records import GRPOJobRecord
@@ -143,7 +145,13 @@ class World:
 
     def new_queue(self, tell: Callable[..., None]) -> AdmissionQueue:
         return AdmissionQueue(
-            self.records, lambda: self.snapshot, tell, limits=LIMITS, clock=lambda: NOW, pods=PODS
+            self.records,
+            lambda: self.snapshot,
+            tell,
+            limits=LIMITS,
+            clock=ProcessClock(lambda: NOW, lambda: Observed(NOW)),
+            first_seen_tracker=FirstSeenTracker(),
+            pods=PODS,
         )
 
     def tell(self, keys: Iterable[ObjectKey], **_: bool) -> None:

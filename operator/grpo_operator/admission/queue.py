@@ -33,12 +33,12 @@ from grpo_api.report.report import Result
 from grpo_api.status.status import Condition, ConditionType
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import shortest_pause
+from grpo_kube.objects.times import ProcessClock, shortest_pause
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Action, Decision, Limits
-from ..decide.first_seen import release_age, stored_age
+from ..decide.first_seen import FirstSeenTracker
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
 from ..kueue.pod_sets import planned_for
@@ -108,24 +108,18 @@ class AdmissionQueue:
         notify: Notify,
         *,
         limits: Limits,
-        clock: Callable[[], float],
+        clock: ProcessClock,
+        first_seen_tracker: FirstSeenTracker,
         pods: PodDefaults,
-        released_for: Callable[[GRPOJobRecord], float] | None = None,
-        admitted_for: Callable[[GRPOJobRecord], float] | None = None,
     ) -> None:
         """`jobs` are all GRPOJobs; `snapshot` gives the cluster as it is known now, the same object
-        while nothing has changed; `pods` is what their pods have by default; `clock` gives unix
-        seconds; `released_for` and `admitted_for` give the seconds since a gang's release and
-        since its attempt's commit, by default by that clock."""
+        while nothing has changed; `pods` is what their pods have by default."""
         self._jobs = jobs
         self._snapshot = snapshot
         self._limits = limits
         self._pods = pods
         self._clock = clock
-        self._released_for = released_for or (lambda job: release_age(job, clock()))
-        self._admitted_for = admitted_for or (
-            lambda job: stored_age(job.status.attempt_start_time, clock())
-        )
+        self._first_seen_tracker = first_seen_tracker
         self._plans = Plans()
         self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
@@ -186,7 +180,16 @@ class AdmissionQueue:
 
     def _pause(self, job: GRPOJobRecord) -> float:
         """Seconds that a released gang still stays out of the queue; 0 when it is in."""
-        return pausing(job, self._released_for(job), self._limits) if job.is_released else 0.0
+        if not job.is_released:
+            return 0.0
+        times = self._first_seen_tracker.times(job.key)
+        released_for = times.released_for(job, self._clock.wall(), self._clock.monotonic())
+        return pausing(job, released_for, self._limits)
+
+    def _admitted_for(self, job: GRPOJobRecord) -> float:
+        """Seconds since the commit of the job's attempt."""
+        times = self._first_seen_tracker.times(job.key)
+        return times.admitted_for(job, self._clock.wall(), self._clock.monotonic())
 
     async def run(self) -> None:
         """Runs cycles when they are due, until cancelled."""
@@ -240,7 +243,7 @@ class AdmissionQueue:
             self.wake()
             return None
         self._accept(cycle_input, cycle)
-        denial_pauses = self._assumptions.denial_pauses(self._clock()).values()
+        denial_pauses = self._assumptions.denial_pauses(self._clock.wall()).values()
         return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
 
     def _wake_held_up(self) -> None:
@@ -266,7 +269,7 @@ class AdmissionQueue:
         snapshot = self._snapshot()
         jobs = tuple(self._jobs)
         assumed = self._assumptions.claims()
-        denied_recently = frozenset(self._assumptions.denial_pauses(self._clock()))
+        denied_recently = frozenset(self._assumptions.denial_pauses(self._clock.wall()))
         waiting = (job for job in jobs if job.is_waiting_for_admission)
         pauses = {job.uid: self._pause(job) for job in waiting}
         counted = jobs if snapshot.quotas else ()
@@ -302,7 +305,7 @@ class AdmissionQueue:
 
     def release_denied(self, job: GRPOJobRecord) -> None:
         """Release the place of a job whose commit the API server denied."""
-        if self._assumptions.drop_denied(job.uid, self._clock()):
+        if self._assumptions.drop_denied(job.uid, self._clock.wall()):
             self.wake()
 
     async def answer(self, observation: Observation, decision: Decision) -> Decision | None:

@@ -140,10 +140,9 @@ class Operator:
             self.facts.take,
             queue.add_all,
             limits=limits,
-            clock=wall,
+            clock=self._process_clock,
+            first_seen_tracker=self._first_seen_tracker,
             pods=settings.pods,
-            released_for=self._released_for,
-            admitted_for=self._admitted_for,
         )
         self._measured_runs: MeasuredRunStore | None = None
         if key := settings.measured_runs:
@@ -273,16 +272,6 @@ class Operator:
             self._traces.record_status(job, new, now)
         if self._measured_runs:
             self._measured_runs.record(job, new)
-
-    def _released_for(self, job: GRPOJobRecord) -> float:
-        """Seconds since the job's gang was released."""
-        times = self._first_seen_tracker.times(job.key)
-        return times.released_for(job, self._wall(), Observed(self._clock()))
-
-    def _admitted_for(self, job: GRPOJobRecord) -> float:
-        """Seconds since the commit of a job's attempt."""
-        times = self._first_seen_tracker.times(job.key)
-        return times.admitted_for(job, self._wall(), Observed(self._clock()))
 
     def _facts_changed(self) -> None:
         self._admission.wake()
