@@ -6,7 +6,6 @@ kept as the API server describes them, with the rule which of them count a gang'
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from grpo_kube.objects.json_reader import JsonObject
 
@@ -15,6 +14,8 @@ from .inventory import Amounts, NodeFacts, PodFacts, amounts
 
 Scope = tuple[str, str, tuple[str, ...]]
 """Scope, operator and values of a ResourceQuota's selector."""
+LastingFacts = tuple[object, ...]
+"""What of the cluster does not change with each pod that comes or goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +77,6 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
     return scope in ("NotTerminating", "NotBestEffort")
 
 
-class LastingFacts(NamedTuple):
-    """What of the cluster does not change with each pod that comes or goes."""
-
-    nodes: tuple[NodeFacts, ...]
-    storage_classes: Mapping[str, tuple[str, str]]
-    job_classes: JobClasses
-    priorities: Mapping[str, int]
-    service_accounts: Mapping[str, frozenset[str]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The cluster at one moment. Immutable, since a cycle reads it in its own thread."""
@@ -114,11 +105,6 @@ class Snapshot:
 
     @property
     def lasting_facts(self) -> LastingFacts:
-        """All but pods and quotas."""
-        return LastingFacts(
-            self.nodes,
-            self.storage_classes,
-            self.job_classes,
-            self.priorities,
-            self.service_accounts,
-        )
+        """All but pods and quotas, to be compared with those of another moment."""
+        classes = (self.storage_classes, self.job_classes, self.priorities)
+        return self.nodes, *classes, self.service_accounts
