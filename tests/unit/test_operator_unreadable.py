@@ -76,6 +76,17 @@ async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> 
     assert cluster.events == []
 
 
+async def test_another_problem_of_an_unreadable_job_is_no_transition_of_its_condition() -> None:
+    cluster, times = Recorded(), iter([NOW, NOW + 60])
+    reporter = QuarantineReporter(cluster, Caches().quarantine, lambda: next(times))  # type: ignore[arg-type]
+    await reporter.report(newer(), "status.phase: Draining")
+    first = cluster.patches[0][2]["status"]["conditions"][-1]
+    await reporter.report({**newer(), "status": {"conditions": [first]}}, "status.attempt: many")
+    second = cluster.patches[1][2]["status"]["conditions"][-1]
+    assert "status.attempt" in second["message"]
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+
 async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
     cluster = Recorded(deny=Denied)
     reporter = QuarantineReporter(cluster, Caches().quarantine, lambda: NOW)  # type: ignore[arg-type]

@@ -90,19 +90,22 @@ def _unreadable_conditions(item: Object, problem: str, now: str) -> list[Any] | 
     """The conditions with `Readable=False` among them; None if it says so already."""
     status = item.get("status")
     raw_conditions = status.get("conditions") if isinstance(status, dict) else None
-    conditions = list(raw_conditions) if isinstance(raw_conditions, list) else []
+    conditions = raw_conditions if isinstance(raw_conditions, list) else []
     message = unreadable_message(problem)
+    since = now
     others: list[Any] = []
     for condition in conditions:
         if not isinstance(condition, dict) or condition.get("type") != ConditionType.READABLE:
             others.append(condition)
         elif condition.get("message") == message:
             return None
+        elif condition.get("status") == "False":
+            since = condition.get("lastTransitionTime") or now
     readable = {
         "type": ConditionType.READABLE.value,
         "status": "False",
         "observedGeneration": item["metadata"].get("generation", 0),
-        "lastTransitionTime": now,
+        "lastTransitionTime": since,
         "reason": Reason.STATUS_UNREADABLE.value,
         "message": message,
     }
