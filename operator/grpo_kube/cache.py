@@ -76,6 +76,10 @@ class Quarantine:
             if key not in keys:
                 self.forget(plural, key)
 
+    def has(self, plural: str, key: ObjectKey) -> bool:
+        """True if the object can't be read."""
+        return key in self._problems.get(plural, {})
+
     def counts(self) -> Mapping[str, int]:
         """Return the number of quarantined objects by plural name of their kind."""
         return Counter({plural: len(problems) for plural, problems in self._problems.items()})

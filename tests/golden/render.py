@@ -36,7 +36,7 @@ from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.next_action import decide
 from grpo_operator.decide.observation import Observation, Silence, observe
-from grpo_operator.kueue.pod_sets import Flavor, place_job
+from grpo_operator.kueue.pod_sets import place_job
 from grpo_operator.kueue.workload_manifest import (
     Priority,
     adoption_patch,
@@ -59,7 +59,7 @@ from grpo_operator.pods.namespace_objects import engine_service, network_policy,
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process.job_metrics import JobMetrics
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.records.workloads import workload_record
+from grpo_operator.records.workloads import PodSetUpdate, workload_record
 from grpo_operator.report.events import event, telling_change
 from grpo_operator.report.status import build_status, to_json
 from grpo_operator.tracing.spans import export_request
@@ -171,7 +171,8 @@ def placed_by_kueue(
     it."""
     tolerations = ({"key": "spot", "operator": "Exists"},)
     body = indexed_job(_attempt(record, plan, 1), PODS)
-    made = place_job(body, workload_record(item), [Flavor("spot", labels, tolerations)])
+    flavor = PodSetUpdate(node_selector=labels, tolerations=tolerations)
+    made = place_job(body, workload_record(item), [flavor])
     template = made["spec"]["template"]
     template["metadata"]["annotations"].pop(PLAN_ANNOTATION)
     placement_fields = ("nodeSelector", "tolerations", "schedulingGates", "affinity")

@@ -8,7 +8,6 @@ import pytest
 from grpo_operator.admission.spec_checks import queue_problem
 from grpo_operator.kueue.pod_sets import (
     Contradiction,
-    Flavor,
     place_job,
     plan_of_workload,
     pod_sets,
@@ -17,6 +16,7 @@ from grpo_operator.kueue.pod_sets import (
 from grpo_operator.kueue.workload_manifest import Priority, queue_patch, workload
 from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job
 from grpo_operator.records.names import workload_name
+from grpo_operator.records.workloads import PodSetUpdate
 from tests.unit.kueue_world import QUEUED, admitted, make_workload
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -146,10 +146,16 @@ def test_a_place_in_a_topology_is_asked_for_by_annotations_of_the_pods() -> None
     assert "podSetGroupName" not in found["topologyRequest"], "Kueue takes it with another alone"
 
 
-FLAVOR = Flavor("spot", {"cloud/pool": "spot"}, ({"key": "spot", "operator": "Exists"},))
+FLAVOR = PodSetUpdate(
+    node_selector={"cloud/pool": "spot"},
+    tolerations=({"key": "spot", "operator": "Exists"},),
+    source="ResourceFlavor spot",
+)
 
 
-def template(status: dict[str, Any], *flavors: Flavor, engines: bool = False) -> dict[str, Any]:
+def template(
+    status: dict[str, Any], *flavors: PodSetUpdate, engines: bool = False
+) -> dict[str, Any]:
     """The pods of a role where Kueue wants them."""
     plan = SERVED_PLAN if engines else PLAN
     job = make_job({**QUEUED, "podTemplate": {"metadata": {"labels": {"team": "a"}}}})

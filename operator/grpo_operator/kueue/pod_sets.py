@@ -17,7 +17,6 @@ its pods never change.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -39,7 +38,7 @@ from ..records.names import (
     TOPOLOGY_GATE,
 )
 from ..records.records import GRPOJobRecord
-from ..records.workloads import Assignment, WorkloadRecord
+from ..records.workloads import Assignment, PodSetUpdate, WorkloadRecord
 
 _REQUIRED, _PREFERRED, _UNCONSTRAINED = ANNOTATIONS_TOPOLOGY
 _SLICE, _SLICE_SIZE = f"{KUEUE}/podset-slice-required-topology", f"{KUEUE}/podset-slice-size"
@@ -171,17 +170,8 @@ class Contradiction(ValueError):
     """Two that may say where pods go contradict each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flavor:
-    """What a ResourceFlavor says of its nodes."""
-
-    name: str
-    node_labels: Mapping[str, str]
-    tolerations: tuple[Mapping[str, Any], ...]
-
-
-def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]) -> Manifest:
-    """The Job of a role as Kueue wants it; `flavors` are those of its assignment.
+def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[PodSetUpdate]) -> Manifest:
+    """The Job of a role as Kueue wants it; `flavors` say where those of its assignment are.
 
     Raises:
         Contradiction: they say different things of one label.
@@ -195,20 +185,11 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     pod = dict(template["spec"])
     selector = pod.get("nodeSelector", {})
     tolerations = list(pod.get("tolerations", ()))
-    for flavor in flavors:
-        sources = f"nodeSelector and ResourceFlavor {flavor.name}"
-        selector = _merge_entries(selector, flavor.node_labels, sources)
-        tolerations += [
-            toleration for toleration in flavor.tolerations if toleration not in tolerations
-        ]
-    for update in assignment.updates:
-        labels = _merge_entries(labels, update.labels, "labels and an admission check")
-        annotations = _merge_entries(
-            annotations, update.annotations, "annotations and an admission check"
-        )
-        selector = _merge_entries(
-            selector, update.node_selector, "nodeSelector and an admission check"
-        )
+    for update in (*flavors, *assignment.updates):
+        source = update.source
+        labels = _merge_entries(labels, update.labels, f"labels and {source}")
+        annotations = _merge_entries(annotations, update.annotations, f"annotations and {source}")
+        selector = _merge_entries(selector, update.node_selector, f"nodeSelector and {source}")
         tolerations += [
             toleration for toleration in update.tolerations if toleration not in tolerations
         ]

@@ -47,7 +47,7 @@ from ..records.parsing import (
     service_record,
 )
 from ..records.records import JobRecord, PodRecord
-from ..records.workloads import reserving_workload, workload_record
+from ..records.workloads import workload_record
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +114,7 @@ class Caches:
         self.network_policies = Cache(
             NETWORK_POLICIES, policy_record, self.quarantine, index=_JOB_KEY
         )
-        self.workloads = Cache(
-            WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_JOB_KEY
-        )
+        self.workloads = Cache(WORKLOADS, workload_record, self.quarantine, index=_JOB_KEY)
         self.unanswered_creations: dict[ObjectKey, str] = {}
         """Name of the Job to whose creation no answer came, by its GRPOJob."""
 
@@ -164,10 +162,9 @@ async def fetch_pods(
     Raises:
         ClusterError: the API server did not answer.
     """
-    pods: list[PodRecord | None] = []
-    async for items, _ in cluster.pages(Selection(PODS, namespace, selector)):
-        pods += map(caches.pods.put, items)
-    return [pod for pod in pods if pod]
+    selection = Selection(PODS, namespace, selector)
+    pods, _ = await list_and_parse(cluster, selection, caches.pods.put)
+    return pods
 
 
 async def fetch_missing_job(

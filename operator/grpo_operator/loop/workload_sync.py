@@ -32,7 +32,7 @@ from ..admission.queue import AdmissionQueue
 from ..admission.snapshot import Snapshot
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..kueue.pod_sets import Contradiction, Flavor, place_job
+from ..kueue.pod_sets import Contradiction, place_job
 from ..kueue.workload_manifest import (
     Priority,
     adoption_patch,
@@ -65,7 +65,7 @@ from ..records.names import (
 )
 from ..records.reasons import Reason
 from ..records.records import ENDED_PHASES, GRPOJobRecord
-from ..records.workloads import Assignment, WorkloadRecord
+from ..records.workloads import Assignment, PodSetUpdate, WorkloadRecord
 from .caches import Caches, fetch_pods
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Workloads:
         key = _key(job)
         workload = self.caches.workloads.get(key)
         problem = self.problem(key.namespace) if job.queue_name else ""
-        if key in self.caches.workloads.quarantined_records:
+        if self.caches.quarantine.has(WORKLOADS.plural, key):
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
         if workload and workload.grpojob_uid != job.uid:
             workload = None
@@ -314,10 +314,14 @@ def _key(job: GRPOJobRecord) -> ObjectKey:
     return ObjectKey(job.key.namespace, job.kueue.prebuilt or workload_name(job.name, job.uid))
 
 
-def _flavor(name: str, item: Object) -> Flavor:
+def _flavor(name: str, item: Object) -> PodSetUpdate:
     spec = JsonObject(item).part("spec")
     tolerations = tuple(dict(toleration.items()) for toleration in spec.parts("tolerations"))
-    return Flavor(name, spec.string_map("nodeLabels"), tolerations)
+    return PodSetUpdate(
+        node_selector=spec.string_map("nodeLabels"),
+        tolerations=tolerations,
+        source=f"ResourceFlavor {name}",
+    )
 
 
 async def sync_dispatched(

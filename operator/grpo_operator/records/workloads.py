@@ -6,7 +6,7 @@ it is bounded, and a condition of an unknown type or status has no effect.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_api.text.contract import LABEL_QUEUE
@@ -105,12 +105,14 @@ class WorkloadCondition:
 
 @dataclass(frozen=True, slots=True)
 class PodSetUpdate:
-    """What an admission check wants of the pods of a role."""
+    """What an admission check, or the flavor of their nodes, wants of the pods of a role."""
 
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    node_selector: Mapping[str, str]
-    tolerations: tuple[Mapping[str, Any], ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    source: str = field(default="an admission check", repr=False)
+    """Who wants it, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +209,6 @@ def workload_record(item: object) -> WorkloadRecord:
         assignments=_assignments(status),
         checks_message=_checks(status),
     )
-
-
-def reserving_workload(item: object) -> WorkloadRecord:
-    """The record of a Workload by its metadata alone: that it is there, and whose it is.
-
-    Raises:
-        Unreadable: not even that can be read.
-    """
-    meta = JsonObject(item).part("metadata")
-    fields = ("namespace", "name", "uid", "resourceVersion", "labels", "ownerReferences")
-    metadata = {field: value for field, value in meta.items() if field in fields}
-    return workload_record({"metadata": metadata})
 
 
 def _conditions(status: JsonObject) -> dict[str, WorkloadCondition]:
