@@ -110,9 +110,7 @@ class World:
     def text(self, name: str) -> str:
         """A file of the newest attempt; empty for none."""
         paths = [path.relative_to(self.folder).as_posix() for path in self.folder.rglob(name)]
-        newest = newest_attempt(
-            [path.replace(SAMPLES_FILE, METRICS_FILE) for path in paths], "attempt-"
-        )
+        newest = newest_attempt(path.replace(SAMPLES_FILE, METRICS_FILE) for path in paths)
         path = self.folder / str(newest) / name
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..text.contract import ATTEMPT_PREFIX
 from ..text.log_lines import finite_values
 
 METRICS_FILE = "metrics.jsonl"
@@ -106,12 +107,12 @@ def _size(lines: Iterable[str]) -> int:
     return sum(len(line.encode()) + 1 for line in lines)
 
 
-def newest_attempt(paths: Iterable[str], prefix: str) -> str | None:
+def newest_attempt(paths: Iterable[str]) -> str | None:
     """The newest attempt's folder among paths such as `attempt-3/metrics.jsonl`; None for none."""
     numbers = []
     for path in paths:
         folder, _, name = path.partition("/")
-        number = folder.removeprefix(prefix)
-        if name == METRICS_FILE and folder.startswith(prefix) and number.isdecimal():
+        number = folder.removeprefix(ATTEMPT_PREFIX)
+        if name == METRICS_FILE and folder.startswith(ATTEMPT_PREFIX) and number.isdecimal():
             numbers.append(int(number))
-    return f"{prefix}{max(numbers)}" if numbers else None
+    return f"{ATTEMPT_PREFIX}{max(numbers)}" if numbers else None

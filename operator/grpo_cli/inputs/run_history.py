@@ -39,7 +39,7 @@ from grpo_api.report.history import (
     parse_lines,
     standing_rows,
 )
-from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..cluster import kubectl
 from ..cluster.delivery_pod import start_delivery
@@ -117,7 +117,7 @@ def _rows_in(folder: Path, name: str) -> list[Row]:
 def _file_in(folder: Path, name: str) -> Path:
     """The file of a folder: of an attempt or a model, else of a run's newest attempt."""
     paths = [path.relative_to(folder).as_posix() for path in folder.glob(f"*/{METRICS_FILE}")]
-    newest = newest_attempt(paths, ATTEMPT_PREFIX)
+    newest = newest_attempt(paths)
     places = [folder, folder / EXPORT_FOLDER]
     if newest:
         places.insert(1, folder / newest)

@@ -31,7 +31,7 @@ def of_folder(folder: Path) -> tuple[list[Row], list[Row]]:
 def of_run(folder: Path) -> tuple[list[Row], list[Row]]:
     """Rows and samples of a run's newest attempt."""
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob(METRICS_FILE)]
-    newest = newest_attempt(paths, "attempt-")
+    newest = newest_attempt(paths)
     assert newest, f"{folder} has no history"
     return of_folder(folder / newest)
 

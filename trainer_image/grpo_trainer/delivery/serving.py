@@ -22,7 +22,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
+from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_api.text.units import MIB
 
 from ..checkpoints.hashing import list_files
@@ -167,7 +167,7 @@ def _copy_newest(root: Path, folder: Path) -> None:
 def _newest_attempt(root: Path) -> str | None:
     """Folder of the newest attempt that has rows; None for none."""
     paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
-    return newest_attempt(paths, ATTEMPT_PREFIX)
+    return newest_attempt(paths)
 
 
 _LISTING = "listing.json"

@@ -184,7 +184,7 @@ class StoredRun:
 
 
 def _history_keys(keys: Collection[str]) -> dict[str, str]:
-    newest = newest_attempt(keys, ATTEMPT_PREFIX)
+    newest = newest_attempt(keys)
     return {name: f"{newest}/{name}" for name in HISTORY_FILES if f"{newest}/{name}" in keys}
 
 
