@@ -177,6 +177,16 @@ def open_session(
     )
 
 
+async def read_beginning(stream: aiohttp.StreamReader, most: int) -> bytes:
+    """Read an answer to its end, or to this number of bytes."""
+    text = b""
+    async for chunk in stream.iter_any():
+        text += chunk
+        if len(text) >= most:
+            break
+    return text[:most]
+
+
 def _tls(configuration: Configuration) -> ssl.SSLContext:
     field = "certificate-authority"
     try:

@@ -368,9 +368,8 @@ class Capacity:
         if foreign:
             parts.append(f"{foreign} held in other namespaces")
         preposition, noun = ("for", "engine") if role.is_engines else ("on", "node")
-        plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource
-        need = f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}"
+        need = f"needs {plan.gpus} × {product} {preposition} {plural(plan.nodes, noun)}"
         available = ", ".join(parts)
         return f"{need}; {available}"
 

@@ -23,6 +23,7 @@ from grpo_api.text.contract import (
 )
 from grpo_api.text.quantity import parse_quantity
 from grpo_kube.objects.json_reader import JsonObject
+from grpo_kube.objects.resources import controller_uid
 from grpo_planner.hardware.cloud_labels import (
     GKE_MAX_CLIENTS,
     GKE_SHARING,
@@ -226,9 +227,7 @@ def pod_facts(item: object) -> PodFacts | None:
     if whole.part("status").text("phase") in ENDED_PHASES:
         return None
     labels = meta.part("labels")
-    owners = meta.parts("ownerReferences")
     is_engine = labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
-    is_controlled = any(owner.is_true("controller") for owner in owners)
     return PodFacts(
         namespace=meta.required_text("namespace"),
         name=meta.required_text("name"),
@@ -238,7 +237,7 @@ def pod_facts(item: object) -> PodFacts | None:
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),
         engine=is_engine,
-        controlled=is_controlled,
+        controlled=bool(controller_uid(meta)),
     )
 
 

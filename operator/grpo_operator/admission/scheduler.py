@@ -17,7 +17,7 @@ from grpo_api.effective_spec import gpus_problem
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.status.status import AppliedJobClass, ConditionType
+from grpo_api.status.status import AppliedJobClass
 from grpo_kube.objects.times import shortest_pause
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
@@ -25,7 +25,7 @@ from grpo_planner.result.result import PlanResult
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Limits
-from ..decide.preflight import is_checked, should_check
+from ..decide.preflight import checked_condition, is_checked, should_check
 from ..pods.roles import replicas
 from ..records.job_class import with_class
 from ..records.reasons import Reason
@@ -387,23 +387,15 @@ def hold_until_checked(job: GRPOJobRecord, verdict: Verdict, preflight: bool) ->
     """
     if verdict.plan is None or not should_check(job, preflight) or is_checked(job):
         return verdict
-    reason = check_reason(job) or Reason.CHECKING
+    condition = checked_condition(job)
+    reason = condition.reason if condition else Reason.CHECKING
     is_under_way = reason == Reason.CHECKING
     if is_under_way and not verdict.admitted:
         return verdict
-    condition = job.condition(ConditionType.CHECKED)
     message = condition.message if condition and not is_under_way else "its preflight is under way"
     return replace(
         verdict, admitted=False, blocked=not is_under_way, reason=reason, message=message
     )
-
-
-def check_reason(job: GRPOJobRecord) -> str:
-    """Return the reason of the condition Checked; empty where it speaks of an earlier spec."""
-    condition = job.condition(ConditionType.CHECKED)
-    if condition is None or condition.observed_generation != job.generation:
-        return ""
-    return condition.reason
 
 
 def class_verdict(job: GRPOJobRecord) -> Verdict | None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
-from grpo_api.status.status import ConditionType, PreflightStatus
+from grpo_api.status.status import Condition, ConditionType, PreflightStatus
 from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import doubled_pause, seconds, timestamp
 
@@ -66,12 +66,17 @@ def should_check(job: GRPOJobRecord, enabled: bool) -> bool:
     return job.status.attempt == 0 or job.status.preflight is not None
 
 
+def checked_condition(job: GRPOJobRecord) -> Condition | None:
+    """The condition Checked; None where it speaks of an earlier version of the spec."""
+    condition = job.condition(ConditionType.CHECKED)
+    is_current = condition is not None and condition.observed_generation == job.generation
+    return condition if is_current else None
+
+
 def is_checked(job: GRPOJobRecord) -> bool:
     """True if the status says that this version of the spec may start."""
-    condition = job.condition(ConditionType.CHECKED)
-    if condition is None or condition.status != "True":
-        return False
-    return condition.observed_generation == job.generation
+    condition = checked_condition(job)
+    return condition is not None and condition.status == "True"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

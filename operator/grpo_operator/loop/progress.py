@@ -22,6 +22,7 @@ from grpo_api.text.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_api.text.messages import connection_problem
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, doubled_pause
+from grpo_kube.transport import read_beginning
 
 from ..decide.observation import Pull, Silence
 from ..pods.roles import replicas
@@ -30,6 +31,7 @@ from ..records.records import GRPOJobRecord, PodRecord
 log = logging.getLogger(__name__)
 
 MAX_ANSWER = 256 * 1024
+"""Bytes: what answers is the user's code, and an answer without an end must not fill the memory."""
 TIMEOUT = 3.0
 QUICK = 0.25
 """Seconds within which targets of the quick lane answer; a silent one blocks it no longer."""
@@ -272,7 +274,9 @@ def http_fetch(
             async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")
-                text = await _read_answer(answer.content)
+                text = await read_beginning(answer.content, MAX_ANSWER + 1)
+            if len(text) > MAX_ANSWER:
+                raise PullFailed(f"the answer is longer than {MAX_ANSWER} bytes")
             return Progress.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             wrong = sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]})
@@ -282,13 +286,3 @@ def http_fetch(
             raise PullFailed(connection_problem(error, f"{host}:{port}")) from error
 
     return fetch
-
-
-async def _read_answer(stream: aiohttp.StreamReader) -> bytes:
-    # What answers is the user's code: an answer without an end must not fill the operator's memory.
-    text = b""
-    async for chunk in stream.iter_any():
-        text += chunk
-        if len(text) > MAX_ANSWER:
-            raise PullFailed(f"the answer is longer than {MAX_ANSWER} bytes")
-    return text

@@ -116,13 +116,18 @@ class Observer:
             at=self.clock.monotonic(),
             first_seen_tracker=self.first_seen_tracker,
         )
-        observation = self.workloads.look(observation)
-        observation = replace(
-            observation,
+        pull, silence = self._rank0_answers(job) if job.is_active else (None, None)
+        source: GRPOJobRecord | None = None
+        if job.resume_job and not job.is_active:
+            source = self.job(ObjectKey(job.key.namespace, job.resume_job))
+        return replace(
+            self.workloads.look(observation),
             deleted_pods=self.caches.deleted_pods.of_job(key, job.uid),
             preflight=self.preflights.look(job, observation.now, observation.at),
+            pull=pull,
+            silence=silence,
+            source=source,
         )
-        return self._with_progress(observation) if job.is_active else self._with_source(observation)
 
     def read_dispatched(self, job: GRPOJobRecord) -> Observation | None:
         """Return a job that Kueue sends to another cluster, with its Workload; None if nothing is
@@ -137,20 +142,12 @@ class Observer:
         observation = Observation(job=here, now=self.clock.wall(), at=self.clock.monotonic())
         return self.workloads.look(observation)
 
-    def _with_progress(self, observation: Observation) -> Observation:
-        """Add what rank 0 of the current attempt last reported."""
-        job = observation.job
-        pull, silence = self.rank0.pull(job), self.rank0.silence(job)
+    def _rank0_answers(self, job: GRPOJobRecord) -> tuple[Pull | None, Silence | None]:
+        """What rank 0 of the current attempt last reported, and since when it does not answer."""
+        pull = self.rank0.pull(job)
         if pull and pull.progress.attempt != job.status.attempt:
             pull = None
-        return replace(observation, pull=pull, silence=silence)
-
-    def _with_source(self, observation: Observation) -> Observation:
-        """Add the job of `spec.resumeFrom.grpoJob`."""
-        job = observation.job
-        if not job.resume_job:
-            return observation
-        return replace(observation, source=self.job(ObjectKey(job.key.namespace, job.resume_job)))
+        return pull, self.rank0.silence(job)
 
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""

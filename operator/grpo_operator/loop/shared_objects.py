@@ -118,12 +118,11 @@ class SharedObjects:
         self._services = _Kind("Service", caches.services, wanted_service, foreign_service)
         self._policies: _Kind | None = None
         if watchers is not None:
-
-            def wanted_policy(namespace: str, _: str) -> Manifest:
-                return network_policy(namespace, watchers)
-
             self._policies = _Kind(
-                "NetworkPolicy", caches.network_policies, wanted_policy, foreign_policy
+                "NetworkPolicy",
+                caches.network_policies,
+                lambda namespace, _: network_policy(namespace, watchers),
+                foreign_policy,
             )
 
     async def create_claim(self, job: GRPOJobRecord) -> NameConflict | None:

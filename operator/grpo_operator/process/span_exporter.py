@@ -11,10 +11,12 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import aiohttp
 
 from grpo_kube.pacing import Backoff
+from grpo_kube.transport import read_beginning
 
 from ..tracing.spans import Span, export_request
 
@@ -32,6 +34,7 @@ FLUSH = 3.0
 LONGEST_PAUSE = 300.0
 """The longest Retry-After, in seconds, that is waited for."""
 MAX_ANSWER = 64 * 1024
+"""Bytes of an answer that are read: a proxy before the collector may answer with any page."""
 AGAIN = (429, 502, 503, 504)
 """Answers after which the same request may be taken later (OTLP/HTTP, "Retryable")."""
 PATH = "/v1/traces"
@@ -114,7 +117,7 @@ class SpanExporter:
         """Send the oldest spans, which wait until the collector has answered for good; NotNow if
         it can't take them."""
         # Spans stay in the queue until the answer is there, so that a lost connection loses none.
-        batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
+        batch = list(islice(self._waiting, BATCH))
         status, text = await self._post(json.dumps(export_request(batch)).encode())
         for _ in batch:
             self._waiting.popleft()
@@ -151,19 +154,9 @@ class SpanExporter:
                     raise NotNow(
                         f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", ""))
                     )
-                return answer.status, await _beginning(answer.content)
+                return answer.status, await read_beginning(answer.content, MAX_ANSWER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise NotNow(repr(error)) from error
-
-
-async def _beginning(stream: aiohttp.StreamReader) -> bytes:
-    # A collector behind a proxy may answer with any page: only its beginning is read.
-    text = b""
-    async for chunk in stream.iter_any():
-        text += chunk
-        if len(text) >= MAX_ANSWER:
-            break
-    return text[:MAX_ANSWER]
 
 
 def _retry_after(text: str) -> float | None:

@@ -101,13 +101,11 @@ NETWORK_POLICY = "grpo-pods"
 
 def inheritable_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """The labels or annotations of a GRPOJob that its Jobs and pods get, too."""
-    if metadata is None:
-        return {}
-    return {key: value for key, value in metadata.items() if _is_inherited(key)}
-
-
-def _is_inherited(key: str) -> bool:
-    return key not in NOT_INHERITED and not key.startswith(NOT_INHERITED_PREFIXES)
+    return {
+        key: value
+        for key, value in (metadata or {}).items()
+        if key not in NOT_INHERITED and not key.startswith(NOT_INHERITED_PREFIXES)
+    }
 
 
 def child_job(name: str, attempt: int) -> str:

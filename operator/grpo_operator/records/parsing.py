@@ -122,11 +122,9 @@ def job_record(item: object) -> JobRecord:
 
 def _end_condition(status: JsonObject) -> JsonObject | None:
     """The condition by which a Job has completed or failed; None before that."""
-    true_conditions = [
-        condition for condition in status.parts("conditions") if condition.text("status") == "True"
-    ]
-    for condition in true_conditions:
-        if condition.text("type") in ("Complete", "Failed"):
+    for kind in ("Complete", "Failed"):
+        condition = status.condition(kind)
+        if condition.text("status") == "True":
             return condition
     return None
 

@@ -30,7 +30,12 @@ Statement = tuple[ConditionType, bool | None, str, str]
 C = ConditionType
 WORTH_TELLING = 0.01
 """Share of the prompts that may be dropped without a condition."""
-_IS_TRUE = {"True": True, "False": False}
+_STATUS: dict[bool | None, Literal["True", "False", "Unknown"]] = {
+    True: "True",
+    False: "False",
+    None: "Unknown",
+}
+_IS_TRUE = {status: is_true for is_true, status in _STATUS.items()}
 _TYPES = frozenset(ConditionType)
 """Others, which a newer version or somebody else wrote, stay as they are."""
 
@@ -49,17 +54,13 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     now = timestamp(observation.now)
     stated_conditions: list[Condition] = []
     for kind, is_true, reason, message in statements:
-        status: Literal["True", "False", "Unknown"] = "Unknown"
-        if is_true is not None:
-            status = "True" if is_true else "False"
-        bounded_message = shorten(plain_text(message), MAX_MESSAGE)
         condition = Condition(
             type=kind,
-            status=status,
+            status=_STATUS[is_true],
             observed_generation=generation,
             last_transition_time=now,
             reason=reason,
-            message=bounded_message,
+            message=shorten(plain_text(message), MAX_MESSAGE),
         )
         stated_conditions.append(condition)
     return stated_conditions
@@ -374,9 +375,8 @@ def _backing_off(decision: Decision) -> Iterator[Statement]:
 def _current_conditions(observation: Observation) -> Iterator[Statement]:
     for condition in observation.job.status.conditions:
         if condition.type in _TYPES:
-            kind = C(condition.type)
-            is_true = _IS_TRUE.get(condition.status)
-            yield kind, is_true, condition.reason, condition.message
+            is_true = _IS_TRUE[condition.status]
+            yield C(condition.type), is_true, condition.reason, condition.message
 
 
 def _scheduled_condition(observation: Observation, decision: Decision) -> Statement:
