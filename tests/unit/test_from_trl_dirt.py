@@ -1,6 +1,7 @@
 """Scripts and configurations that make no sense: `grpo init` says so in one sentence, and runs
 nothing."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,50 @@ def test_options_that_a_script_replaces_are_named(tmp_path: Path, change: str) -
     text = f"{lines}options = p.parse_args(['--beta', '1'])\n{script('beta=options.beta')}"
     assert spec_of(tmp_path, text)["training"]["beta"] == 0.0
     assert any("line 3 gives the parser its options" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "args = GRPOConfig(beta=getattr(Table, o.field))",
+        "args = GRPOConfig(beta=table.get(o.field))",
+        "args = GRPOConfig(beta=table.get(o.field, 1.0))",
+        "setattr(args, o.field, 0.5)",
+        "args = GRPOConfig(beta=len([0] * o.count) / 2)",
+        "args = GRPOConfig(beta=len({**read(), 'a': 1}) / 2)",
+        "args = GRPOConfig(beta=len(list({pick(): 1, 'a': 1})) / 2)",
+        "args = GRPOConfig(beta={'beta': 0.5, **read()}['beta'])",
+        "args = GRPOConfig(beta=(table | {pick(): 1})['beta'])",
+        "args = GRPOConfig(beta=dict(table, **read())['beta'])",
+        "table.update({pick(): 1})\nargs = GRPOConfig(beta=table['beta'])",
+        "def total(*numbers):\n    return len(numbers)\nargs = GRPOConfig(beta=total(*read()))",
+        "class Pair(NamedTuple):\n    beta: float = 0.25\nargs = GRPOConfig(beta=Pair(0.5).beta)",
+        "@define\nclass Pair:\n    beta: float = 0.25\nargs = GRPOConfig(beta=Pair(0.5).beta)",
+        "args = GRPOConfig('o', 4)",
+        "args = GRPOConfig(*read())",
+    ],
+)
+def test_a_setting_that_another_call_of_the_script_changes_is_named(
+    tmp_path: Path, lines: str
+) -> None:
+    parsing = "p = ArgumentParser()\np.add_argument('--field', default='beta')\n"
+    parsing += "p.add_argument('--count', type=int, default=2)\no = p.parse_args()\n"
+    tables = "class Table:\n    beta = 0.5\ntable = {'beta': 0.5}\nargs = GRPOConfig()\n"
+    text = script().replace("args=GRPOConfig()", "args=args")
+    spec_of(tmp_path, text.replace("trainer =", f"{parsing}{tables}{lines}\ntrainer ="))
+    named = ("--field = 'beta'", "beta = ", ": *", "line 16 sets it")
+    assert any(name in note for note in notes(tmp_path) for name in named), notes(tmp_path)
+
+
+def test_a_text_that_grows_takes_no_memory(tmp_path: Path) -> None:
+    grown = "text = 'a'\n" + "text = text + text\n" * 13 + "text = text.replace('a', text)\n"
+    path = tmp_path / "train.py"
+    path.write_text(grown + script("run_name=text"))
+    tracemalloc.start()
+    read_script(path.read_text(), path.name, lambda _: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * 2**20
 
 
 def test_a_computed_setting_that_a_job_lacks_says_why(tmp_path: Path) -> None:

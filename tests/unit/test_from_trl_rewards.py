@@ -215,3 +215,15 @@ def test_a_reward_that_an_option_s_default_chooses_is_taken_with_a_note(
     assert (reward["python"]["function"] == "rewards:letters") is is_taken
     named = [note for note in notes(tmp_path) if f"--reward = '{default}': the option's" in note]
     assert len(named) == is_taken
+
+
+def test_what_a_reward_imports_where_it_needs_it_is_copied_or_named(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("import vendor\nscale = 0.5\n")
+    inner = "    import sympy\n    from neighbour import scale\n    return [scale]"
+    text = script(rewards="=judge").replace(
+        "trainer =", f"def judge(completions, **_):\n{inner}\ntrainer ="
+    )
+    assert sorted(init(tmp_path, text)[0]["data"]) == ["neighbour.py", "rewards.py"]
+    said = "\n".join(notes(tmp_path))
+    assert "rewards.py imports it: the training image must have the package 'sympy'" in said
+    assert "neighbour.py imports it: the training image must have the package 'vendor'" in said

@@ -53,6 +53,7 @@ _IN_IMAGE = (
     "pydantic", "regex", "requests", "safetensors", "torch", "transformers", "trl", "yaml",
 )  # fmt: skip
 """Packages of the training image that rewards may import."""
+_READS_VARIABLE = ("environ.get", "getenv", "environ.setdefault")
 _RUNNING = ("GRPOTrainer", "GRPOConfig", "load_dataset", *PARSING)
 """Calls that a reward's process must not repeat."""
 
@@ -153,56 +154,58 @@ class RewardReader:
             self.run.note(0, f"{module}.py", "", "it is no Python: correct it in the ConfigMap")
             return True
         refuse_keys(module_tree, f"{module}.py:")
-        for node in ast.walk(module_tree):
-            self._copy_imported(node, f"{module}.py")
-            self._note_variable(node, f"{module}.py")
-            self._note_file(node, f"{module}.py")
+        self._read_needs(module_tree, f"{module}.py")
         return True
 
-    def _copy_imported(self, node: ast.AST, file: str) -> None:
-        """Copy what a statement imports from beside the script, and name other packages that the
-        training image may lack."""
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level:
-            line = 0 if file in self.run.reward_files else node.lineno
-            advice = f"the files of a ConfigMap are no package: import it in {file} without a dot"
-            self.run.note(line, "import", "." * node.level + (node.module or ""), advice)
-        elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        for module in modules:
-            package = module.partition(".")[0]
-            is_there = package in _IN_IMAGE or package in sys.stdlib_module_names
-            if self._copy_module(module) or is_there or package in self.packages:
-                continue
-            self.packages.add(package)
-            advice = f"{file} imports it: the training image must have the package {package!r}"
+    def _read_needs(self, copied: ast.AST, file: str) -> None:
+        """Copy what a copied file imports from beside the script, and name what else it needs of a
+        pod: packages, variables and files."""
+        for node in ast.walk(copied):
             line = 0 if file in self.run.reward_files else line_of(node)
-            self.run.note(line, "import", module, advice)
+            match node:
+                case ast.ImportFrom(level=level, module=module) if level:
+                    advice = (
+                        f"the files of a ConfigMap are no package: import it in {file} without a "
+                        "dot"
+                    )
+                    self.run.note(line, "import", "." * level + (module or ""), advice)
+                case ast.ImportFrom(module=str(module)):
+                    self._read_import(module, file, line)
+                case ast.Import(names=names):
+                    for alias in names:
+                        self._read_import(alias.name, file, line)
+                case ast.Subscript(value=owner, slice=variable, ctx=ast.Load()):
+                    if dotted_name(owner).endswith("environ"):
+                        self._note_variable(variable, file, line)
+                case ast.Call(func=function, args=arguments):
+                    name = dotted_name(function)
+                    if arguments and name.endswith(_READS_VARIABLE):
+                        self._note_variable(arguments[0], file, line)
+                    if called_name(node) in OPENING:
+                        advice = (
+                            f"{file} opens a file: a pod has none of this machine; add it to the "
+                            "ConfigMap"
+                        )
+                        self.run.note(line, ast.unparse(function), "", advice)
 
-    def _note_variable(self, node: ast.AST, file: str) -> None:
-        """Name a variable of the environment that a copied file reads."""
-        match node:
-            case ast.Subscript(value=owner, slice=variable, ctx=ast.Load()):
-                is_read = dotted_name(owner).endswith("environ")
-            case ast.Call(func=function, args=[variable, *_]):
-                name = dotted_name(function)
-                is_read = name.endswith(("environ.get", "getenv", "environ.setdefault"))
-            case _:
-                return
-        source = ast.unparse(variable) if is_read else ""
-        if source in ("", *self.variables):
+    def _read_import(self, module: str, file: str, line: int) -> None:
+        package = module.partition(".")[0]
+        is_there = package in _IN_IMAGE or package in sys.stdlib_module_names
+        if self._copy_module(module) or is_there or package in self.packages:
             return
-        self.variables.add(source)
-        advice = f"{file} reads it: set it in env, if the reward needs it; a secret by valueFrom"
-        line = 0 if file in self.run.reward_files else line_of(node)
-        self.run.note(line, f"os.environ[{source}]", "", advice)
+        self.packages.add(package)
+        advice = f"{file} imports it: the training image must have the package {package!r}"
+        self.run.note(line, "import", module, advice)
 
-    def _note_file(self, node: ast.AST, file: str) -> None:
-        """Name a file of this machine that a copied file opens."""
-        if isinstance(node, ast.Call) and called_name(node) in OPENING:
-            advice = f"{file} opens a file: a pod has none of this machine; add it to the ConfigMap"
-            line = 0 if file in self.run.reward_files else node.lineno
-            self.run.note(line, ast.unparse(node.func), "", advice)
+    def _note_variable(self, variable: ast.expr, file: str, line: int) -> None:
+        """Name a variable of the environment once."""
+        source = ast.unparse(variable)
+        if source not in self.variables:
+            self.variables.add(source)
+            advice = (
+                f"{file} reads it: set it in env, if the reward needs it; a secret by valueFrom"
+            )
+            self.run.note(line, f"os.environ[{source}]", "", advice)
 
     def _add_loaded_model(self, use: Use, model: Object) -> None:
         name = model.arguments.uses[0].value if model.arguments.uses else None
@@ -302,10 +305,7 @@ class RewardReader:
             for node in ast.walk(unit)
             if isinstance(node, ast.stmt | ast.expr)
         }
-        self._copy_imported(unit, f"{self.module_name}.py")
-        for node in ast.walk(unit):
-            self._note_variable(node, f"{self.module_name}.py")
-            self._note_file(node, f"{self.module_name}.py")
+        self._read_needs(unit, f"{self.module_name}.py")
         self._copy_names(global_names(unit), frame, reward)
 
     def _finish(self, root: Frame) -> None:

@@ -53,6 +53,7 @@ from .trl_run import (
 TRAINER, CONFIG = "GRPOTrainer", "GRPOConfig"
 _LOADERS = ("AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
 _UNPACKED = "it is computed when the script runs: write its entries into the job"
+_BY_POSITION = "it is given by its position: write it into the job by its name"
 _AGAIN = "it is made again: the job is the first; write another one for what changes"
 
 
@@ -163,7 +164,7 @@ class _ScriptReader:
         call.fields.update(arguments)
         self._kinds[id(call)] = "trainer"
         for name, use in arguments.items():
-            if name.startswith("**"):
+            if name.startswith("*"):
                 self.run.note(use.line, name, "", _UNPACKED)
             elif name not in POSITIONS:
                 advice = "TRL's GRPOTrainer has no such argument"
@@ -358,8 +359,9 @@ class _ScriptReader:
         return len(made.arguments.positional) <= 1 and names <= set(TOKENIZER_LOADING)
 
     def _put_config(self, name: str, use: Use) -> None:
-        if name.startswith("**"):
-            self.run.note(use.line, name, "", _UNPACKED)
+        if name.startswith("*"):
+            advice = _UNPACKED if isinstance(use.value, Unknown) else _BY_POSITION
+            self.run.note(use.line, name, "", advice)
             return
         field = RENAMED.get(name, name)
         place = PLACES.get(field, Place("Spec", "", ""))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_EXPONENT = 64
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -15,14 +15,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
-}
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Invert: operator.inv,
     ast.Not: operator.not_,
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
-}
-COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -39,23 +35,24 @@ PLAIN_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """Functions of numbers and texts."""
 TEXT_METHODS = ("lower", "lstrip", "replace", "rstrip", "split", "strip", "upper")
+MAX_LETTERS = 10_000
+"""Of a text whose methods are called: `replace` may make the square of it."""
 
 
-def operate(kind: ast.operator, left: Any, right: Any) -> Any:
+def operate(kind: ast.AST, *values: Any) -> Any:
     """The result of an operator.
 
     Raises:
-        TypeError, ValueError, ArithmeticError: it has none, or none that is cheap to compute.
+        LookupError, TypeError, ValueError, ArithmeticError: it has none, or none that is cheap.
     """
-    is_number = isinstance(left, int | float) and isinstance(right, int | float)
-    is_joined = isinstance(left, str) and isinstance(right, str) and isinstance(kind, ast.Add)
-    function = _OPERATORS.get(type(kind))
-    if function is None or not (is_number or is_joined):
+    is_number = all(isinstance(value, int | float) for value in values)
+    is_joined = isinstance(kind, ast.Add) and all(isinstance(value, str) for value in values)
+    if isinstance(kind, ast.operator) and not (is_number or is_joined):
         raise TypeError(type(kind).__name__)
     # `9**9**9` would take the memory of the machine.
-    if isinstance(kind, ast.Pow) and max(abs(left), abs(right)) > MAX_EXPONENT:
+    if isinstance(kind, ast.Pow) and max(map(abs, values)) > MAX_EXPONENT:
         raise OverflowError
-    return function(left, right)
+    return OPERATORS[type(kind)](*values)
 
 
 def call_plain(name: str, *values: Any) -> Any:
@@ -68,3 +65,14 @@ def call_plain(name: str, *values: Any) -> Any:
     if not all(isinstance(value, int | float | str) for value in values):
         raise TypeError(name)
     return PLAIN_FUNCTIONS[name](*values)
+
+
+def call_text_method(name: str, *values: Any) -> Any:
+    """The result of one of TEXT_METHODS.
+
+    Raises:
+        TypeError, ValueError: it has none, or none that is cheap.
+    """
+    if sum(len(value) for value in values if isinstance(value, str)) > MAX_LETTERS:
+        raise ValueError(name)
+    return getattr(str, name)(*values)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from .constant_folding import COMPARISONS, TEXT_METHODS, UNARY, operate
+from .constant_folding import TEXT_METHODS, call_text_method, operate
 from .functions import FUNCTIONS, LIBRARY_FUNCTIONS, call_method, find_parser, parse_options
 from .heap import Way
-from .objects import POSITIONAL_FIELDS, Objects, computed_key, unpack
+from .objects import POSITIONAL_FIELDS, Objects, computed_key, merge_cells, unpack
 from .values import (
     MISSING,
     Arguments,
@@ -28,7 +28,7 @@ from .values import (
     Unknown,
     Use,
     Value,
-    is_key,
+    key_of,
     make_dict,
     make_list,
     make_object,
@@ -50,6 +50,10 @@ class Evaluator(Objects):
     @abstractmethod
     def define(self, node: ast.Lambda, frame: Frame) -> Function:
         """The function that a definition makes."""
+
+    @abstractmethod
+    def follow_statement(self, statement: ast.stmt, frame: Frame) -> Way:
+        """Follow one statement; returns how it leaves its body."""
 
     def use(self, node: ast.expr, frame: Frame) -> Use:
         """An expression with its value."""
@@ -80,11 +84,11 @@ class Evaluator(Objects):
                 use = self.use(value, frame)
                 self.assign(target, use, frame)
                 return use.value
-            case ast.IfExp() | ast.BoolOp() | ast.UnaryOp():
+            case ast.IfExp() | ast.BoolOp():
                 return self._evaluate_choice(node, frame)
         return self._evaluate_operation(node, frame)
 
-    def _evaluate_choice(self, node: ast.expr, frame: Frame) -> Value:
+    def _evaluate_choice(self, node: ast.IfExp | ast.BoolOp, frame: Frame) -> Value:
         match node:
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 holds = truth(self.evaluate(test, frame))
@@ -99,53 +103,49 @@ class Evaluator(Objects):
                     is_over = holds is isinstance(kind, ast.Or)
                     return value if is_over else self.evaluate(other, frame)
                 self.branches([partial(self._evaluate_all, [other], frame), lambda: None])
-            case ast.UnaryOp(op=kind, operand=operand):
-                value = self.evaluate(operand, frame)
-                holds = truth(value)
-                if isinstance(kind, ast.Not) and holds is not None:
-                    return Known(node, not holds)
-                return self.fold(UNARY[type(kind)], [value], node)
         return Unknown(node)
 
     def _evaluate_operation(self, node: ast.expr, frame: Frame) -> Value:
         match node:
-            case ast.BinOp(op=kind, left=left, right=right):
-                values = self.evaluate(left, frame), self.evaluate(right, frame)
-                return self._operate(kind, *values, node)
-            case ast.Compare(left=left, ops=[kind], comparators=[right]):
-                values = self.evaluate(left, frame), self.evaluate(right, frame)
-                return self._compare(kind, *values, node)
+            case ast.UnaryOp(op=kind, operand=operand):
+                return self._operate(kind, [self.evaluate(operand, frame)], node)
+            case (
+                ast.BinOp(op=kind, left=left, right=right)
+                | ast.Compare(ops=[kind], left=left, comparators=[right])
+            ):
+                values = [self.evaluate(left, frame), self.evaluate(right, frame)]
+                return self._operate(kind, values, node)
             case ast.JoinedStr(values=parts):
                 return self._format(parts, frame, node)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehend(node, frame)
-            case _:
-                parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-                self._evaluate_all(parts, frame)
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        self._evaluate_all(parts, frame)
         return Unknown(node)
 
     def _evaluate_all(self, nodes: Sequence[ast.expr], frame: Frame) -> None:
         for node in nodes:
             self.evaluate(node, frame)
 
-    def _operate(self, kind: ast.operator, first: Value, second: Value, node: ast.AST) -> Value:
-        match kind, first, second:
-            case ast.Add(), Items(), Items():
+    def _operate(self, kind: ast.AST, values: list[Value], node: ast.AST) -> Value:
+        holds = truth(values[0])
+        match kind, *values:
+            case ast.Not(), _ if holds is not None:
+                return Known(node, not holds)
+            case ast.Add(), Items() as first, Items() as second:
                 return make_list([*first.uses, *second.uses], node)
-            case ast.Mult(), Items(), Known(value=int(number)) if 0 <= number <= 99:
+            case ast.Mult(), Items() as first, Known(value=int(number), assumptions=()) if (
+                0 <= number <= 99
+            ):
                 return make_list(first.uses * number, node)
-            case ast.BitOr(), Entries(), Entries() if not isinstance(first, Row):
-                return make_dict({**first.cells, **second.cells}, node)
-        return self.fold(lambda one, two: operate(kind, one, two), [first, second], node)
-
-    def _compare(self, kind: ast.cmpop, first: Value, second: Value, node: ast.AST) -> Value:
-        if isinstance(kind, ast.Is | ast.IsNot):
-            is_none = isinstance(second, Known) and second.value is None
-            if is_none and isinstance(first, Items | Entries | Function | Class):
-                return Known(node, isinstance(kind, ast.IsNot))
-            if not is_none:
+            case ast.BitOr(), Entries() as first, Entries() as second if not isinstance(first, Row):
+                return make_dict(merge_cells(first.cells, second.cells), node)
+            case ast.Is() | ast.IsNot(), first, Known(value=None):
+                if isinstance(first, Items | Entries | Function | Class):
+                    return Known(node, isinstance(kind, ast.IsNot))
+            case ast.Is() | ast.IsNot(), *_:
                 return Unknown(node)
-        return self.fold(COMPARISONS[type(kind)], [first, second], node)
+        return self.fold(partial(operate, kind), values, node)
 
     def _format(self, parts: list[ast.expr], frame: Frame, node: ast.AST) -> Value:
         values: list[Value] = []
@@ -173,59 +173,39 @@ class Evaluator(Objects):
         for key_node, value in zip(node.keys, node.values, strict=True):
             use = self.use(value, frame)
             if key_node is None:
-                cells |= unpack(use)
+                cells = merge_cells(cells, unpack(use))
                 continue
-            key = self.evaluate(key_node, frame)
-            is_plain = isinstance(key, Known) and is_key(key.value) and not key.assumptions
-            name = key.value if isinstance(key, Known) and is_plain else computed_key(key_node)
-            cells[name] = use
+            key = key_of(self.evaluate(key_node, frame))
+            cells = merge_cells(cells, {computed_key(key_node) if key is MISSING else key: use})
         return make_dict(cells, node)
 
     def _comprehend(self, node: _Comprehension, frame: Frame) -> Value:
-        """The list of a comprehension over a known one; of others, what it changes."""
-        inner = Frame([], frame)
-        first = node.generators[0]
-        items = self.iterate(self.evaluate(first.iter, frame))
-        if items is not None and len(node.generators) == 1:
-            made = self._comprehend_known(node, first, items, inner)
-            if made is not None:
-                return made
-
-        def follow_once() -> None:
-            for generator in node.generators:
-                self.assign(
-                    generator.target, Use(Unknown(generator.target), generator.target), inner
-                )
-                self._evaluate_all(generator.ifs, inner)
-            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            self._evaluate_all(parts, inner)
-
-        self.repeat(follow_once)
-        return Unknown(node)
-
-    def _comprehend_known(
-        self, node: _Comprehension, generator: ast.comprehension, items: list[Use], frame: Frame
-    ) -> Value | None:
-        """A list or a dict made of known items; None where a condition or a key is unknown."""
-        uses: list[Use] = []
-        cells: dict[object, Use] = {}
-        for item in items:
-            self.assign(generator.target, item, frame)
-            conditions = [truth(self.evaluate(test, frame)) for test in generator.ifs]
-            if None in conditions:
-                return None
-            if not all(conditions):
-                continue
-            if isinstance(node, ast.DictComp):
-                key = self.evaluate(node.key, frame)
-                if not (isinstance(key, Known) and is_key(key.value)) or key.assumptions:
-                    return None
-                cells[key.value] = self.use(node.value, frame)
-            elif isinstance(node, ast.ListComp):
-                uses.append(self.use(node.elt, frame))
-            else:
-                return None
-        return make_dict(cells, node) if isinstance(node, ast.DictComp) else make_list(uses, node)
+        """What the loop makes that a comprehension stands for; unknown where that is not all known,
+        and of a generator or a set."""
+        items = self.use(node.generators[0].iter, frame)
+        made = make_dict({}, node) if isinstance(node, ast.DictComp) else make_list([], node)
+        # Of its own it has what `for` binds alone.
+        named = [part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+        inner = Frame([], frame, foreign=set(named))
+        inner.names |= {"<items>": items, "<made>": Use(made, node)}
+        step: ast.stmt
+        if isinstance(node, ast.DictComp):
+            step = ast.Assign([ast.Subscript(ast.Name("<made>"), node.key)], node.value)
+        else:
+            append = ast.Attribute(ast.Name("<made>"), "append")
+            step = ast.Expr(ast.Call(append, [node.elt], []))
+        for generator in reversed(node.generators):
+            for test in reversed(generator.ifs):
+                step = ast.If(test, [step], [])
+            is_first = generator is node.generators[0]
+            source = ast.Name("<items>") if is_first else generator.iter
+            step = ast.For(generator.target, source, [step], [])
+        statement = self.statement
+        self.follow_statement(ast.fix_missing_locations(ast.copy_location(step, node)), inner)
+        self.statement = statement
+        is_known = None not in (self.iterate(items.value), self.iterate(made))
+        is_list = isinstance(node, ast.ListComp | ast.DictComp)
+        return made if is_known and is_list else Unknown(node)
 
     # Calls
 
@@ -237,7 +217,9 @@ class Evaluator(Objects):
                 continue
             items = self.iterate(self.evaluate(argument.value, frame))
             arguments.positional += items or []
-            arguments.has_unknown |= items is None
+            if items is None:
+                use = Use(Unknown(argument), argument, frame)
+                arguments.named[ast.unparse(argument)] = use
         for keyword in node.keywords:
             use = self.use(keyword.value, frame)
             arguments.named |= {keyword.arg: use} if keyword.arg else unpack(use)
@@ -250,13 +232,14 @@ class Evaluator(Objects):
         match callee:
             case Object(name="partial", arguments=Arguments(positional=[function, *given])):
                 named = callee.arguments.named | arguments.named
-                merged = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
-                return self.apply(function.value, merged, node)
+                joined = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
+                return self.apply(function.value, joined, node)
             case Part(owner=Object(maker=Class()) as made, name="__init__"):
                 for name, use in arguments.named.items():  # by super(), of a library's class
                     self.write(made.fields, name, use)
             case Part(owner=Known(value=str()) as text, name=name) if name in TEXT_METHODS:
-                return self.fold(getattr(str, name), [text, *arguments.values], node)
+                values = [text, *arguments.values]
+                return self.fold(partial(call_text_method, name), values, node)
             case Part():
                 value = call_method(self, callee, arguments, node)
             case External():
@@ -267,8 +250,9 @@ class Evaluator(Objects):
             return value
         if parser := find_parser(callee):
             return parse_options(self, parser, arguments, node)
-        positions = POSITIONAL_FIELDS.get(getattr(callee, "name", ""), ())
-        return self.record(make_object(callee, arguments, arguments.by_name(positions), node))
+        positions = POSITIONAL_FIELDS.get(getattr(callee, "name", ""))
+        fields = arguments.by_name(positions) if positions else arguments.named
+        return self.record(make_object(callee, arguments, fields, node))
 
     def _apply_own(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value | None:
         """What a call of a function, a class or an object of the script returns."""
@@ -331,12 +315,10 @@ class Evaluator(Objects):
         current = self.evaluate(statement.target, frame)
         use = self.use(statement.value, frame)
         match statement.op, current:
-            case ast.Add(), Items():
-                self.extend(current, use)
-            case ast.BitOr(), Entries():
-                self.update(current.cells, use)
+            case (ast.Add(), Items() as owner) | (ast.BitOr(), Entries() as owner):
+                self.extend(owner, use)
             case _:
-                value = self._operate(statement.op, current, use.value, statement)
+                value = self._operate(statement.op, [current, use.value], statement)
                 self.assign(statement.target, Use(value, statement.target, frame), frame)
 
     def delete(self, target: ast.expr, frame: Frame) -> None:

@@ -2,14 +2,17 @@
 command line."""
 
 import ast
+from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from textwrap import dedent
+from typing import Any
 
 from ..trl_run import Note
 from .constant_folding import PLAIN_FUNCTIONS, call_plain
-from .objects import Objects, computed_key, has_computed_key
+from .objects import Objects, computed_key, merge_cells
 from .values import (
     MISSING,
     Arguments,
@@ -21,13 +24,12 @@ from .values import (
     Known,
     Object,
     Part,
-    Rest,
-    Row,
     Store,
     Unknown,
     Use,
     Value,
     assume,
+    key_of,
     make_dict,
     make_list,
     make_object,
@@ -41,8 +43,14 @@ _FILLING = ("HfArgumentParser", "TrlParser")
 """Parsers that fill dataclasses."""
 _LAUNCHED = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
 """Variables that torchrun and `accelerate launch` set: a script's default is not what counts."""
-_LIST_CHANGES = ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort")
-_DICT_CHANGES = ("clear", "pop", "popitem", "setdefault", "update")
+_CHANGES = (
+    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
+    "sort", "update",
+)  # fmt: skip
+"""Methods that change a list or a dict."""
+_WITH_KEY = ("get", "insert", "pop", "setdefault")
+_WITH_ALL = ("items", "keys", "popitem", "reverse", "values")
+"""Methods whose result is known where all items are."""
 Call = Callable[[Objects, Arguments, ast.Call], Value | None]
 """Returns None for a call that is not known."""
 
@@ -61,7 +69,7 @@ def _dict(_: Objects, given: Arguments, node: ast.Call) -> Value:
     cells = [use.value.cells for use in given.positional if isinstance(use.value, Entries)]
     if len(cells) < len(given.positional):
         return Unknown(node)
-    return make_dict({**(cells[0] if cells else {}), **given.named}, node)
+    return make_dict(merge_cells(cells[0] if cells else {}, given.named), node)
 
 
 def _list(objects: Objects, given: Arguments, node: ast.Call) -> Value:
@@ -129,8 +137,8 @@ def _vars(_: Objects, given: Arguments, node: ast.Call) -> Value:
 
 def _getattr(objects: Objects, given: Arguments, node: ast.Call) -> Value:
     match given.values:
-        case [owner, Known(value=str(name))]:
-            return objects.attribute(owner, name, node)
+        case [owner, Known(value=str(name), assumptions=notes)]:
+            return objects.assume_choice(objects.attribute(owner, name, node), notes)
     return Unknown(node)
 
 
@@ -138,8 +146,9 @@ def _setattr(objects: Objects, given: Arguments, node: ast.Call) -> Value | None
     if len(given.positional) != 3:
         return None
     owner, name, use = given.positional
-    if isinstance(name.value, Known):
-        objects.set_attribute(owner.value, owner.node, str(name.value.value), use)
+    attribute = key_of(name.value)
+    if isinstance(attribute, str):
+        objects.set_attribute(owner.value, owner.node, attribute, use)
     else:
         if isinstance(owner.value, Object | Class):
             objects.set_any(owner.value.fields, name.node)
@@ -150,7 +159,7 @@ def _setattr(objects: Objects, given: Arguments, node: ast.Call) -> Value | None
 
 def _super(objects: Objects, _: Arguments, node: ast.Call) -> Value | None:
     """The object of a method, as one of the classes behind the method's own."""
-    method = objects.current_function
+    method = objects.calling[-1] if objects.calling else None
     made = method.owner if method else None
     if method is None or method.home is None or not isinstance(made, Object):
         return None
@@ -200,11 +209,9 @@ def call_method(objects: Objects, callee: Part, given: Arguments, node: ast.Call
     """What a method of a list or a dict returns; None for other methods."""
     name = callee.name
     match callee.owner:
-        case Items() as items:
-            _call_list(objects, items, name, given, node)
-        case Entries() as entries:
-            return _call_dict(objects, entries, name, given, node)
-        case Part(owner=owner, name=field) if name in (*_LIST_CHANGES, *_DICT_CHANGES):
+        case Items() | Entries() as owner:
+            return _call_container(objects, owner, name, given, node)
+        case Part(owner=owner, name=field) if name in _CHANGES:
             objects.change_part(owner, field, node)
         case Known() | Column():
             pass
@@ -213,68 +220,60 @@ def call_method(objects: Objects, callee: Part, given: Arguments, node: ast.Call
     return Unknown(node)
 
 
-def _call_list(objects: Objects, items: Items, name: str, given: Arguments, node: ast.Call) -> None:
-    uses = items.uses
-    is_open = objects.iterate(items) is None
-    match name, given.values:
-        case "append", [_]:
-            uses.append(given.positional[0])
-        case "extend", [_]:
-            objects.extend(items, given.positional[0])
-            return
-        case "insert", [Known(value=int(place)), _] if not is_open:
-            uses.insert(place, given.positional[1])
-        case _ if name in _LIST_CHANGES:
-            uses = [Use(Rest(node), node)]
-    objects.replace_items(items, uses)
-
-
-def _call_dict(
-    objects: Objects, entries: Entries, name: str, given: Arguments, node: ast.Call
+def _call_container(
+    objects: Objects, owner: Items | Entries, name: str, given: Arguments, node: ast.Call
 ) -> Value:
-    cells = entries.cells
-    is_closed = _is_closed(entries)
-    key = given.first.value if isinstance(given.first, Known) else MISSING
-    if name in ("get", "pop", "setdefault") and key is not MISSING and (is_closed or key in cells):
-        return _call_entry(objects, cells, name, given)
-    if name == "copy" and not isinstance(entries, Row):
-        return make_dict(dict(cells), node)
-    if name == "items" and is_closed:
-        pairs = [[Use(Known(node, key), node), use] for key, use in cells.items()]
-        return make_list([Use(make_list(pair, node), node) for pair in pairs], node)
-    if name == "values" and is_closed:
-        return make_list(list(cells.values()), node)
-    _change_dict(objects, cells, name, given, node)
+    """Call the method of Python's own list or dict on what the script's holds."""
+    if name == "copy":
+        return _copied(owner, is_deep=False)
+    if name == "get" and isinstance(given.first, Known) and given.first.assumptions:
+        key = Use(replace(given.first, assumptions=()), node)
+        plain = replace(given, positional=[key, *given.positional[1:]])
+        item = _call_container(objects, owner, name, plain, node)
+        return objects.assume_choice(item, given.first.assumptions)
+    if name in ("extend", "update"):
+        for use in given.positional:
+            objects.extend(owner, use)
+        for word, use in given.named.items():
+            objects.write(owner.cells, word, use)
+        return Known(node, None)
+    arguments = _known_arguments(objects, owner, name, given.positional)
+    content: Any = owner.uses if isinstance(owner, Items) else dict(owner.cells)
+    if arguments is not None:
+        with suppress(AttributeError, LookupError, TypeError):
+            result = getattr(content, name)(*arguments)
+            objects.refill(owner.cells, content)
+            return _value_of(result, node)
+    if name in _CHANGES:
+        objects.forget(owner, node.args[0] if node.args else node)
     return Unknown(node)
 
 
-def _change_dict(
-    objects: Objects, cells: Store, name: str, given: Arguments, node: ast.Call
-) -> None:
-    if name == "update":
-        for use in given.positional:
-            objects.update(cells, use)
-        for word, use in given.named.items():
-            objects.write(cells, word, use)
-    elif name in _DICT_CHANGES:
-        objects.set_any(cells, node.args[0] if node.args else node)
+def _known_arguments(
+    objects: Objects, owner: Items | Entries, name: str, given: list[Use]
+) -> list[Any] | None:
+    """What the method of Python's own list or dict is called with; None where only the run knows
+    what it does."""
+    if name in ("append", "clear"):
+        return list(given)
+    is_known = objects.iterate(owner) is not None
+    if name in _WITH_KEY and given:
+        key = key_of(given[0].value)
+        is_there = isinstance(owner, Entries) and key in owner.cells
+        missing = [Use(Known(given[0].node, None), given[0].node)]
+        default = missing if name in ("get", "setdefault") and len(given) == 1 else given[1:]
+        return [key, *default] if is_there or (is_known and key is not MISSING) else None
+    return list(given) if is_known and name in (*_WITH_KEY, *_WITH_ALL) else None
 
 
-def _is_closed(entries: Entries) -> bool:
-    """True for a dict of which all entries are known by their keys."""
-    return not isinstance(entries, Row) and not has_computed_key(entries.cells)
-
-
-def _call_entry(objects: Objects, cells: Store, name: str, given: Arguments) -> Value:
-    """What `get`, `pop` or `setdefault` of a key returns."""
-    key, *default = given.positional
-    assert isinstance(key.value, Known), "the key is known"
-    use = cells.get(key.value.value) or (default or [Use(Known(key.node, None), key.node)])[0]
-    if name == "setdefault":
-        objects.write(cells, key.value.value, use)
-    elif name == "pop":
-        objects.write(cells, key.value.value, MISSING)
-    return use.value
+def _value_of(part: Any, node: ast.AST) -> Value:
+    """What a method of Python's own list or dict has returned."""
+    if isinstance(part, Use):
+        return part.value
+    if part is None or isinstance(part, str | int | float):
+        return Known(node, part)
+    uses = (each if isinstance(each, Use) else Use(_value_of(each, node), node) for each in part)
+    return make_list(list(uses), node)
 
 
 # Parsers of the command line
@@ -313,49 +312,46 @@ def parse_options(objects: Objects, parser: Value, given: Arguments, node: ast.C
 
 def _fill_options(objects: Objects, options: Object) -> None:
     """Give argparse's object the defaults of its options."""
-    by_name: dict[str, list[Object]] = {}
+    by_name: dict[str, list[Value]] = {}
     for call in objects.calls:
-        if call.name == "add_argument":
-            dest = call.arguments.named.get("dest")
-            name = dest.value.value if dest and isinstance(dest.value, Known) else _flag(call)
-            by_name.setdefault(str(name).lstrip("-").replace("-", "_"), []).append(call)
-    for name, calls in by_name.items():
-        value = _option_default(objects, calls[0])
-        if len(calls) > 1:
-            lines = ", ".join(str(call.line) for call in calls)
-            value = Unknown(calls[0].node, f"options of lines {lines} set it")
+        if call.name == "add_argument" and (option := _read_option(objects, call)):
+            by_name.setdefault(option[0], []).append(option[1])
+    for name, defaults in by_name.items():
+        value = defaults[0]
+        if len(defaults) > 1:
+            lines = ", ".join(str(default.line) for default in defaults)
+            value = Unknown(value.node, f"options of lines {lines} set it")
         for call in objects.calls:
             given = call.arguments
             if call.name == "set_defaults" and (name in given.named or given.has_unknown):
                 value = Unknown(call.node, f"line {call.line} sets it, too")
-        options.fields[name] = Use(value, calls[0].node)
+        options.fields[name] = Use(value, value.node)
 
 
-def _option_default(objects: Objects, option: Object) -> Value:
-    """What an argument is where its option is not given."""
-    given, node, flag = option.arguments.named, option.node, _flag(option)
+def _read_option(objects: Objects, call: Object) -> tuple[str, Value] | None:
+    """The name of an argument, and what it is where its option is not given; None where only the
+    run knows the name."""
+    given, node = call.arguments.named, call.node
+    settings = {name: key_of(given[name].value) for name in ("dest", "action") if name in given}
+    if settings.get("action") not in ("store_true", "store_false"):
+        settings.pop("action", None)
+    try:
+        flags = [key_of(use.value) for use in call.arguments.positional]
+        action = ArgumentParser(add_help=False).add_argument(*flags, **settings)
+    except (TypeError, ValueError):
+        return None
+    flag = next((flag for flag in flags if flag.startswith("--")), action.dest)
     kind = ast.unparse(given["type"].node) if "type" in given else "str"
-    default, action = (
-        given[name].value if name in given else None for name in ("default", "action")
-    )
-    if default is None:
-        flags = {"store_true": False, "store_false": True}
-        if not isinstance(action, Known) or action.value not in flags:
-            return Unknown(node, f"{flag} has no default")
-        default = Known(node, flags[action.value])
+    default: Value = Known(node, action.default)
+    if "default" in given:
+        default = given["default"].value
+    elif action.default is None:
+        return action.dest, Unknown(node, f"{flag} has no default")
     # argparse reads a default that is a text as it reads the command line.
     if isinstance(default, Known) and isinstance(default.value, str) and kind != "str":
         if kind not in ("int", "float"):
-            return Unknown(node, f"{flag} is read by {kind}")
+            return action.dest, Unknown(node, f"{flag} is read by {kind}")
         default = objects.fold(float if kind == "float" else int, [default], node)
     advice = "the option's default was taken; change the job if you pass another value"
     text = repr(default.value) if isinstance(default, Known) else ast.unparse(default.node)
-    return assume(default, Note(option.line, flag, text, advice))
-
-
-def _flag(option: Object) -> str:
-    """An option as users write it, such as `--batch-size`."""
-    names = [str(value.value) for value in option.arguments.values if isinstance(value, Known)]
-    names = names[: len(option.arguments.positional)]
-    long = [name for name in names if name.startswith("--")] or names
-    return long[0] if long else ""
+    return action.dest, assume(default, Note(call.line, flag, text, advice))

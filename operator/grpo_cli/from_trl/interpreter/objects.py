@@ -2,7 +2,7 @@
 
 import ast
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from .values import (
     Value,
     assume,
     constant,
-    is_key,
+    key_of,
     line_of,
     make_object,
     make_value,
@@ -70,12 +70,9 @@ class Objects(Heap):
         """Changes of objects, in order."""
         self.assumed_choices: list[Note] = []
         """Defaults by which a function or an object was chosen of several."""
+        self.calling: list[Function] = []
+        """Functions of the script that are followed, each called by the one before."""
         self._on_call = on_call
-
-    @property
-    @abstractmethod
-    def current_function(self) -> Function | None:
-        """The function that is followed."""
 
     @abstractmethod
     def follow(self, function: Function, arguments: Arguments | None) -> Value:
@@ -118,9 +115,13 @@ class Objects(Heap):
         if isinstance(value, Items):
             uses = value.uses
             return None if any(isinstance(use.value, Rest) for use in uses) else uses
-        if isinstance(value, Entries) and not isinstance(value, Row):
-            return [Use(Known(use.node, key), use.node) for key, use in value.cells.items()]
-        return None
+        if (
+            not isinstance(value, Entries)
+            or isinstance(value, Row)
+            or has_computed_key(value.cells)
+        ):
+            return None
+        return [Use(Known(use.node, key), use.node) for key, use in value.cells.items()]
 
     def attribute(self, value: Value, name: str, node: ast.AST) -> Value:
         """An attribute of a value."""
@@ -167,16 +168,16 @@ class Objects(Heap):
 
     def item(self, value: Value, key: Use, node: ast.AST) -> Value:
         """What `value[key]` is."""
-        plain = key.value.value if isinstance(key.value, Known) else MISSING
         if isinstance(key.value, Known) and key.value.assumptions:
-            item = self.item(value, Use(Known(key.node, plain), key.node), node)
-            return self._assume_choice(item, key.value.assumptions)
+            item = self.item(value, Use(Known(key.node, key.value.value), key.node), node)
+            return self.assume_choice(item, key.value.assumptions)
+        plain = key_of(key.value)
         match value:
             case Items() if isinstance(plain, int):
-                uses = self.iterate(value)
-                is_there = uses is not None and -len(uses) <= plain < len(uses)
-                return uses[plain].value if uses is not None and is_there else Unknown(node)
-            case Entries() if is_key(plain):
+                uses = self.iterate(value) or []
+                is_there = -len(uses) <= plain < len(uses)
+                return uses[plain].value if is_there else Unknown(node)
+            case Entries() if plain is not MISSING:
                 if plain in value.cells:
                     return value.cells[plain].value
                 is_column = isinstance(value, Row) and not has_computed_key(value.cells)
@@ -187,7 +188,7 @@ class Objects(Heap):
                 return Unknown(node, value.why)
         return make_object(Part(node, value, ITEM), Arguments([key]), {}, node)
 
-    def _assume_choice(self, item: Value, notes: tuple[Note, ...]) -> Value:
+    def assume_choice(self, item: Value, notes: tuple[Note, ...]) -> Value:
         """The item that a default chooses, with the notes on it."""
         if isinstance(item, Known):
             return replace(item, assumptions=(*item.assumptions, *notes))
@@ -204,25 +205,31 @@ class Objects(Heap):
             return self.record(made)
         for base in made_of.order():
             if isinstance(base, External):
-                if base.name.endswith("Settings"):  # pydantic's
-                    why = f"{base.name} reads variables of the environment, too"
-                    names = [
-                        name for part in made_of.order() for name in getattr(part, "fields", ())
-                    ]
-                    made.fields.update({name: Use(Unknown(node, why), node) for name in names})
-                # Of a library's class, such as GRPOConfig or pydantic's, whose fields are named.
-                made.fields.update(arguments.by_name(POSITIONAL_FIELDS["GRPOConfig"]))
-                if base.name in POSITIONAL_FIELDS:  # a dataclass
-                    self._follow_post_init(made)
                 break
             initializer = base.fields.get("__init__")
             if initializer is not None and isinstance(initializer.value, Function):
                 self.follow(replace(initializer.value, owner=made), arguments)
-                break
+                return self.record(made)
             if base.defaults is not None:
                 self._fill(made, base, arguments, is_parsed=is_parsed)
-                break
+                return self.record(made)
+        self._fill_by_library(made, made_of, arguments)
         return self.record(made)
+
+    def _fill_by_library(self, made: Object, made_of: Class, arguments: Arguments) -> None:
+        """Give an object the fields that a library's base or decorator sets."""
+        library = next((base.name for base in made_of.order() if isinstance(base, External)), "")
+        positions = POSITIONAL_FIELDS.get(library)
+        why = "its class takes it by position" if arguments.positional and not positions else ""
+        if library.endswith("Settings"):  # pydantic's
+            why = f"{library} reads variables of the environment, too"
+        for part in made_of.order() if why else ():
+            for name, use in getattr(part, "fields", {}).items():
+                if not isinstance(use.value, Function):
+                    made.fields[name] = Use(Unknown(made.node, why), made.node)
+        made.fields.update(arguments.by_name(positions) if positions else arguments.named)
+        if positions:  # a dataclass
+            self._follow_post_init(made)
 
     def _fill(
         self, made: Object, definition: Class, arguments: Arguments, *, is_parsed: bool
@@ -289,19 +296,14 @@ class Objects(Heap):
 
     def set_item(self, owner: Value, node: ast.AST, key: Use, use: object) -> None:
         """Set an item or an entry, or delete it by MISSING."""
-        plain = key.value.value if isinstance(key.value, Known) else MISSING
+        plain = key_of(key.value)
         match owner:
-            case Entries():
-                is_plain = isinstance(key.value, Known) and not key.value.assumptions
-                if is_plain and is_key(plain):
-                    self.write(owner.cells, plain, use)
-                else:
-                    self.set_any(owner.cells, key.node)
-            case Items():
-                if isinstance(plain, int) and plain in owner.cells and use is not MISSING:
-                    self.write(owner.cells, plain, use)
-                else:
-                    self.replace_items(owner, [Use(Rest(key.node), key.node, key.frame)])
+            case Entries() if plain is not MISSING:
+                self.write(owner.cells, plain, use)
+            case Items() if plain in owner.cells and use is not MISSING:
+                self.write(owner.cells, plain, use)
+            case Items() | Entries():
+                self.forget(owner, key.node)
             case Part(owner=container, name=name):
                 self.change_part(container, name, node)
             case Object() if owner.method and owner.name == ITEM:
@@ -322,27 +324,31 @@ class Objects(Heap):
             self.write(store, key, Use(value, node))
         self.write(store, computed_key(node), Use(value, node))
 
-    def replace_items(self, items: Items, uses: list[Use]) -> None:
-        """Give a list other items."""
-        for position in range(max(len(uses), len(items.cells))):
-            use = uses[position] if position < len(uses) else MISSING
-            if items.cells.get(position, MISSING) is not use:
-                self.write(items.cells, position, use)
+    def refill(self, store: Store, content: dict[Any, Use] | list[Use]) -> None:
+        """Give a list or a dict other items."""
+        cells = content if isinstance(content, dict) else dict(enumerate(content))
+        for key in {**store, **cells}:
+            if store.get(key) is not cells.get(key):
+                self.write(store, key, cells.get(key, MISSING))
 
-    def extend(self, items: Items, use: Use) -> None:
-        """Add items to a list."""
-        added = self.iterate(use.value)
-        if added is None:
-            added = [Use(Rest(use.node, "the list changes here"), use.node, use.frame)]
-        self.replace_items(items, [*items.uses, *added])
-
-    def update(self, store: Store, use: Use) -> None:
-        """Add the entries of a dict."""
-        if isinstance(use.value, Entries) and not isinstance(use.value, Row):
-            for key, entry in use.value.cells.items():
-                self.write(store, key, entry)
+    def forget(self, owner: Items | Entries, node: ast.AST) -> None:
+        """Make all items unknown after one of them changed, nobody knows which."""
+        if isinstance(owner, Items):
+            self.refill(owner.cells, [Use(Rest(node), node)])
         else:
-            self.set_any(store, use.node)
+            self.set_any(owner.cells, node)
+
+    def extend(self, owner: Items | Entries, use: Use) -> None:
+        """Add the items of a list to a list, or the entries of a dict to a dict."""
+        if isinstance(owner, Items):
+            added = self.iterate(use.value)
+            if added is None:
+                added = [Use(Rest(use.node, "the list changes here"), use.node, use.frame)]
+            self.refill(owner.cells, [*owner.uses, *added])
+        elif isinstance(use.value, Entries) and not isinstance(use.value, Row):
+            self.refill(owner.cells, merge_cells(owner.cells, use.value.cells))
+        else:
+            self.set_any(owner.cells, use.node)
 
 
 def unpack(use: Use) -> dict[Any, Use]:
@@ -357,6 +363,14 @@ def computed_key(node: ast.AST) -> str:
     return f"<{ast.unparse(node)}>"
 
 
-def has_computed_key(store: Store) -> bool:
+def has_computed_key(store: Mapping[Any, Use]) -> bool:
     """True for a store with an entry whose own key nobody knows."""
-    return any(isinstance(key, str) and key.startswith(("<", "**")) for key in store)
+    return any(isinstance(key, str) and key.startswith(("<", "*")) for key in store)
+
+
+def merge_cells(cells: Mapping[Any, Use], added: Mapping[Any, Use]) -> dict[Any, Use]:
+    """The entries of two dicts. One whose key nobody knows may replace any of the first."""
+    if has_computed_key(added):
+        why = "an entry with a computed key may replace it"
+        cells = {key: Use(Unknown(use.node, why), use.node) for key, use in cells.items()}
+    return {**cells, **added}

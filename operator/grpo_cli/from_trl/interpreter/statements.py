@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..trl_run import Note, ReadModule
 from .evaluator import Evaluator
 from .heap import Way
+from .objects import has_computed_key
 from .syntax import called_name, is_run_in_parts, parse
 from .values import (
     COMPUTED,
@@ -54,7 +55,6 @@ class Interpreter(Evaluator):
         """Functions that are defined, in order."""
         self._followed: set[ast.AST] = set()
         """Functions of which a call was followed."""
-        self._stack: list[Function] = []
         self._results: list[Value] = []
         """What the present function may have returned so far."""
         self._num_statements = 0
@@ -85,7 +85,7 @@ class Interpreter(Evaluator):
             if self._num_statements > MAX_STATEMENTS:
                 raise RecursionError
             self.statement = statement
-            way = self._follow(statement, frame)
+            way = self.follow_statement(statement, frame)
             if way is not None:
                 return way
         return None
@@ -98,7 +98,8 @@ class Interpreter(Evaluator):
 
         return self.branches([way(body) for body in bodies])
 
-    def _follow(self, statement: ast.stmt, frame: Frame) -> Way:
+    def follow_statement(self, statement: ast.stmt, frame: Frame) -> Way:
+        """Follow one statement; returns how it leaves its body."""
         match statement:
             case ast.If(test=test, body=body, orelse=orelse):
                 holds = truth(self.evaluate(test, frame))
@@ -241,7 +242,7 @@ class Interpreter(Evaluator):
         """What a call of a script's function returns; without arguments, a command line or a
         launcher calls it, and its defaults are assumed."""
         node = function.node
-        if len(self._stack) >= MAX_CALLS or any(node is active.node for active in self._stack):
+        if len(self.calling) >= MAX_CALLS or any(node is active.node for active in self.calling):
             return Unknown(node)
         assert isinstance(node, _Definition)
         self._followed.add(node)
@@ -256,27 +257,22 @@ class Interpreter(Evaluator):
             elif self._block(node.body, frame) is None:
                 self._results.append(Known(node, None))
 
-        self._stack.append(function)
+        self.calling.append(function)
         if is_run_in_parts(node):
             self._results.append(Unknown(node))
             self.repeat(lambda: self.call(body))
         else:
             self.call(body)
-        self._stack.pop()
+        self.calling.pop()
         returned = self._results
         self.statement, self._results = statement, results
         return returned[-1] if len({id(value) for value in returned}) == 1 else Unknown(node)
 
-    @property
-    def current_function(self) -> Function | None:
-        """The function that is followed."""
-        return self._stack[-1] if self._stack else None
-
     def _bind_parameters(
         self, function: Function, node: _Definition, arguments: Arguments | None, frame: Frame
     ) -> None:
-        given = arguments or Arguments()
         unknown = Use(Unknown(node), node, frame)
+        given = Arguments(named={"**": unknown}) if arguments is None else arguments
         positional = list(given.positional)
         if function.owner is not None:
             positional.insert(0, Use(function.owner, node, frame))
@@ -290,13 +286,10 @@ class Interpreter(Evaluator):
             self.write(frame.names, name, unknown if is_open or use is None else use)
         if node.args.vararg:
             extra = positional[len(parameters) :]
-            extra += [Use(Rest(node), node)] if arguments is None else []
+            extra += [Use(Rest(node), node)] if has_computed_key(given.named) else []
             self.write(frame.names, node.args.vararg.arg, Use(make_list(extra, node), node, frame))
         if node.args.kwarg:
-            name = node.args.kwarg.arg
-            if arguments is None:
-                values[f"**{name}"] = unknown
-            self.write(frame.names, name, Use(make_dict(values, node), node, frame))
+            self.write(frame.names, node.args.kwarg.arg, Use(make_dict(values, node), node, frame))
 
     def _default(self, function: Function, name: str, *, is_assumed: bool) -> Use | None:
         use = function.defaults.get(name)

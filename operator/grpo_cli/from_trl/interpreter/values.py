@@ -190,8 +190,9 @@ class Arguments:
     """It unpacks what nobody knows."""
 
     def by_name(self, positions: tuple[str, ...]) -> dict[str, Use]:
-        """The arguments by their parameters."""
-        return dict(zip(positions, self.positional, strict=False)) | self.named
+        """The arguments by their parameters; one that has none here goes by its source."""
+        extra = {f"*{ast.unparse(use.node)}": use for use in self.positional[len(positions) :]}
+        return dict(zip(positions, self.positional, strict=False)) | extra | self.named
 
     @property
     def first(self) -> Value | None:
@@ -361,9 +362,13 @@ def line_of(node: ast.AST) -> int:
     return getattr(node, "lineno", 0)
 
 
-def is_key(value: object) -> bool:
-    """True for a constant that can be the key of a dict."""
-    return isinstance(value, str | int | float | None)
+def key_of(value: Value) -> Any:
+    """The constant that is the key of a dict or the place of an item; MISSING for all that only the
+    run decides."""
+    match value:
+        case Known(value=str() | int() | float() | None as plain, assumptions=()):
+            return plain
+    return MISSING
 
 
 def constant(value: Value) -> tuple[Any, list[Note]]:
