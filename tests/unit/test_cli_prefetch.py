@@ -197,7 +197,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
-    monkeypatch.setattr(prefetch, "SYSTEM_CLOCK", SteppedClock())
+    monkeypatch.setattr(job_pods, "SYSTEM_CLOCK", SteppedClock())
     (tmp_path / "job.yaml").write_text(manifest())
     return World(tmp_path)
 

@@ -23,8 +23,7 @@ from grpo_api.report.preflight import (
 from grpo_api.spec.model import Architecture
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
-from grpo_cli.cluster import kubectl
-from grpo_cli.commands import preflight
+from grpo_cli.cluster import job_pods, kubectl
 from grpo_cli.commands.preflight import check_job
 from grpo_cli.inputs import local_preflight
 from grpo_cli.show.errors import MISSING, WRONG, KubectlExitError
@@ -211,7 +210,7 @@ def test_the_pod_s_report_is_printed_and_its_job_deleted(
     world: World, capsys: pytest.CaptureFixture[str], last: str, code: int, told: str
 ) -> None:
     world.patch.setenv("KUBECTL", f"{sys.executable} {world.folder}/kubectl.py")
-    world.patch.setattr(preflight, "SYSTEM_CLOCK", SteppedClock())
+    world.patch.setattr(job_pods, "SYSTEM_CLOCK", SteppedClock())
     (world.folder / "kubectl.py").write_text(KUBECTL)
     waits = {"status": {"conditions": [{"reason": "Unschedulable", "message": "no room"}]}}
     pods = [[], [waits], [waits], [ended_pod(last)]]

@@ -9,7 +9,10 @@ from typing import Any
 from grpo_api.text.messages import printable_text
 
 from . import kubectl
+from .claims import Holder
+from .clock import SYSTEM_CLOCK
 
+POLL_SECONDS = 2.0
 Object = dict[str, Any]
 
 
@@ -72,8 +75,23 @@ def termination_messages(pod: Object) -> Iterator[str]:
             yield text
 
 
-def print_waiting(job: str, waiting: str, shown: str) -> str:
-    """Print what a Job waits for on stderr, unless it is shown already; return what is shown."""
-    if waiting not in ("", shown):
-        print(f"job {job}: {printable_text(waiting)}", file=sys.stderr, flush=True)
-    return waiting
+def follow_job(
+    options: Namespace, name: str, holder: Holder | None = None
+) -> Iterator[tuple[Object | None, list[Object]]]:
+    """Yield a Job, None once it is gone, and its pods, again and again; print on stderr what they
+    wait for.
+
+    `holder`: the pod for whose sake there is one node only that they can run on.
+    """
+    shown = ""
+    while True:
+        job = find_job(options, name)  # before its pods, which are all there when it has ended
+        pods = find_pods(options, name)
+        yield job, pods
+        waiting = waiting_message(options, name, pods)
+        if holder and waiting:
+            waiting += f"; it can run only beside {holder.description}"
+        if waiting not in ("", shown):
+            print(f"job {name}: {printable_text(waiting)}", file=sys.stderr, flush=True)
+            shown = waiting
+        SYSTEM_CLOCK.sleep(POLL_SECONDS)

@@ -28,14 +28,12 @@ from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 
 from ..cluster import job_pods, kubectl
 from ..cluster.claims import Holder, pin_to_claims
-from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import pods_with_image
 from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, add_filename, load_specs
 from ..show.errors import NotYet, OptionError
 
-POLL_SECONDS = 2.0
 FAILED = 1
 """Exit code where something was not fetched."""
 
@@ -129,14 +127,9 @@ def _plan(job: Object) -> str:
 def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
     """Shows the Job's pods' logs, one after the other, until it has ended."""
     shown: set[str] = set()
-    shown_reason = ""
-    while True:
-        job = job_pods.find_job(
-            options, name
-        )  # before its pods: what they said is all there when it has ended
+    for job, pods in job_pods.follow_job(options, name, holder):
         if job is None:
             raise NotYet(f"job {name} was deleted")
-        pods = job_pods.find_pods(options, name)
         for pod in filter(_has_log, pods):
             pod_name = pod["metadata"]["name"]
             if pod_name not in shown:
@@ -145,11 +138,7 @@ def _follow_job(options: Namespace, name: str, holder: Holder | None) -> int:
                 subprocess.run(kubectl.command(options, "logs", "--follow", pod_name), check=False)
         if end := job_pods.job_end(job):
             return _print_end(end, pods)
-        waiting = job_pods.waiting_message(options, name, pods)
-        if holder and waiting:
-            waiting += f"; it can run only beside {holder.description}"
-        shown_reason = job_pods.print_waiting(name, waiting, shown_reason)
-        SYSTEM_CLOCK.sleep(POLL_SECONDS)
+    raise AssertionError("following has no end")
 
 
 def _has_log(pod: Object) -> bool:

@@ -22,7 +22,6 @@ from grpo_operator.records.names import LABEL_JOB, LABEL_MANAGED_BY
 from grpo_operator.records.parsing import grpojob_record
 
 from ..cluster import job_pods, kubectl
-from ..cluster.clock import SYSTEM_CLOCK
 from ..cluster.delivery_pod import pods_with_image
 from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import add_filename, load_specs
@@ -32,7 +31,6 @@ from ..show.terminal import console
 
 FOUND_PROBLEMS = 1
 """Exit code where a job has a problem."""
-POLL_SECONDS = 2.0
 
 
 def register(parser: ArgumentParser) -> None:
@@ -132,20 +130,14 @@ def _create_job(options: Namespace, body: dict[str, Any]) -> None:
         kubectl.create_object(options, body)
 
 
-def _awaited_report(options: Namespace, job: str) -> PreflightReport:
-    shown = ""
-    while True:
-        child = job_pods.find_job(options, job)
-        pods = job_pods.find_pods(options, job)
-        for pod in pods:
-            report = _pod_report(pod)
+def _awaited_report(options: Namespace, name: str) -> PreflightReport:
+    for job, pods in job_pods.follow_job(options, name):
+        for report in map(_pod_report, pods):
             if report is not None:
                 return report
-        if child is None or job_pods.job_end(child):
-            raise NotYet(f"job {job} ended without a report; see its pod's log")
-        waiting = job_pods.waiting_message(options, job, pods)
-        shown = job_pods.print_waiting(job, waiting, shown)
-        SYSTEM_CLOCK.sleep(POLL_SECONDS)
+        if job is None or job_pods.job_end(job):
+            raise NotYet(f"job {name} ended without a report; see its pod's log")
+    raise AssertionError("following has no end")
 
 
 def _pod_report(pod: dict[str, Any]) -> PreflightReport | None:
