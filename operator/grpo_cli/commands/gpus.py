@@ -3,8 +3,6 @@ inventories take."""
 
 from argparse import ArgumentParser, Namespace
 
-from rich.text import Text
-
 from grpo_planner.hardware.products import Product, obstacle_message, short_names
 from grpo_planner.hardware.products import table as products
 
@@ -21,19 +19,12 @@ def run(_: Namespace) -> int:
     """Prints the list."""
     out = console()
     rows = [_row(label, product) for label, product in products().items()]
-    show_table(out, HEADINGS, rows, tuple, _stacked_row, right=HEADINGS[2:5])
+    show_table(out, HEADINGS, rows, tuple, right=HEADINGS[2:5])
     out.print(
         "[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not "
         "measured[/dim]"
     )
     return 0
-
-
-def _stacked_row(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
-    """The cells of a row in two lines, for a narrow terminal."""
-    label, names, gib, flops, speed, image = row
-    numbers = f"{gib} GiB, {flops} TFLOP/s, {speed} GB/s"
-    return Text(label, "bold"), Text(f"{names}; {numbers}; {image}")
 
 
 def _row(label: str, product: Product) -> tuple[str, str, str, str, str, str]:

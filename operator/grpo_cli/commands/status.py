@@ -220,11 +220,10 @@ def _stacked_condition(condition: Condition) -> tuple[Text, ...]:
 
 
 def _pods(out: Console, pods: list[PodStatus]) -> None:
-    """One row per pod; where that is too wide, what became of it in a line of its own."""
     if not pods:
         return
     headings = ("pod", "index", "node", "phase", "reason")
-    show_table(out, headings, pods, _pod_cells, _stacked_pod)
+    show_table(out, headings, pods, _pod_cells)
 
 
 def _pod_cells(pod: PodStatus) -> tuple[str, ...]:
@@ -233,13 +232,3 @@ def _pod_cells(pod: PodStatus) -> tuple[str, ...]:
 
 def _number(pod: PodStatus) -> str:
     return f"engine {pod.index}" if pod.engine else str(pod.index)
-
-
-def _stacked_pod(pod: PodStatus) -> tuple[Text, ...]:
-    text = f"index {_number(pod)}"
-    if pod.node:
-        text += f" on {pod.node}"
-    text += f": {pod.phase}"
-    if pod.reason:
-        text += f", {pod.reason}"
-    return plain_text(pod.name, "bold"), plain_text(text)

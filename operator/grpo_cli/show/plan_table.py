@@ -269,15 +269,10 @@ def show_difference(
         return
     headings = ("", "now", "then", "difference")
     rows = list(_comparison_rows(before.chosen, after.chosen))
-    show_table(out, headings, rows, tuple, _stacked_difference, right=headings[1:])
+    show_table(out, headings, rows, tuple, right=headings[1:])
     for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
         if was != now:
             out.print(Text(f"  {was} becomes {now}"))
-
-
-def _stacked_difference(row: tuple[str, str, str, str]) -> tuple[Text, ...]:
-    name, was, now, by = row
-    return Text(name), Text(f"{was}, then {now}: {by}")
 
 
 def _comparison_rows(

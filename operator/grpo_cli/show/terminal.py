@@ -76,7 +76,8 @@ def show_table(
     """Prints a table with a row of plain texts per item where it fits, else each item as a line
     with indented lines below, wrapped and whole.
 
-    `stack` makes these lines; unset: the first cell, and below it the others by their headings.
+    `stack` makes these lines; unset: the first cell, and below it the others by their headings,
+    without those that are empty.
     """
     wide = make_table(*headings, right=right)
     for item in items:
@@ -89,8 +90,9 @@ def show_table(
             first, *below = stack(item)
         else:
             name, *values = cells(item)
-            pairs = map(" ".join, zip(headings[1:], values, strict=True))
-            first, below = plain_text(name, "bold"), [plain_text(", ".join(pairs))]
+            named = zip(headings[1:], values, strict=True)
+            facts = ", ".join(f"{heading} {value}" for heading, value in named if value)
+            first, below = plain_text(name, "bold"), [plain_text(facts)]
         print_entry(out, first, below)
 
 
