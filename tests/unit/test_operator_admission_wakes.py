@@ -81,6 +81,13 @@ META: dict[str, dict[str, Any]] = {
     "notes": {"annotations": {"note": "x"}},
     "queue": {"labels": {"team": "a", "kueue.x-k8s.io/queue-name": "team"}},
 }
+BY_NAME = (
+    "JobClassNotFound",
+    "RefusedByJobClass",
+    "PriorityClassNotFound",
+    "ServiceAccountNotFound",
+)
+"""Reasons that follow from objects that a job names."""
 CHECKS = (
     ("Passed", ""),
     ("WaitingForHub", "no answer"),
@@ -203,9 +210,12 @@ class World:
         for record in self.records:
             answer, last = await self.ask(fresh, record), self.answers[record.name]
             assert answer is not None
-            # Kueue's answer comes with an event of its own.
+            # Kueue's answer comes with an event of its own, and the plan stays whatever nodes there
+            # are; but not without what the job names.
             if last.reason != "WaitingForKueue":
                 assert parts(answer) == parts(last), record.name
+            else:
+                assert answer.reason not in BY_NAME, record.name
 
 
 def parts(answer: Decision) -> tuple[Any, ...]:
@@ -257,6 +267,32 @@ async def test_a_job_without_kueue_is_planned_once_however_often_it_is_looked_at
             assert answer
             assert (answer.reason, bool(answer.plan)) == ("NoKueue", True)
         assert len(plans) == count
+
+
+@pytest.mark.parametrize(
+    ("spec", "fact", "reason"),
+    [
+        ({"jobClassName": "h100"}, "no class", "JobClassNotFound"),
+        (EDITS["account"], "no account", "ServiceAccountNotFound"),
+    ],
+)
+async def test_a_job_that_waits_for_kueue_stops_when_what_it_names_disappears(
+    spec: dict[str, Any], fact: str, reason: str
+) -> None:
+    job = Job("j0", random.Random(0))
+    job.spec |= {"placement": {"accelerator": "GPU", "nodes": None, "queueName": "team"}, **spec}
+    world = World([job])
+    world.change(**FACTS["class of many GPUs"])
+    world.change(**FACTS["account"])
+    world.touch(job)
+    await world.settle()
+    assert world.answers["j0"].reason == "WaitingForKueue"
+    world.change(nodes=NODES["half"].nodes, gpu_pods=NODES["half"].gpu_pods)
+    await world.settle()
+    assert world.answers["j0"].reason == "WaitingForKueue"
+    world.change(**FACTS[fact])
+    await world.settle()
+    assert world.answers["j0"].reason == reason
 
 
 async def live(chance: random.Random) -> None:

@@ -132,9 +132,9 @@ class AdmissionQueue:
         self._passed_over: dict[str, int] = {}
         """By uid; a job's status may be behind."""
         self._known_facts: LastingFacts | None = None
-        self._held_up: dict[ObjectKey, LastingFacts | None] = {}
-        """Jobs that no cycle judges and that wait for what the cluster lacks, each with the facts
-        that this follows from."""
+        self._held_up: dict[ObjectKey, object] = {}
+        """Jobs that no cycle judges and that wait, each with the facts that this follows from: all
+        of them where the cluster lacks something, and of a job that waits for Kueue the objects."""
         self._kueue_plans: dict[ObjectKey, tuple[object, Verdict]] = {}
         """The last plan of each job that has no Workload of Kueue's yet, with what it follows
         from: without Kueue it is asked for every few seconds."""
@@ -249,7 +249,12 @@ class AdmissionQueue:
     def _wake_held_up(self) -> None:
         """Queue the jobs for a reconcile that wait for what may be there by now."""
         facts = self._facts() if self._held_up else None
-        keys = [key for key, known_facts in self._held_up.items() if known_facts is not facts]
+        _, objects = facts or (None, None)
+        keys = [
+            key
+            for key, known in self._held_up.items()
+            if known is not facts and known is not objects
+        ]
         for key in keys:
             del self._held_up[key]
         self._notify(keys, slow=True)
@@ -261,8 +266,12 @@ class AdmissionQueue:
             snapshot = self._snapshot()
         except ClusterError:
             return None
-        if snapshot.lasting_facts != self._known_facts:
-            self._known_facts = snapshot.lasting_facts
+        facts, known = snapshot.lasting_facts, self._known_facts
+        if facts != known:
+            # Nodes change more often than what jobs name.
+            if known and facts[1] == known[1]:
+                facts = (facts[0], known[1])
+            self._known_facts = facts
         return self._known_facts
 
     def _cycle_input(self) -> CycleInput:
@@ -323,10 +332,11 @@ class AdmissionQueue:
             return await self._answer(observation, decision)
         facts = self._facts()
         answer = await self._answer(observation, decision)
-        # Kueue's answer comes by an event of the Workload.
-        waits_for_kueue = answer and answer.plan and answer.reason in WAITS_FOR_KUEUE
-        if answer and answer.action in (Action.QUEUE, Action.REJECT) and not waits_for_kueue:
-            self._held_up[key] = facts
+        if answer and answer.action in (Action.QUEUE, Action.REJECT):
+            # Kueue's answer comes by an event of the Workload, and whatever nodes come or go, the
+            # job keeps its plan. What it names it needs until it starts.
+            waits_for_kueue = answer.plan and answer.reason in WAITS_FOR_KUEUE
+            self._held_up[key] = facts[1] if facts and waits_for_kueue else facts
             # They may have changed while the job was planned.
             if facts is not self._facts():
                 self.wake()

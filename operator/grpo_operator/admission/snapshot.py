@@ -14,8 +14,9 @@ from .inventory import Amounts, NodeFacts, PodFacts, amounts
 
 Scope = tuple[str, str, tuple[str, ...]]
 """Scope, operator and values of a ResourceQuota's selector."""
-LastingFacts = tuple[object, ...]
-"""What of the cluster does not change with each pod that comes or goes."""
+LastingFacts = tuple[tuple[NodeFacts, ...], tuple[object, ...]]
+"""What of the cluster does not change with each pod that comes or goes: nodes, and what jobs
+name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,4 +108,4 @@ class Snapshot:
     def lasting_facts(self) -> LastingFacts:
         """All but pods and quotas, to be compared with those of another moment."""
         classes = (self.storage_classes, self.job_classes, self.priorities)
-        return self.nodes, *classes, self.service_accounts
+        return self.nodes, (*classes, self.service_accounts)
