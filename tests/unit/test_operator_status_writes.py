@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from grpo_api.plan.learned import Learned
+from grpo_api.report.report import Outcome, Result
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, Unavailable
 from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import Observed
@@ -18,6 +20,7 @@ from tests.unit.operator_world import (
     PLAN,
     TRAINERS,
     active_status,
+    at,
     job_object,
     make_child,
     make_job,
@@ -38,8 +41,14 @@ class Api:
     told to."""
 
     def __init__(
-        self, version: str = "10", *, denies: str = "", loses: type[ClusterError] | None = None
+        self,
+        version: str = "10",
+        *,
+        denies: str = "",
+        loses: type[ClusterError] | None = None,
+        before: Object | None = None,
     ) -> None:
+        self.before = before or active_status()
         self.version = version
         self.denies = denies
         self.loses = loses
@@ -65,7 +74,7 @@ class Api:
         self.version = str(int(self.version) + 1)
         if self.loses:
             raise self.loses("no answer")
-        status = active_status()
+        status = self.before
         for taken in self.taken:
             status = apply_merge_patch(status, taken["status"])
         return job_object(status=status, resourceVersion=self.version)
@@ -150,3 +159,32 @@ def test_what_is_not_urgent_waits_for_company(running: bool, patch: Object, seco
     assert throttle.seconds_left(observation, patch) <= 0.0, "nothing was written before"
     throttle.record_write(observation.job.key, Observed(observation.at.at - 2.0), {})
     assert throttle.seconds_left(observation, patch) == seconds
+
+
+NEWER: dict[str, Any] = {"queue": ["a"], "depth": {"b": 1}}
+"""Fields that only a newer version knows."""
+
+
+@pytest.mark.parametrize("is_commit", [False, True])
+async def test_fields_of_a_newer_version_survive_a_write(is_commit: bool) -> None:
+    """Two versions take turns during an upgrade, and after a rollback."""
+    end = {"attempt": 1, "reason": "Error", "endTime": at(-90), **NEWER}
+    status = active_status(attempt=2, ends=[end], learned={"hasVllm": False, **NEWER}, **NEWER)
+    status["plan"] |= NEWER
+    plan = PLAN.model_copy(update={"micro_batch": 2}) if is_commit else None
+    decision = Decision(
+        Action.COMMIT if is_commit else Action.WAIT,
+        plan=plan,
+        ended=Outcome(result=Result.ERROR),
+        learned=Learned(has_vllm=True),
+    )
+    api = Api(before=status)
+    await api.writer.commit(make_seen(make_job(status=status), *TRAINERS), decision)
+    (patch,) = api.taken
+    written = apply_merge_patch(status, patch["status"])
+    assert written["learned"]["hasVllm"]
+    assert [end["attempt"] for end in written["ends"]] == [1, 2]
+    for part in (written, written["ends"][0], written["learned"]):
+        assert part.items() >= NEWER.items()
+    # Another plan is made by this version, and the newer fields say nothing of it.
+    assert (written["plan"].items() >= NEWER.items()) is not is_commit

@@ -20,7 +20,7 @@ from ..decide.decisions import Decision
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS
 from ..records.records import GRPOJobRecord
-from ..report.status import REPORTED, StatusThrottle, build_status, to_json
+from ..report.status import REPORTED, StatusThrottle, build_status, with_unknown_fields
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
-        new, patch = self._next_status(observation, decision)
-        await self._write(observation, decision, new, patch)
+        new, wanted = self._next_status(observation, decision)
+        await self._write(observation, decision, new, wanted)
 
     async def publish(self, observation: Observation, decision: Decision) -> float | None:
         """Write the status if it differs. Return the seconds after which the throttle allows it;
@@ -64,13 +64,14 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
-        new, patch = self._next_status(observation, decision)
+        new, wanted = self._next_status(observation, decision)
+        patch = merge_patch(observation.job.raw_status, wanted)
         if self._throttle.is_known(observation.job.key, patch):
             return None
         seconds_left = self._throttle.seconds_left(observation, patch)
         if seconds_left > 0:
             return seconds_left
-        await self._write(observation, decision, new, patch)
+        await self._write(observation, decision, new, wanted)
         return None
 
     def confirm(self, observation: Observation) -> None:
@@ -93,16 +94,17 @@ class StatusWriter:
     def _next_status(
         self, observation: Observation, decision: Decision
     ) -> tuple[GRPOJobStatus, Object]:
-        """The status that the decision leads to, and the patch that makes it."""
+        """The status that the decision leads to, and the JSON that is to be stored."""
         self.confirm(observation)
-        new = build_status(observation, decision)
-        return new, merge_patch(observation.job.raw_status, to_json(new))
+        job, new = observation.job, build_status(observation, decision)
+        return new, with_unknown_fields(job.raw_status, job.status, new)
 
     async def _write(
-        self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object
+        self, observation: Observation, decision: Decision, new: GRPOJobStatus, wanted: Object
     ) -> None:
         """Send the patch that leads to the new status, then report it to `on_write`."""
         job = observation.job
+        patch = merge_patch(job.raw_status, wanted)
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
             answer, sent = await self._patch(job, patch)
@@ -116,7 +118,7 @@ class StatusWriter:
             raise
         self._unconfirmed.pop(job.key, None)
         self._grpojobs.put(answer)
-        missing = merge_patch(answer.get("status") or {}, to_json(new))
+        missing = merge_patch(answer.get("status") or {}, wanted)
         # What was denied is sent again: its next value may be in order.
         dropped = {field: value for field, value in missing.items() if field in sent}
         self._throttle.record_write(job.key, observation.at, dropped)

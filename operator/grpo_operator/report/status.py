@@ -23,6 +23,7 @@ from grpo_api.status.status import (
     GRPOJobStatus,
     Phase,
 )
+from grpo_api.status.usage import Usage
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, not_future, timestamp
 
@@ -346,6 +347,39 @@ def to_json(status: GRPOJobStatus) -> dict[str, Any]:
     plan = stated.get("plan")
     if plan and not plan["gpus"]:
         del plan["gpus"]  # kubectl's column of GPUs shall be empty for a job on CPUs
+    return stated
+
+
+def with_unknown_fields(
+    raw: Mapping[str, Any], before: GRPOJobStatus, now: GRPOJobStatus
+) -> dict[str, Any]:
+    """The status as JSON, with the fields that only a newer version knows from `raw`, the one
+    before: two versions take turns during an upgrade.
+
+    They go with what is written anew, such as another attempt's plan, since they belong to it.
+    """
+    stated = to_json(now)
+    unknown = dict(raw)
+    for name, field in GRPOJobStatus.model_fields.items():
+        key = field.alias or name
+        unknown.pop(key, None)
+        if key in stated and raw.get(key) is not None:
+            old, new = getattr(before, name), getattr(now, name)
+            stated[key] = _with_unknown(raw[key], old, new, stated[key])
+    return unknown | stated
+
+
+def _with_unknown(raw: Any, before: Any, now: Any, stated: Any) -> Any:
+    """The JSON `stated` of a value of the status, with unknown fields of `raw`."""
+    if now == before:
+        return raw
+    if isinstance(now, list):
+        items = list(map(_with_unknown, raw, before, now, stated))
+        return [*items, *stated[len(items) :]]
+    # Every attempt adds to these.
+    if isinstance(now, Learned | Usage):
+        known = {field.alias for field in type(now).model_fields.values()}
+        return {key: value for key, value in raw.items() if key not in known} | stated
     return stated
 
 
