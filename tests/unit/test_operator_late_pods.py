@@ -12,7 +12,6 @@ from grpo_operator.loop.caches import Caches, fetch_missing_pods
 from grpo_operator.records.records import JobRecord, PodRecord
 from tests.unit.operator_world import (
     KEY,
-    UID,
     active_status,
     judged,
     make_child,
@@ -49,19 +48,14 @@ async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disr
     before = seen(ENDED)
     assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
     assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]
-    assert cluster.asked == [
-        Selection(
-            PODS,
-            KEY.namespace,
-            f"grpo.dev/job-uid={UID},grpo.dev/attempt=1,grpo.dev/component!=engine",
-        )
-    ]
+    selector = "batch.kubernetes.io/controller-uid=job-1"
+    assert cluster.asked == [Selection(PODS, KEY.namespace, selector)]
     after = seen(ENDED, *caches.pods.owned_by(KEY))
     assert (judged(after).reason, judged(after).counted) == ("Error", True)
 
 
-@pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, make_pod())])
-async def test_nobody_is_asked_while_the_job_runs_or_a_pod_is_known(things: Any) -> None:
+@pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, make_pod(), make_pod(1))])
+async def test_nobody_is_asked_while_the_job_runs_or_all_pods_are_known(things: Any) -> None:
     cluster = Listed(away=True)
     assert not await fetch_missing_pods(cluster, Caches(), seen(*things))  # type: ignore[arg-type]
     assert cluster.asked == []

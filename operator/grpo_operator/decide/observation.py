@@ -7,6 +7,7 @@ objects. Records and the time go in, an Observation comes out.
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from grpo_api.report.report import STEP_STAGES, Outcome, Progress, Result
@@ -390,15 +391,17 @@ def observe(
     """
     attempt = job.status.attempt
     own_jobs = [child for child in children if _is_of_attempt(child, job)]
-    own_jobs.sort(key=lambda child: child.attempt)
-    labelled = [pod for pod in pods if pod.grpojob_uid == job.uid]
-    labelled.sort(key=lambda pod: (pod.index, pod.name))
+    own_jobs.sort(key=attrgetter("attempt"))
     current = [child for child in own_jobs if child.attempt == attempt]
     gang_jobs = [child for child in current if not is_engines_job(child.name)]
     child = _current_child(gang_jobs, job.status.job_uid)
     engines = _current_engines(current)
-    controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
-    of_roles = _by_role(labelled, attempt, controllers, engines)
+    controllers = {job.status.job_uid, *map(attrgetter("uid"), gang_jobs)}
+    own_pods = [
+        pod for pod in pods if pod.grpojob_uid == job.uid or pod.controller_uid in controllers
+    ]
+    own_pods.sort(key=attrgetter("index", "name"))
+    of_roles = _by_role(own_pods, attempt, controllers, engines)
     # The gang's Job is made first, so each other Job of the attempt means that there was one.
     orphaned = bool(current) or of_roles.has_orphans
     ages = stored_ages(job, now)
@@ -416,7 +419,7 @@ def observe(
         )
     else:
         first_seen = first_seen_tracker.update_inactive(job.key, of_roles.trainers, at, ages=ages)
-    pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
+    pods_left = any(pod.phase not in ENDED_PHASES for pod in own_pods)
     to_end = () if job.is_active else of_roles.stray
     return Observation(
         job=job,
@@ -433,7 +436,7 @@ def observe(
         gang_left=pods_left or any(own_job.may_make_pods for own_job in own_jobs),
         pods_left=pods_left,
         earlier_jobs=_earlier_jobs(own_jobs, attempt),
-        earlier_pods=tuple(pod for pod in labelled if pod.attempt != attempt or pod in to_end),
+        earlier_pods=tuple(pod for pod in own_pods if pod.attempt != attempt or pod in to_end),
     )
 
 
@@ -456,7 +459,7 @@ class _PodsByRole(NamedTuple):
 
 
 def _by_role(
-    labelled: Collection[PodRecord],
+    own_pods: Collection[PodRecord],
     attempt: int,
     controllers: Collection[str | None],
     engines: JobRecord | None,
@@ -465,7 +468,7 @@ def _by_role(
     trainers: list[PodRecord] = []
     of_engines: list[PodRecord] = []
     stray: list[PodRecord] = []
-    for pod in labelled:
+    for pod in own_pods:
         if pod.attempt != attempt:
             continue
         if pod.controller_uid in controllers:

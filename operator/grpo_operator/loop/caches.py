@@ -37,7 +37,7 @@ from grpo_kube.objects.times import Observed
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
 from ..decide.start_checks import asks_about, current_warning, start_event
-from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector, child_job
+from ..records.names import GRPOJOBS, LABEL_CONTROLLER, WORKLOADS, child_job
 from ..records.parsing import (
     grpojob_record,
     job_record,
@@ -132,7 +132,7 @@ class Caches:
 
 
 async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Observation) -> bool:
-    """List the current attempt's pods into the cache if its Job has ended and no pod is known.
+    """List the current attempt's pods into the cache if its Job has ended and some are not known.
 
     Return True if pods were listed.
 
@@ -144,12 +144,11 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
         not job.is_active
         or observation.child is None
         or not observation.child.ended
-        or observation.pods
+        or len(observation.pods) >= job.nodes
     ):
         return False
-    # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the
-    # attempt's own Job.
-    selector = attempt_selector(job.uid, job.status.attempt)
+    # By the Job controller's own label: a pod that has lost ours is out of the watch.
+    selector = f"{LABEL_CONTROLLER}={observation.child.uid}"
     await fetch_pods(cluster, caches, job.key.namespace, selector)
     return True
 

@@ -125,6 +125,12 @@ def attempt_of_job(job: str, name: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
+def grpojob_of_job(job: str) -> str:
+    """Name of the GRPOJob of which an attempt has a Job of this name; empty for other Jobs."""
+    name, _, number = job.removesuffix(ENGINE_SUFFIX).rpartition("-")
+    return name if number.isdecimal() else ""
+
+
 def preflight_name(name: str) -> str:
     """Name of the Job that checks a GRPOJob before its first attempt."""
     return f"{name}-preflight"

@@ -25,7 +25,9 @@ from .names import (
     LABEL_INDEX,
     LABEL_UID,
     attempt_of_job,
+    grpojob_of_job,
     inheritable_metadata,
+    is_engines_job,
 )
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, SharedRecord
@@ -202,7 +204,7 @@ def _start_stage(status: JsonObject, state: JsonObject) -> str:
 
 
 def pod_record(item: object) -> PodRecord:
-    """The record of a pod.
+    """The record of a pod, whose Job's name says more than labels, which others may change.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -210,8 +212,12 @@ def pod_record(item: object) -> PodRecord:
     whole = JsonObject(item)
     meta = whole.part("metadata")
     labels = meta.part("labels")
-    attempt = labels.digits(LABEL_ATTEMPT)
-    is_engine = labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
+    fields = child_fields(meta)
+    maker = controller(meta).text("name")
+    if not fields["job_key"].name:
+        fields["job_key"] = ObjectKey(fields["key"].namespace, grpojob_of_job(maker))
+    attempt = attempt_of_job(maker, fields["job_key"].name) or labels.digits(LABEL_ATTEMPT)
+    is_engine = is_engines_job(maker) or labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
     is_preflight = labels.text(LABEL_COMPONENT) == COMPONENT_PREFLIGHT
     node = sys.intern(whole.part("spec").text("nodeName"))
     status = whole.part("status")
@@ -222,7 +228,7 @@ def pod_record(item: object) -> PodRecord:
     end = pod_termination(status, attempt, node)
     init_container = _running_init_container(whole)
     return PodRecord(
-        **child_fields(meta),
+        **fields,
         grpojob_uid=labels.text(LABEL_UID),
         controller_uid=controller_uid(meta),
         made_by_job=LABEL_CONTROLLER in labels,
