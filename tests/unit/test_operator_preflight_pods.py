@@ -5,10 +5,24 @@ from typing import Any
 
 import pytest
 
+from grpo_api.effective_spec import applied_class
+from grpo_api.pods.platform import PlatformSpec
 from grpo_api.text.contract import PLAN_ANNOTATION
-from grpo_operator.pods.preflight_job import mounted_claims, preflight_job
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.pods.preflight_job import mounted_claims, preflight_digest, preflight_job
+from grpo_operator.records.job_class import JobClasses, with_class
 from grpo_operator.records.names import COMPONENT_PREFLIGHT, LABEL_COMPONENT
-from tests.unit.test_operator_preflight import GPUS, ON, digest_of, gpu_job
+from grpo_operator.report.status import build_status, to_json
+from tests.unit.test_operator_preflight import (
+    GPUS,
+    ON,
+    child,
+    digest_of,
+    gpu_job,
+    look,
+    reported,
+    seen,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +41,39 @@ from tests.unit.test_operator_preflight import GPUS, ON, digest_of, gpu_job
 )
 def test_only_what_is_checked_calls_for_another_check(spec: dict[str, Any], is_same: bool) -> None:
     assert (digest_of(gpu_job()) == digest_of(gpu_job(**spec))) is is_same
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_same"),
+    [
+        ({"volumes": [{"name": "ca", "configMap": "proxy", "mountPath": "/etc/ca"}]}, False),
+        ({"securityContext": {"runAsUser": 5}}, False),
+        ({"resources": {"limits": {"rdma/hca": "1"}}, "gpuHourPrices": {"NVIDIA-L4": 1}}, True),
+    ],
+)
+def test_what_a_class_gives_the_pod_calls_for_another_check(
+    platform: dict[str, Any], is_same: bool
+) -> None:
+    """Such as the certificates of a proxy, by which the hub is reached."""
+    spec = gpu_job().valid_spec
+    given = spec.on_platform(PlatformSpec.model_validate(platform))
+    digests = {preflight_digest(each, "trainer:1") for each in (spec, given)}
+    assert (len(digests) == 1) is is_same
+
+
+def test_what_has_passed_is_not_checked_again_while_its_class_is_away() -> None:
+    """Such as a class that is replaced, or that nobody may list for a moment."""
+    classes = JobClasses(by_name={"h100": applied_class("h100", 1, {"fixed": {"image": "x:1"}})})
+    status: dict[str, Any] = {}
+    for reported_by, known_classes in ((True, classes), (False, JobClasses()), (False, classes)):
+        job = with_class(gpu_job(status, jobClassName="h100"), known_classes)
+        things = (child(job), reported()) if reported_by else ()
+        preflight = look(job, *things)
+        assert preflight.check.has_passed
+        status = to_json(
+            build_status(seen(job, preflight), Decision(Action.QUEUE, "WaitingForGPUs"))
+        )
+    assert status["preflight"]["tries"] == 1
 
 
 def job_body(unbound: Any = (), **spec: Any) -> dict[str, Any]:

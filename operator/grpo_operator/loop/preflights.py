@@ -10,7 +10,7 @@ from grpo_kube.objects.times import Observed
 
 from ..decide.first_seen import FirstSeenTracker, StoredTime, stored_age
 from ..decide.observation import Observation
-from ..decide.preflight import Preflight, should_check
+from ..decide.preflight import Preflight, is_checked, should_check
 from ..pods.pod_spec import PodDefaults
 from ..pods.preflight_job import preflight_digest, preflight_job
 from ..records.names import preflight_name
@@ -49,7 +49,7 @@ class Preflights:
         if child:
             owned = self._caches.pods.owned_by(key)
             pods = [pod for pod in owned if pod.controller_uid == child.uid]
-        digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
+        digest = _digest(job, image)
         blocked, tried = _stored_times(job, digest)
         ages = _stored_ages(job, digest, now)
         # A finalizer may keep a deleted Job for long.
@@ -118,6 +118,17 @@ class Preflights:
             return f"Job {name} exists and is not this GRPOJob's"
         self._caches.jobs.put(answer)
         return ""
+
+
+def _digest(job: GRPOJobRecord, image: str) -> str:
+    """See Preflight.digest; `image` is empty where no preflight is needed."""
+    before = job.status.preflight
+    if job.spec is None or not image:
+        return ""
+    # What has passed is not checked again because the class is away for a moment.
+    if before and job.class_problem and is_checked(job):
+        return before.digest
+    return preflight_digest(job.spec, image)
 
 
 def _stored_times(job: GRPOJobRecord, digest: str) -> tuple[StoredTime, StoredTime]:

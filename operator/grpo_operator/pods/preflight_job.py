@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.pods.containers import ResourceRequirements
+from grpo_api.pods.platform import PlatformSpec
 from grpo_api.pods.template import Affinity
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import PLAN_ANNOTATION
@@ -148,10 +149,13 @@ _UNCHECKED = {
 
 
 def preflight_digest(spec: GRPOJobSpec, image: str) -> str:
-    """Return the sha256 of the image and of all of the spec that a preflight depends on."""
+    """Return the sha256 of the image and of all of the spec that a preflight depends on; and of
+    what a class gives its pod, such as the certificates of a proxy."""
     checked_spec = cpu_spec(spec, COMMAND)
-    text = checked_spec.model_dump_json(exclude=_UNCHECKED, exclude_defaults=True)
-    return hashlib.sha256(f"{image}\n{text}".encode()).hexdigest()
+    parts = [image, checked_spec.model_dump_json(exclude=_UNCHECKED, exclude_defaults=True)]
+    if checked_spec.platform != PlatformSpec():
+        parts.append(checked_spec.platform.model_dump_json(exclude_defaults=True))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def preflight_job(
