@@ -127,11 +127,11 @@ _NOW = (
     ),
     Panel(
         title="Leader by replica",
-        description="1 for the replica that leads. Together they make 1, but for a change of it.",
+        # Without a line at 2: a cluster may have several operators, each with a leader.
+        description="1 for the replica that leads. Those of an operator make 1 together.",
         queries=(Query(_LEADER_BY_REPLICA, "{{instance}}"),),
         width=12,
         height=6,
-        bounds=((2, "red"),),
         reach=2,
         stacked=True,
         empty="No data of an operator",
