@@ -142,10 +142,11 @@ class GRPOJobSpec(Model):
             "rewards must have different names",
         ),
         Rule(
-            f"self.model.name.matches('{HUB_ID_OR_PATH}') && "
-            f"(!has(self.dataset.name) || self.dataset.name.matches('{HUB_ID_OR_PATH}'))",
-            "model.name and dataset.name: write a hub id such as openai/gsm8k, without https://, "
-            "revision and last /, or an absolute path in the pods",
+            "([self.model.name] + [self.dataset].filter(d, has(d.name)).map(d, d.name) + "
+            "self.rewards.filter(r, has(r.model)).map(r, r.model.name))"
+            f".all(n, n.matches('{HUB_ID_OR_PATH}'))",
+            "model.name, dataset.name and rewards[].model.name: write a hub id such as "
+            "openai/gsm8k, without https://, revision and last /, or an absolute path in the pods",
             at_creation=True,
         ),
     )

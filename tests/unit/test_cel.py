@@ -25,6 +25,7 @@ JOB = SimpleNamespace(
         ("self.names.exists(name, name == 'a') && size(self.names) == 2", True),
         ("self.names.all(name, name.matches('^[a-z]$'))", True),
         ("self.names.filter(name, name != 'a').size() == 1", True),
+        ("(['c'] + self.names.map(name, name + 'x')).all(name, name in ['c', 'bx', 'ax'])", True),
         ("self.limits.all(name, quantity(self.limits[name]).compareTo(quantity('1')) >= 0)", True),
     ],
 )

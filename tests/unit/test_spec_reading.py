@@ -257,6 +257,11 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
          "limits.memory?"),
         ({"resources.limits": {"mem": "2Gi"}}, "resources.limits.mem: must be cpu, memory, "
          'ephemeral-storage, or such as hugepages-2Mi and rdma/hca (got "mem")'),
+        ({"checkpoint": {"store": {"url": "s3://"}}}, "checkpoint.store.url: write it as "
+         's3://BUCKET/FOLDER, gs://… or az://… (got "s3://")'),
+        ({"tracking": {"wandb": {"token": "a"}}}, "tracking.wandb.token: unknown field; did you "
+         "mean tokenSecretRef?"),
+        ({"model.hfToken": "a"}, "model.hfToken: unknown field; did you mean tokenSecretRef?"),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),
     ],
@@ -269,24 +274,30 @@ def test_a_slip_of_a_user_is_answered_with_what_to_write(
     assert f"spec.{says}" in caught.value.problems
 
 
-@pytest.mark.parametrize("place", ["model", "dataset"])
+def _named(place: str, name: str) -> dict[str, Any]:
+    """A job with this model, dataset or reward model."""
+    changes = {"rewards": [{"model": {"name": name}}]} if place == "rewards" else {}
+    return changed(changes or {f"{place}.name": name})
+
+
+@pytest.mark.parametrize("place", ["model", "dataset", "rewards"])
 @pytest.mark.parametrize("name", [
     "Qwen/Qwen2.5-0.5B-Instruct/", "https://huggingface.co/a/b", "s3://bucket/a", "./a", "~/a",
     "a/b/c", "a/b@main", "hf://datasets/a/b", "a\u2011b", "a/.", "a//b", "-a",
 ])  # fmt: skip
 def test_a_new_job_names_a_hub_id_or_an_absolute_path(place: str, name: str) -> None:
-    job = changed({f"{place}.name": name, "export": {"to": "None"}})
+    job = _named(place, name)
     with pytest.raises(SpecInvalid, match="write a hub id such as openai/gsm8k"):
         parse_spec(job, creating=True)
     parse_spec(job)
 
 
-@pytest.mark.parametrize("place", ["model", "dataset"])
+@pytest.mark.parametrize("place", ["model", "dataset", "rewards"])
 @pytest.mark.parametrize(
     "name", ["gpt2", "a", "a/b", "Qwen/Qwen2.5-0.5B", "/models/a", "/a/\u00e9/", "a_b/c-d.e"]
 )
 def test_hub_ids_and_absolute_paths_are_names(place: str, name: str) -> None:
-    parse_spec(changed({f"{place}.name": name, "export": {"to": "None"}}), creating=True)
+    parse_spec(_named(place, name), creating=True)
 
 
 def test_every_other_name_leads_to_a_field() -> None:

@@ -22,7 +22,6 @@ from ..text.quantity import PATTERN_HINT, ByteQuantity
 StoreURL = Annotated[
     str,
     Field(
-        min_length=6,
         max_length=512,
         pattern=r"^(s3|gs|az)://[a-z0-9][-._a-z0-9]*(/[a-zA-Z0-9_][-._=a-zA-Z0-9]*)*$",
         json_schema_extra={PATTERN_HINT: "write it as s3://BUCKET/FOLDER, gs://… or az://…"},

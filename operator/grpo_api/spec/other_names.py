@@ -5,10 +5,13 @@ Who writes a first job knows these words. An unknown field is answered with the 
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
 
 from pydantic.alias_generators import to_snake
 
 _CLAIMS = frozenset({"pvc", "claim", "claim_name", "persistent_volume_claim"})
+_TOKENS = ("token", "apiKey", "api_key", "hfToken", "hf_token")
+_WITH_TOKEN = ("model", "dataset", "http", "hub", "wandb", "mlflow", "trackio")
 _ARGUMENTS = frozenset({"args", "arguments", "config", "kwargs", "parameters", "params"})
 OTHER_NAMES = {
     "lora": "adapter",
@@ -55,6 +58,7 @@ _NEAR: dict[tuple[int | str, ...], str] = {
     ("http", "uri"): "url",
     ("resources", "cpu"): "requests.cpu",
     ("resources", "memory"): "limits.memory",
+    **dict.fromkeys(product(_WITH_TOKEN, _TOKENS), "tokenSecretRef"),
 }
 """By section and field, the field of the same section that is meant."""
 

@@ -32,6 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ends_with": str.endswith,
     "exists": any,
     "filter": list,
+    "map": list,
     "matches": _matches,
     "split": str.split,
     "starts_with": str.startswith,
@@ -62,7 +63,7 @@ def _in_python(word: re.Match[str]) -> str:
 def _replace_method(call: ast.Call, name: str, receiver: ast.expr) -> None:
     """Turn the call of a method into that of a function."""
     call.func = ast.Name(name, ast.Load(), **_PLACE)
-    if name not in ("all", "exists", "filter"):
+    if name not in ("all", "exists", "filter", "map"):
         call.args.insert(0, receiver)
         return
     variable, condition = call.args
