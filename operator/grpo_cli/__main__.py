@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from grpo_api.text.messages import printable_text
 
-from .show.errors import ENDED_BADLY, EXIT_CODES, WRONG, CliError
+from .show.errors import ENDED_BADLY, EXIT_CODES, WRONG, CliError, OptionError
 
 with suppress(ValueError):
     if _raises_interrupt:
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         _complete_line()
     try:
+        _check_command(sys.argv[1:] if arguments is None else arguments)
         with _without_garbage_collection():
             options = command_parser().parse_args(arguments)
         code: int = options.run(options)
@@ -114,6 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"grpo: {printable_text(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return WRONG
     return code
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Refuse a word that is no command and name the one that is meant; argparse lists all."""
+    word = words[0] if words else "-"
+    if word.startswith("-") or word in COMMANDS:
+        return
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise OptionError(f"{word} is no command; {hint}`grpo --help` lists them")
 
 
 def _open_missing_streams() -> None:

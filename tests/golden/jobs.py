@@ -185,6 +185,9 @@ SPREAD: dict[str, Asked] = {
 
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no inventory": (("plan", "-f", "-"), ""),
+    "unknown command": (("plans", "-f", "-"), ""),
+    "a duration": (("wait", "gsm8k", "--timeout", "1h"), ""),
+    "the number last": (("plan", "-f", "-", "--gpus", "H100:8"), ""),
     "unknown product": (("plan", "-f", "-", "--gpus", "8xH1000"), ""),
     "no product": (("plan", "-f", "-", "--gpus", "eight"), ""),
     "host memory alone": (("plan", "-f", "-", "--host-memory", "1Ti"), ""),

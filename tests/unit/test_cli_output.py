@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import signal
 import subprocess
@@ -152,3 +153,12 @@ def test_a_completion_that_is_cut_says_so(
     scores = {"digits": {"weight": 1.0, "scores": [0.5], "problem": ""}}
     _show([{"completion": completion}], scores)
     assert "…" in capsys.readouterr().out
+
+
+def test_the_products_are_a_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "-o", "json"]) == 0
+    by_name = {entry["product"]: entry for entry in json.loads(capsys.readouterr().out)}
+    h100, t4 = by_name["NVIDIA-H100-80GB-HBM3"], by_name["Tesla-T4"]
+    assert "H100" in h100["shortNames"]
+    assert h100["computes"]
+    assert not t4["computes"]

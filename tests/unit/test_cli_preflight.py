@@ -127,6 +127,9 @@ def test_the_trainer_s_checks_run_here_with_the_job_s_plan(
     out = capsys.readouterr().out
     assert "first prompt:\n<|user|>2+2?\\x1b[31m\n" in out, "nothing steers the terminal"
     assert f"run: {4 if code else 'no'} problems" in out
+    assert main(["preflight", "-f", world.job_file, "-o", "json"]) == code
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document == {"name": "run"} | report.model_dump(mode="json", by_alias=True)
 
 
 @pytest.mark.realtime

@@ -56,6 +56,8 @@ def test_any_name_is_a_product_or_a_sentence(name: str) -> None:
 def test_a_slip_is_answered_with_the_name() -> None:
     assert "did you mean H100 or" in unknown_product("H10O")
     assert "did you mean" not in unknown_product("zzz")
+    for turned in ("H100x8", "H100:8"):
+        assert unknown_product(turned) == "the number of GPUs comes first: write 8xH100"
 
 
 def test_a_slip_in_a_models_name_is_answered_too() -> None:

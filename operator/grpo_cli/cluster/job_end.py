@@ -14,7 +14,7 @@ from grpo_api.status.status import GRPOJobStatus, Phase
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import printable_text
 
-from ..show.errors import ENDED_BADLY, NOT_ENDED, KubectlExitError
+from ..show.errors import ENDED_BADLY, NOT_ENDED, KubectlExitError, OptionError
 from . import kubectl
 from .clock import SYSTEM_CLOCK
 
@@ -29,8 +29,15 @@ J = TypeVar("J")
 def add_timeout(parser: ArgumentParser) -> None:
     """Adds the flag that limits the wait."""
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="longest wait; unset: until the end"
+        "--timeout", type=_seconds, metavar="SECONDS", help="longest wait; unset: until the end"
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"--timeout {text}: write seconds, such as 3600") from None
 
 
 def wait_for_end(

@@ -25,6 +25,7 @@ from ..cluster import job_pods, kubectl
 from ..cluster.delivery_pod import pods_with_image
 from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import add_filename, load_specs
+from ..show.documents import add_output, print_document
 from ..show.errors import KubectlError, KubectlExitError, NotYet
 from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
@@ -41,6 +42,7 @@ def register(parser: ArgumentParser) -> None:
         action="store_true",
         help="check in a pod with the job's volumes and secrets",
     )
+    add_output(parser, "text")
     pod_defaults.add_arguments(parser, "")
     kubectl.add_arguments(parser)
 
@@ -51,6 +53,7 @@ def run(options: Namespace) -> int:
     if not options.in_cluster:
         local_preflight.require_trainer("check by --in-cluster")
     out = console()
+    documents: list[dict[str, Any]] = []
     code = 0
     for job in jobs:
         name = job.metadata["name"]
@@ -65,11 +68,16 @@ def run(options: Namespace) -> int:
             report = report.model_copy(
                 update={"skipped": [*report.skipped, *_hub_model_checks(job.spec)]}
             )
-        print_report(out, name, report)
-        if prompt:
-            print_prompt(out, prompt)
+        if options.output != "text":
+            documents.append({"name": name} | report.model_dump(mode="json", by_alias=True))
+        else:
+            print_report(out, name, report)
+            if prompt:
+                print_prompt(out, prompt)
         if report.problems:
             code = FOUND_PROBLEMS
+    if options.output != "text":
+        print_document(options.output, documents)
     return code
 
 

@@ -263,6 +263,8 @@ profiles as H100s."""
 
 _MAKERS = re.compile("^(NVIDIA-|AMD-|Tesla-|GeForce-|Instinct-)+", re.IGNORECASE)
 _LIKENESS = 0.5
+_COUNTED = re.compile(r"(.+)[x:](\d+)")
+"""How other tools count GPUs: `H100:8`."""
 
 
 @cache
@@ -315,6 +317,9 @@ def is_of_product(label: str, wanted: str) -> bool:
 
 def unknown_product(name: str) -> str:
     """The sentence on a name that no product has, with those that are like it."""
+    counted = _COUNTED.fullmatch(name)
+    if counted and label_of(counted[1]):
+        return f"the number of GPUs comes first: write {counted[2]}x{counted[1]}"
     names_by_key = {_key(short_name): short_name for short_name in short_names()}
     close_keys = get_close_matches(_key(name), names_by_key, n=3, cutoff=_LIKENESS)
     suggestion = ""
