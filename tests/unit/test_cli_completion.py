@@ -13,7 +13,7 @@ from grpo_cli.__main__ import COMMANDS, command_parser, complete_for_kubectl, co
         ([""], set(COMMANDS)),
         (["sta"], {"status"}),
         (["logs", "--al"], {"--all-ranks"}),
-        (["plan", "-o", ""], {"table", "json", "yaml", "svg", "png"}),
+        (["plan", "-o", ""], {"table", "json", "yaml"}),
         (["init", "--from-trl", ""], set()),
         (["reward", "te"], {"test"}),
     ],

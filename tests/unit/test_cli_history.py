@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -95,8 +96,9 @@ def test_a_run_is_a_table_of_the_steps_that_it_consists_of(
 
 
 def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
-    run_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+    run_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     plot = printed(capsys, "history", run_folder, "-o", "plot")
     assert "reward: 0.5 at step 1, 0.7 at step 2" in plot
     assert "█" in plot
@@ -106,6 +108,11 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
     assert not printed(capsys, "history", run_folder, "-o", "png", "--to", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "name its file by --to" in printed(capsys, "history", run_folder, "-o", "png", code=2)
+    nowhere = ("history", run_folder, "-o", "png", "--to", tmp_path / "no" / "a.png")
+    assert "can't be written: No such file" in printed(capsys, *nowhere, code=2)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        assert "pip install matplotlib" in printed(capsys, *nowhere, code=2)
     nothing = printed(capsys, "history", run_folder, "-o", "plot", "--key", "kl", code=2)
     assert "has no numbers under kl" in nothing
     tracked, log = tmp_path / "wandb.csv", tmp_path / "run.log"

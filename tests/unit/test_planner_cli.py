@@ -1,10 +1,8 @@
-"""`grpo plan` as users meet it: outputs, exit codes, what-if, pictures, and every wrong input's
-sentence."""
+"""`grpo plan` as users meet it: outputs, exit codes, what-if, and every wrong input's sentence."""
 
 import json
 import re
 import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +89,6 @@ def test_plans_of_several_jobs_are_items_of_one_document_and_a_picture_is_of_one
         first, second = read(capsys.readouterr().out)["items"]
         assert first["feasible"]
         assert first == second
-    picture = str(tmp_path / "plan.svg")
-    assert main(["plan", "-f", str(path), *EIGHT, "-o", "svg", "--to", picture]) == 2
-    assert "--to names one picture" in capsys.readouterr().err
 
 
 def test_an_option_that_is_wrong_for_a_later_job_is_refused_before_anything_is_printed(
@@ -196,58 +191,10 @@ def test_a_wrong_what_if_is_2(
     assert (shown.out, sentence in shown.err) == ("", True)
 
 
-def test_svg_is_a_picture_of_every_phase(
-    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "svg"]) == 0
-    text = capsys.readouterr().out
-    words = [
-        element.text or ""
-        for element in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
-    ]
-    assert {"load", "generate", "reference", "forward", "backward", "step"} <= set(words)
-    assert any(word.startswith("usable 78.9 GiB") for word in words)
-    target = tmp_path / "picture.svg"
-    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "svg", "--to", str(target)]) == 0
-    assert target.read_text() == text
-
-
-def test_png_is_drawn_or_names_what_is_missing(
-    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    target = tmp_path / "picture.png"
-    flags = ["plan", "-f", manifest(), *EIGHT, "-o", "png", "--to", str(target)]
-    assert main(flags) == 0
-    assert target.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(flags) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("output", ["svg", "png"])
-def test_a_picture_that_can_not_be_written_is_a_sentence(
-    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, output: str
-) -> None:  # fmt: skip
-    target = tmp_path / "nowhere" / "picture"
-    assert main(["plan", "-f", manifest(), *EIGHT, "-o", output, "--to", str(target)]) == 2
-    shown = f"grpo: {target} can't be written: No such file or directory\n"
-    assert capsys.readouterr().err.endswith(shown)
-
-
-def test_a_cpu_job_needs_no_inventory_and_has_no_picture(
-    manifest: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cpu_job_needs_no_inventory(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = manifest(placement__accelerator="CPU")
     assert main(["plan", "-f", path]) == 0
     assert "no GPUs" in capsys.readouterr().out
-    assert main(["plan", "-f", path, "-o", "svg"]) == 2
-    assert "no GPU memory to draw" in capsys.readouterr().err
-
-
-def test_no_plan_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", manifest("unknown/model"), *EIGHT, "-o", "svg"]) == 5
-    assert "spec.model.parameters" in capsys.readouterr().err
 
 
 def test_an_inventory_file_is_read_strictly(

@@ -11,10 +11,8 @@ written, users name the model alone.
 instead of a path.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
@@ -30,7 +28,7 @@ from ..inputs import job_classes, plan_inputs
 from ..inputs.manifest import Job, add_filename, load_specs
 from ..show import plan_table
 from ..show.documents import print_document
-from ..show.errors import WRONG, NotYet, OptionError
+from ..show.errors import WRONG, OptionError
 from ..show.kubectl_yaml import load_value
 from ..show.terminal import console
 
@@ -131,9 +129,8 @@ def register(parser: ArgumentParser) -> None:
     plan_inputs.add_arguments(parser)
     job_classes.add_argument(parser)
     parser.add_argument(
-        "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
-        help="a plan as in docs/reference/plan-schema.json, under `items` where there are several;"
-             " svg and png draw memory per phase",
+        "-o", "--output", choices=["table", "json", "yaml"], default="table",
+        help="a plan as in docs/reference/plan-schema.json, under `items` where there are several",
     )  # fmt: skip
     parser.add_argument(
         "--what-if", metavar="KEY=VALUE", action="append", default=[],
@@ -153,18 +150,11 @@ def register(parser: ArgumentParser) -> None:
         action="store_true",
         help="print every candidate of the table, not the first twelve",
     )
-    parser.add_argument(
-        "--to",
-        metavar="FILE",
-        help="write the picture here; unset: <job>.png, or svg to the terminal",
-    )
 
 
 def run(options: Namespace) -> int:
     """Plans every job that is asked for; the exit code is the worst of them."""
     jobs = requested_jobs(options)
-    if options.to and len(jobs) > 1:
-        raise OptionError(f"--to names one picture, and {options.filename} has {len(jobs)} jobs")
     # A wrong option for any job is refused before the first plan is printed.
     specs = [_requested_specs(options, job) for job in jobs]
     results = []
@@ -211,9 +201,7 @@ def _plan_job(options: Namespace, job: Job, specs: RequestedSpecs) -> tuple[Plan
     job_class, spec = specs.job_class, specs.spec
     learned = None if options.model else plan_inputs.fetch_learned(options, name, namespace)
     result = plan_inputs.make_plan(options, spec, learned)
-    if options.output in ("svg", "png"):
-        _draw(options, name, result)
-    elif options.output == "table":
+    if options.output == "table":
         plan_table.show_plan(console(), name, result, everything=options.all)
         if job_class:
             console().print(job_classes.class_message(spec, job_class))
@@ -276,23 +264,6 @@ def exit_code(result: PlanResult) -> int:
     if result.feasible:
         return PLANNED
     return WRONG if result.reason in SPEC_ERRORS else NOTHING_FITS
-
-
-def _draw(options: Namespace, name: str, result: PlanResult) -> None:
-    """Writes the picture of the chosen plan, or of the nearest candidate."""
-    from ..show.pictures import draw_memory, write_figure
-
-    plan = result.chosen
-    if plan is None and result.candidates:
-        plan = result.candidates[0]
-    if plan is None:
-        raise NotYet(f"{name}: {result.message}")
-    path = Path(options.to) if options.to else None
-    if options.output == "png":
-        path = path or Path(f"{name.replace('/', '-')}.png")
-    write_figure(draw_memory(plan), options.output, path)
-    if options.output == "png":
-        print(path, file=sys.stderr)
 
 
 SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")
