@@ -274,6 +274,7 @@ STEPS = st.sampled_from([
     "vars(args)[str('beta')] = V", "[setattr(args, 'beta', value) for value in (V, V)]",
     "[(B := value) for value in (V, V)]", "B > V and setattr(args, 'beta', V)",
     "object.__setattr__(args, 'beta', V)",
+    "list(map(lambda config: setattr(config, 'beta', V), [args]))", "args.__init__(beta=V)",
     "vars(args).pop('beta', 0)", "del args.__dict__['seed']",
     "for name in ['beta']:\n    setattr(args, name, V)",
     "kw = {'beta': V, 'run_name': str(V)}\nargs = GRPOConfig(**kw)",

@@ -4,6 +4,7 @@ certain."""
 import ast
 import operator
 from collections.abc import Callable
+from textwrap import dedent
 from typing import Any
 
 MAX_EXPONENT = 64
@@ -31,7 +32,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.NotIn: lambda item, items: item not in items,
 }
 PLAIN_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (bool, float, int, max, min, round, str)
+    function.__name__: function for function in (bool, dedent, float, int, max, min, round, str)
 }
 """Functions of numbers and texts."""
 TEXT_METHODS = ("lower", "lstrip", "replace", "rstrip", "split", "strip", "upper")

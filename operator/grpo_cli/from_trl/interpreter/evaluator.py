@@ -234,8 +234,8 @@ class Evaluator(Objects):
                 named = callee.arguments.named | arguments.named
                 joined = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
                 return self.apply(function.value, joined, node)
-            case Part(owner=Object(maker=Class()) as made, name="__init__"):
-                for name, use in arguments.named.items():  # by super(), of a library's class
+            case Part(owner=Object() as made, name="__init__"):  # of a library's class
+                for name, use in arguments.named.items():
                     self.write(made.fields, name, use)
             case Part(owner=Known(value=str()) as text, name=name) if name in TEXT_METHODS:
                 values = [text, *arguments.values]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from textwrap import dedent
 from typing import Any
 
 from ..trl_run import Note
@@ -20,6 +19,7 @@ from .values import (
     Column,
     Entries,
     External,
+    Function,
     Items,
     Known,
     Object,
@@ -61,7 +61,11 @@ def _plain(objects: Objects, given: Arguments, node: ast.Call, *, name: str) -> 
     return objects.fold(partial(call_plain, name), given.values, node)
 
 
-def _computed(_: Objects, __: Arguments, node: ast.Call) -> Value:
+def _computed(objects: Objects, given: Arguments, node: ast.Call) -> Value:
+    """What is not computed here; the functions that it is given may change something."""
+    for value in given.values:
+        if isinstance(value, Function):
+            objects.repeat(partial(objects.follow_any, value))
     return Unknown(node)
 
 
@@ -102,20 +106,14 @@ def _copy(_: Objects, given: Arguments, __: ast.Call, *, is_deep: bool = False) 
 def _copied(value: Value, *, is_deep: bool) -> Value:
     """The same list, dict or object, in stores of its own."""
 
-    def content(store: Store) -> Store:
-        uses = dict(store)
-        if is_deep:
-            uses = {
-                key: replace(use, value=_copied(use.value, is_deep=True))
-                for key, use in uses.items()
-            }
-        return Store(store.kind, uses)
+    def part(value: Value) -> Value:
+        return _copied(value, is_deep=True) if is_deep else value
 
     match value:
         case Items() | Entries():
-            return replace(value, cells=content(value.cells))
+            return replace(value, cells=value.cells.with_values(part))
         case Object():
-            return replace(value, fields=content(value.fields))
+            return replace(value, fields=value.fields.with_values(part))
     return value
 
 
@@ -169,10 +167,6 @@ def _super(objects: Objects, _: Arguments, node: ast.Call) -> Value | None:
     return Object(node, view, Arguments(), made.fields)
 
 
-def _dedent(objects: Objects, given: Arguments, node: ast.Call) -> Value:
-    return objects.fold(dedent, given.values, node)
-
-
 def _environment(_: Objects, given: Arguments, node: ast.Call) -> Value:
     """The default that a script has for a variable of the environment."""
     match given.values:
@@ -192,7 +186,6 @@ FUNCTIONS: dict[str, Call] = {
     **dict.fromkeys(("list", "tuple"), _list),
     "asdict": _asdict,
     "copy": _copy,
-    "dedent": _dedent,
     "deepcopy": partial(_copy, is_deep=True),
     "dict": _dict,
     "getattr": _getattr,

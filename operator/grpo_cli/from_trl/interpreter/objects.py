@@ -78,6 +78,10 @@ class Objects(Heap):
     def follow(self, function: Function, arguments: Arguments | None) -> Value:
         """What a call of a script's function returns."""
 
+    def follow_any(self, function: Function) -> None:
+        """Follow a call of which only the run knows the arguments."""
+        self.follow(function, Arguments(has_unknown=True))
+
     @abstractmethod
     def apply(self, callee: Value, arguments: Arguments, node: ast.Call) -> Value:
         """What a call returns."""

@@ -6,7 +6,7 @@ Whatever a script can change lies in a `Store`, which remembers the statements t
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -43,6 +43,11 @@ class Store(dict[Any, "Use"]):
             self[key] = use
         else:
             self.pop(key, None)
+
+    def with_values(self, change: "Callable[[Value], Value]") -> "Store":
+        """The same with other values."""
+        content = {key: replace(use, value=change(use.value)) for key, use in self.items()}
+        return Store(self.kind, content)
 
 
 @dataclass(eq=False)
@@ -352,8 +357,7 @@ def assume(value: Value, note: Note) -> Value:
         case Known(assumptions=assumptions):
             return replace(value, assumptions=(*assumptions, note))
         case Items(cells=cells) | Entries(cells=cells):
-            parts = {key: replace(use, value=assume(use.value, note)) for key, use in cells.items()}
-            return replace(value, cells=Store(cells.kind, parts))
+            return replace(value, cells=cells.with_values(lambda part: assume(part, note)))
     return value
 
 
