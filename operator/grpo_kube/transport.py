@@ -43,6 +43,12 @@ class _Watch:
     short: int
     """Watches in a row that ended at once, up to the one before this."""
 
+    @property
+    def has_ended_at_once(self) -> bool:
+        """True if the next watch is asked for so soon, and this one has brought nothing."""
+        age = asyncio.get_running_loop().time() - self.began
+        return age < SHORT_WATCH and not self.answer.content.total_bytes
+
 
 class WatchPace:
     """A middleware that makes watches wait when those before them ended at once.
@@ -54,31 +60,23 @@ class WatchPace:
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)) -> None:
         """`jitter` is a factor around 1."""
         self._jitter = jitter
-        self._last: dict[str, _Watch] = {}
+        self._last: dict[tuple[str | None, ...], _Watch] = {}
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         """Sends the request, after a pause if it is a watch that would only end at once."""
         if request.url.query.get("watch") != "true":
             return await send(request)
-        path = request.url.path
-        short = self._count_short_watches(path)
+        # Two selections of one kind are watched at the same time, each from its resourceVersion on.
+        query = request.url.query
+        selection = request.url.path, query.get("labelSelector"), query.get("fieldSelector")
+        last = self._last.get(selection)
+        short = last.short + 1 if last and last.has_ended_at_once else 0
         if short:
             await asyncio.sleep(doubled_pause(FIRST_PAUSE, LAST_PAUSE, short) * self._jitter())
         began = asyncio.get_running_loop().time()
         answer = await send(request)
-        self._last[path] = _Watch(began, answer, short)
+        self._last[selection] = _Watch(began, answer, short)
         return answer
-
-    def _count_short_watches(self, path: str) -> int:
-        """How many watches of this path in a row have ended at once."""
-        last = self._last.get(path)
-        if (
-            last is None
-            or asyncio.get_running_loop().time() - last.began >= SHORT_WATCH
-            or last.answer.content.total_bytes
-        ):
-            return 0
-        return last.short + 1
 
 
 class EmptyLists:

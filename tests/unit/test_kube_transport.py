@@ -70,7 +70,9 @@ async def test_only_the_same_watch_waits() -> None:
     world = World()
     await world.ask(PODS)
     assert (await world.ask(JOBS), await world.ask("http://a/api/v1/pods")) == (0, 0)
-    assert await world.ask(PODS) == pytest.approx(FIRST_PAUSE)
+    assert await world.ask(f"{PODS}&labelSelector=grpo.dev%2Fjob-name") == 0, "as do other pods"
+    assert await world.ask(f"{PODS}&fieldSelector=spec.nodeName%21%3D") == 0
+    assert await world.ask(f"{PODS}&resourceVersion=7") == pytest.approx(FIRST_PAUSE)
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 1)), max_size=40))
