@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.pages import ROOT
 from grpo_kube import transport
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
 from grpo_operator.records.names import GRPOJOBS
 from harness.cluster import Cluster
@@ -37,7 +37,7 @@ class Bench:
     """A cluster, an operator beside it, and a client of its API server."""
 
     def __init__(
-        self, cluster: Cluster, client: HttpCluster, operator: subprocess.Popen[bytes], port: int
+        self, cluster: Cluster, client: Client, operator: subprocess.Popen[bytes], port: int
     ) -> None:
         self.cluster, self.client, self.operator, self.port = cluster, client, operator, port
 
@@ -93,7 +93,7 @@ async def bench_cluster(
             cluster.kubectl("apply", "--server-side", "-f", str(definition))
         port = free_port()
         with operator_process(cluster, port, arguments, checkout) as process:
-            async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
+            async with Client(await transport.load(str(cluster.kubeconfig))) as client:
                 await ready(port)
                 yield Bench(cluster, client, process, port)
 

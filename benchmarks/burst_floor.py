@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.bench_cluster import NAMESPACE
 from benchmarks.burst_kinds import Kind, Sample, ours, unseen
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import Conflict
 from grpo_kube.objects.resources import BOUND_PODS, EVENTS, JOBS, PODS, Selection
 from grpo_operator.records.names import (
@@ -41,7 +41,7 @@ class Floor:
         self._checked: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     @asynccontextmanager
-    async def watching(self, client: HttpCluster) -> AsyncIterator[None]:
+    async def watching(self, client: Client) -> AsyncIterator[None]:
         """Watches, and tells of each gang that runs."""
         async with asyncio.TaskGroup() as tasks:
             watches = [tasks.create_task(_hear(client, selection)) for selection in WATCHED]
@@ -50,7 +50,7 @@ class Floor:
             for watch in watches:
                 watch.cancel()
 
-    async def create(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
+    async def create(self, client: Client, name: str, mark: str, attempt: int) -> None:
         """The GRPOJob, the statuses that come before the attempt's Job, and that."""
         if attempt == 1:
             body = ours(name, self._sample.pods, mark, gpus=self._sample.gpus)
@@ -79,7 +79,7 @@ class Floor:
         job["metadata"]["ownerReferences"] = [owner]
         await client.create(JOBS, NAMESPACE, job)
 
-    async def _follow(self, client: HttpCluster, tasks: asyncio.TaskGroup) -> None:
+    async def _follow(self, client: Client, tasks: asyncio.TaskGroup) -> None:
         """Tells of each gang when the last of its pods runs."""
         async for _, pod in client.watch(Selection(PODS, labels=LABEL), 0, 600):
             labels = pod["metadata"].get("labels", {})
@@ -97,7 +97,7 @@ class Floor:
             if len(known) == self._sample.pods:
                 tasks.create_task(self._tell(client, *job.rsplit("-", 1)))
 
-    async def _tell(self, client: HttpCluster, name: str, attempt: str) -> None:
+    async def _tell(self, client: Client, name: str, attempt: str) -> None:
         """The status that says that a gang runs, and the event of it."""
         number = int(attempt)
         status = {"status": self._sample.statuses[number][-1]}
@@ -115,7 +115,7 @@ class _Seen(NamedTuple):
     version: int
 
 
-async def _delete_job(client: HttpCluster, name: str) -> None:
+async def _delete_job(client: Client, name: str) -> None:
     """Deletes a Job and its pods as the operator does: as it is known, and again where the Job
     controller has changed it meanwhile."""
     while True:
@@ -125,7 +125,7 @@ async def _delete_job(client: HttpCluster, name: str) -> None:
             return await client.delete(JOBS, NAMESPACE, name, seen)
 
 
-async def _hear(client: HttpCluster, selection: Selection) -> None:
+async def _hear(client: Client, selection: Selection) -> None:
     """Reads all events of a selection."""
     async for _ in client.watch(selection, 0, 600):
         pass

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.bench_cluster import NAMESPACE, each
 from grpo_api.text.contract import API_VERSION, GROUP, KIND
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import NotFound
 from grpo_kube.objects.resources import EVENTS, JOBS, PODS, Object, Selection
 from grpo_operator.records.names import (
@@ -55,7 +55,7 @@ CONTROLLER_LABELS = {
     for name in ("job-name", "controller-uid")
 }
 
-Create = Callable[[HttpCluster, str, str, int], Awaitable[object]]
+Create = Callable[[Client, str, str, int], Awaitable[object]]
 """Makes what leads to pods with a mark, by a client, under a name; the mark comes third, then the
 attempt's number."""
 
@@ -69,7 +69,7 @@ class Kind:
     _: KW_ONLY
     operated: bool = False
     """Whether the operator sees to it, and its CPU time is part of it."""
-    beside: Callable[[HttpCluster], AbstractAsyncContextManager[object]] = nullcontext
+    beside: Callable[[Client], AbstractAsyncContextManager[object]] = nullcontext
     """What runs in each round beside what creates, by a client."""
     walls: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
@@ -139,18 +139,16 @@ class Sample:
     preflight: Object | None = None
     """The Job that checked it before its first attempt, where one did."""
 
-    async def create_bare(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
+    async def create_bare(self, client: Client, name: str, mark: str, attempt: int) -> None:
         """As many pods with nothing in them."""
         await client.create(JOBS, NAMESPACE, bare(f"{name}-{attempt}", self.pods, mark))
 
-    async def create_operated(
-        self, client: HttpCluster, name: str, mark: str, attempt: int
-    ) -> None:
+    async def create_operated(self, client: Client, name: str, mark: str, attempt: int) -> None:
         """A GRPOJob, of which the operator makes the rest."""
         if attempt == 1:
             await client.create(GRPOJOBS, NAMESPACE, ours(name, self.pods, mark, gpus=self.gpus))
 
-    async def create_same(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
+    async def create_same(self, client: Client, name: str, mark: str, attempt: int) -> None:
         """The attempt's Job by itself, and before the first that of the preflight."""
         if attempt == 1 and self.preflight:
             await client.create(JOBS, NAMESPACE, self.preflight_job(name, mark))
@@ -183,7 +181,7 @@ def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
     return {unseen(name): value for name, value in labels.items() if name not in CONTROLLER_LABELS}
 
 
-async def sample(client: HttpCluster, pods: int, *, gpus: bool, preflight: bool = False) -> Sample:
+async def sample(client: Client, pods: int, *, gpus: bool, preflight: bool = False) -> Sample:
     """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what
     it wrote. With `preflight` it checks the job before that."""
     name, mark = ("sample-gpu" if gpus else "sample"), "sample"
@@ -208,7 +206,7 @@ def _as_written(job: Object) -> Object:
     return job
 
 
-async def _preflight_of(client: HttpCluster, name: str, version: int) -> Object:
+async def _preflight_of(client: Client, name: str, version: int) -> Object:
     """The Job of a GRPOJob's preflight, which the operator deletes once it has ended."""
     about = Selection(JOBS, NAMESPACE, fields=f"metadata.name={preflight_name(name)}")
     async for _, job in client.watch(about, version, 60):
@@ -218,7 +216,7 @@ async def _preflight_of(client: HttpCluster, name: str, version: int) -> Object:
 
 
 @asynccontextmanager
-async def passing_preflights(client: HttpCluster) -> AsyncIterator[None]:
+async def passing_preflights(client: Client) -> AsyncIterator[None]:
     """Ends the pods of all preflights as soon as they run, as if they had found nothing."""
 
     async def end(label: str) -> None:
@@ -241,7 +239,7 @@ async def passing_preflights(client: HttpCluster) -> AsyncIterator[None]:
 
 
 async def _written(
-    client: HttpCluster, name: str, attempt: int, version: int
+    client: Client, name: str, attempt: int, version: int
 ) -> tuple[list[Object], int]:
     """Each status that was written to a GRPOJob after a version of it until this attempt runs, and
     the last version."""
@@ -261,7 +259,7 @@ async def _written(
     return found, version
 
 
-async def _told(client: HttpCluster, name: str) -> Object:
+async def _told(client: Client, name: str) -> Object:
     """The event of a start."""
     about = Selection(
         EVENTS, NAMESPACE, fields=f"involvedObject.name={name},reason={Reason.ALL_PODS_RUNNING}"
@@ -273,7 +271,7 @@ async def _told(client: HttpCluster, name: str) -> Object:
         await asyncio.sleep(0.1)
 
 
-async def fail(client: HttpCluster, mark: str) -> None:
+async def fail(client: Client, mark: str) -> None:
     """Ends all pods of a mark with an error, at once."""
 
     async def end(pod: Object) -> None:

@@ -43,7 +43,7 @@ from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.status import ConditionType, GRPOJobStatus, Phase
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_api.text.units import GIB
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import timestamp
 from grpo_operator.records.names import GRPOJOBS, MANAGER
@@ -211,7 +211,7 @@ def _plan() -> ExecutionPlan:
     return chosen
 
 
-async def make_ended(client: HttpCluster, count: int) -> None:
+async def make_ended(client: Client, count: int) -> None:
     """Makes jobs that ended over the last ten days, in fifty namespaces."""
     for team in range(TEAMS):
         await client.create(NAMESPACES, "", {"metadata": {"name": f"team-{team}"}})

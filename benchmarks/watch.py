@@ -23,7 +23,7 @@ from benchmarks.burst_kinds import ROUND, bare
 from benchmarks.pages import ROOT, table
 from grpo_kube import transport
 from grpo_kube.cache import Cache, Quarantine
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.informer import Informer
 from grpo_kube.objects.resources import JOBS, PODS, Selection, identity
 from grpo_kube.transport import open_session
@@ -74,7 +74,7 @@ async def watch_by_kopf(kubeconfig: str) -> None:
 
 async def watch_by_ours(kubeconfig: str) -> None:
     """Keeps the pods' records by our own mirror, until killed."""
-    async with HttpCluster(await transport.load(kubeconfig)) as cluster:
+    async with Client(await transport.load(kubeconfig)) as cluster:
         await Informer(
             cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300
         ).follow()
@@ -86,7 +86,7 @@ WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}
 async def _load(kubeconfig: str, jobs: int) -> None:
     """Creates Jobs, waits until all their pods run, and deletes everything."""
     pods = Selection(PODS, NAMESPACE, SELECTOR)
-    async with HttpCluster(await transport.load(kubeconfig)) as client:
+    async with Client(await transport.load(kubeconfig)) as client:
         for number in range(jobs):
             await client.create(JOBS, NAMESPACE, bare(f"watched-{number}", 2, MARK))
         await _running(client, pods, 2 * jobs)
@@ -95,7 +95,7 @@ async def _load(kubeconfig: str, jobs: int) -> None:
         await _running(client, pods, 0)
 
 
-async def _running(client: HttpCluster, pods: Selection, count: int) -> None:
+async def _running(client: Client, pods: Selection, count: int) -> None:
     """Wait until exactly `count` of the pods run."""
     while True:
         found = [pod async for page, _ in client.pages(pods) for pod in page]

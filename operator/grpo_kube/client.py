@@ -1,10 +1,8 @@
-"""Defines Cluster, the narrow protocol for requests to the API server, and HttpCluster, which
-implements it.
+"""Defines Client, which sends requests to the API server, and how a LIST is read page by page.
 
-Code that needs the cluster is written against the protocol, so that tests can replace it by a
-script. HttpCluster sends plain JSON, with time-outs, a retry budget, typed errors and a count of
-requests. The typed models of the kubernetes package would cost 50 MiB and half of the CPU time of a
-burst. So only its configuration is used.
+It sends plain JSON, with time-outs, a retry budget, typed errors and a count of requests. The typed
+models of the kubernetes package would cost 50 MiB and half of the CPU time of a burst. So only its
+configuration is used.
 """
 
 import asyncio
@@ -47,101 +45,6 @@ class ObservedObject(Protocol):
     def version(self) -> int: ...
 
 
-class Cluster(Protocol):
-    """The requests that the operator sends to a cluster. Every method raises ClusterError."""
-
-    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
-        """A LIST in pages, each with its resourceVersion; Expired when its pages are gone."""
-
-    def watch(
-        self, selection: Selection, version: int, seconds: float
-    ) -> AsyncIterator[tuple[str, Object]]:
-        """Events since a resourceVersion, as (type, object), for at most so long."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """One object."""
-
-    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
-        """POST; returns the object as the server keeps it."""
-
-    async def patch(
-        self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
-    ) -> Object:
-        """Merge-patches an object, or a subresource of it."""
-
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
-    ) -> None:
-        """Delete an object in the background if it has this uid and version; do nothing if it is
-        gone.
-
-        Conflict if it has changed since it was read, or another object has its name.
-        """
-
-    async def delete_all(self, selection: Selection) -> None:
-        """Delete the selected objects. It selects by uid and attempt, as it may come late."""
-
-
-async def each_listed(
-    cluster: Cluster,
-    selection: Selection,
-    begin: Callable[[], None],
-    take: Callable[[Object], None],
-) -> int:
-    """Pass every object of a full LIST to `take`, page by page, pausing for other tasks; return the
-    resourceVersion.
-
-    A LIST whose pages expire under way is started again. `begin` is called before each start, so
-    that half a list never passes for a whole one.
-
-    Raises:
-        ClusterError: the API server does not give a whole list.
-    """
-    for attempt in range(1, LIST_TRIES + 1):
-        version = 0
-        begin()
-        try:
-            async for items, listed_at in cluster.pages(selection):
-                async for item in yield_often(_drain(items)):
-                    take(item)
-                version = listed_at
-        except Expired:
-            if attempt == LIST_TRIES:
-                raise
-        else:
-            return version
-    raise AssertionError("the last try returns or raises")
-
-
-def _drain(items: list[Object]) -> Iterator[Object]:
-    """Yield the items and remove each from the list."""
-    # Popped from the end, so that each object is freed once it was read: a page of objects is kept
-    # nowhere else.
-    items.reverse()
-    while items:
-        yield items.pop()
-
-
-async def list_and_parse(
-    cluster: Cluster, selection: Selection, parse_item: Callable[[Object], T | None]
-) -> tuple[list[T], int]:
-    """List all objects and parse each with `parse_item`, which returns None for one to leave out.
-    Return the parsed objects and the list's resourceVersion.
-
-    Raises:
-        ClusterError: the API server does not give a whole list.
-    """
-    records: list[T] = []
-
-    def take(item: Object) -> None:
-        record = parse_item(item)
-        if record is not None:
-            records.append(record)
-
-    version = await each_listed(cluster, selection, records.clear, take)
-    return records, version
-
-
 MERGE_PATCH = "application/merge-patch+json"
 PAGE = 100
 """Objects per page of a LIST. Decoding a page holds everybody up: 20 ms for GRPOJobs of 10 KB."""
@@ -161,8 +64,11 @@ TryAgain = Callable[[str], bool]
 """Called with an error's message: True if the same request may work later, whatever the status."""
 
 
-class HttpCluster:
-    """A Cluster over HTTP; use it as an async context manager."""
+class Client:
+    """The requests that an operator sends to a cluster; use it as an async context manager.
+
+    Every method raises ClusterError.
+    """
 
     def __init__(
         self,
@@ -207,7 +113,7 @@ class HttpCluster:
             await self._session.close()
 
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
-        """See Cluster."""
+        """A LIST in pages, each with its resourceVersion; Expired when its pages are gone."""
         # In pages: one LIST of ten thousand objects of 12 KB is 120 MB, which is decoded and held
         # at once.
         token = ""
@@ -225,7 +131,7 @@ class HttpCluster:
     async def watch(
         self, selection: Selection, version: int, seconds: float
     ) -> AsyncIterator[tuple[str, Object]]:
-        """See Cluster."""
+        """Events since a resourceVersion, as (type, object), for at most so long."""
         query = selection.query(
             watch="true",
             resourceVersion=version,
@@ -249,11 +155,11 @@ class HttpCluster:
             raise Unavailable(f"WATCH {path}: {error!r}") from error
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """See Cluster."""
+        """One object."""
         return await self._call("GET", resource, resource.path(namespace, name))
 
     async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
-        """See Cluster."""
+        """POST; returns the object as the server keeps it."""
         # without Strict the server drops fields that it doesn't know, and a user's typo would
         # change the pods silently
         return await self._call(
@@ -271,7 +177,7 @@ class HttpCluster:
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
     ) -> Object:
-        """See Cluster."""
+        """Merge-patches an object, or a subresource of it."""
         return await self._call(
             "PATCH", resource, resource.path(namespace, name, subresource), body=patch
         )
@@ -279,7 +185,11 @@ class HttpCluster:
     async def delete(
         self, resource: Resource, namespace: str, name: str, observed_object: ObservedObject
     ) -> None:
-        """See Cluster."""
+        """Delete an object in the background if it has this uid and version; do nothing if it is
+        gone.
+
+        Conflict if it has changed since it was read, or another object has its name.
+        """
         # Between the look and this request the object may have changed, or its name may have gone
         # to another one.
         preconditions = {
@@ -291,7 +201,7 @@ class HttpCluster:
             await self._call("DELETE", resource, resource.path(namespace, name), body=options)
 
     async def delete_all(self, selection: Selection) -> None:
-        """See Cluster."""
+        """Delete the selected objects. It selects by uid and attempt, as it may come late."""
         path = selection.resource.path(selection.namespace)
         await self._call(
             "DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS
@@ -317,7 +227,7 @@ class HttpCluster:
     @property
     def _active_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise RuntimeError("HttpCluster is used outside its `async with`")
+            raise RuntimeError("Client is used outside its `async with`")
         return self._session
 
     async def _call(
@@ -419,6 +329,66 @@ class HttpCluster:
         if code == 409:
             return (AlreadyExists if verb == "POST" else Conflict)(message, code)
         return _KINDS.get(code, Denied)(message, code)
+
+
+async def each_listed(
+    cluster: Client,
+    selection: Selection,
+    begin: Callable[[], None],
+    take: Callable[[Object], None],
+) -> int:
+    """Pass every object of a full LIST to `take`, page by page, pausing for other tasks; return the
+    resourceVersion.
+
+    A LIST whose pages expire under way is started again. `begin` is called before each start, so
+    that half a list never passes for a whole one.
+
+    Raises:
+        ClusterError: the API server does not give a whole list.
+    """
+    for attempt in range(1, LIST_TRIES + 1):
+        version = 0
+        begin()
+        try:
+            async for items, listed_at in cluster.pages(selection):
+                async for item in yield_often(_drain(items)):
+                    take(item)
+                version = listed_at
+        except Expired:
+            if attempt == LIST_TRIES:
+                raise
+        else:
+            return version
+    raise AssertionError("the last try returns or raises")
+
+
+def _drain(items: list[Object]) -> Iterator[Object]:
+    """Yield the items and remove each from the list."""
+    # Popped from the end, so that each object is freed once it was read: a page of objects is kept
+    # nowhere else.
+    items.reverse()
+    while items:
+        yield items.pop()
+
+
+async def list_and_parse(
+    cluster: Client, selection: Selection, parse_item: Callable[[Object], T | None]
+) -> tuple[list[T], int]:
+    """List all objects and parse each with `parse_item`, which returns None for one to leave out.
+    Return the parsed objects and the list's resourceVersion.
+
+    Raises:
+        ClusterError: the API server does not give a whole list.
+    """
+    records: list[T] = []
+
+    def take(item: Object) -> None:
+        record = parse_item(item)
+        if record is not None:
+            records.append(record)
+
+    version = await each_listed(cluster, selection, records.clear, take)
+    return records, version
 
 
 def _retry_delay(attempt: int, error: Unavailable) -> float:

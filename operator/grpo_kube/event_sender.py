@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .client import Cluster
+from .client import Client
 from .objects.errors import AlreadyExists, ClusterError
 from .objects.resources import EVENTS, Object, ObjectKey
 
@@ -44,7 +44,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         fold: Fold = lambda *_: None,
         busy: Callable[[], bool] = lambda: False,
         count: Callable[[str], None] = lambda _: None,

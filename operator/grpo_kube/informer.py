@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic
 
 from .cache import Cache, R, has_same_content, version_of
-from .client import Cluster, each_listed
+from .client import Client, each_listed
 from .objects.errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailable
 from .objects.resources import Object, ObjectKey, Selection, identity
 from .pacing import Backoff
@@ -34,7 +34,7 @@ class Informer(Generic[R]):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         selection: Selection,
         cache: Cache[R],
         changed: Callable[[Iterable[ObjectKey]], None],

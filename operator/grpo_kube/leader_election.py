@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from .client import HttpCluster
+from .client import Client
 from .objects.errors import (
     AlreadyExists,
     ClusterError,
@@ -244,7 +244,7 @@ class Leadership:
 
 log = logging.getLogger(__name__)
 
-BeforeLeading = Callable[[HttpCluster, Election], Awaitable[None]]
+BeforeLeading = Callable[[Client, Election], Awaitable[None]]
 """Called with the Lease held, before `leading` is set; again as long as it raises ClusterError."""
 
 
@@ -253,7 +253,7 @@ class Elector:
 
     def __init__(
         self,
-        cluster: HttpCluster,
+        cluster: Client,
         election: Election,
         leading: asyncio.Event,
         wall: Callable[[], float],

@@ -22,7 +22,7 @@ from kubernetes.aio.client import Configuration
 
 from grpo_api.report.metrics import HEARD, LEADER, MEMORY_LIMIT, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_kube import transport
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.leader_election import Elector
 from grpo_kube.objects.errors import ConfigurationError, LeadershipLost
 from grpo_kube.work_queue import WorkQueue
@@ -116,11 +116,11 @@ async def run(
     log.info("stopped")
 
 
-def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> HttpCluster:
-    """The operator's client of the API server; `chosen` are further arguments of HttpCluster."""
+def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> Client:
+    """The operator's client of the API server; `chosen` are further arguments of Client."""
     # the fence is updated a moment after the Lease: what a former leader writes until then follows
     # from no decision of a leader
-    return HttpCluster(
+    return Client(
         configuration,
         metrics.record_request,
         try_again=lambda message: FENCE in message,

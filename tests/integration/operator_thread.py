@@ -160,14 +160,14 @@ class Swallowed(threading.Event):
     """Makes the operator hang at the moment when it would POST a Job, as if it died there."""
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        create = client.HttpCluster.create
+        create = client.Client.create
 
         async def hang(
-            cluster: client.HttpCluster, resource: resources.Resource, namespace: str, body: Object
+            cluster: client.Client, resource: resources.Resource, namespace: str, body: Object
         ) -> Object:
             if resource is resources.JOBS:
                 self.set()
                 await asyncio.Event().wait()
             return await create(cluster, resource, namespace, body)
 
-        monkeypatch.setattr(client.HttpCluster, "create", hang)
+        monkeypatch.setattr(client.Client, "create", hang)

@@ -17,7 +17,7 @@ from typing import Any
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube import transport
 from grpo_kube.cache import version_of
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.leader_election import Elector
 from grpo_kube.objects.errors import ClusterError, NotLeading
 from grpo_kube.objects.resources import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
@@ -56,7 +56,7 @@ def job_body(name: str) -> dict[str, Any]:
 
 
 async def writes(
-    cluster: HttpCluster, namespace: str, tag: str
+    cluster: Client, namespace: str, tag: str
 ) -> dict[str, Callable[[], Awaitable[Any]]]:
     """A write of every kind, prepared by what is there now."""
     grpojob = await cluster.get(GRPOJOBS, namespace, "run")
@@ -103,12 +103,12 @@ async def main(chosen: Settings) -> None:
     assert chosen.election
     namespace, leading = chosen.election.lease.namespace, asyncio.Event()
     configuration = await transport.load(chosen.kubeconfig)
-    async with HttpCluster(configuration, tries=1) as plain:
+    async with Client(configuration, tries=1) as plain:
         elector = Elector(
             plain, chosen.election, leading, time.time, record_leader if chosen.fenced else None
         )
         standing = asyncio.create_task(elector.run())
-        async with HttpCluster(configuration, gate=elector.answer_within, tries=1) as gated:
+        async with Client(configuration, gate=elector.answer_within, tries=1) as gated:
             await leading.wait()
             prepared = await writes(gated, namespace, chosen.election.identity)
             past = await writes(plain, namespace, chosen.election.identity)

@@ -204,10 +204,10 @@ class Mortal:
         self.died = threading.Event()
         self.last_words: set[tuple[str, str]] = set()
         """Method and kind of each write that was somebody's last."""
-        call = client.HttpCluster._call
+        call = client.Client._call
 
         async def once(
-            cluster: client.HttpCluster,
+            cluster: client.Client,
             method: str,
             resource: resources.Resource,
             *args: Any,
@@ -220,7 +220,7 @@ class Mortal:
                 await asyncio.Event().wait()
             return answer
 
-        monkeypatch.setattr(client.HttpCluster, "_call", once)
+        monkeypatch.setattr(client.Client, "_call", once)
 
 
 @pytest.mark.slow

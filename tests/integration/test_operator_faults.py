@@ -19,7 +19,7 @@ import kopf
 import pytest
 
 from grpo_kube.cache import Cache
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.objects import resources
 from grpo_kube.objects.resources import Object, ObjectKey, Resource
 from grpo_operator.decide.decisions import Limits
@@ -70,11 +70,9 @@ def test_orphans_of_a_start_that_was_not_recorded_end_before_the_next_attempt(
 def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_its_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, discard, uids, heard = HttpCluster.create, Cache.discard, list[str](), asyncio.Event()
+    create, discard, uids, heard = Client.create, Cache.discard, list[str](), asyncio.Event()
 
-    async def late(
-        cluster: HttpCluster, resource: Resource, namespace: str, body: Object
-    ) -> Object:
+    async def late(cluster: Client, resource: Resource, namespace: str, body: Object) -> Object:
         answer = await create(cluster, resource, namespace, body)
         if resource is not resources.JOBS or uids:
             return answer
@@ -89,7 +87,7 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
             heard.set()
         return discard(cache, key, uid, *version)
 
-    monkeypatch.setattr(HttpCluster, "create", late)
+    monkeypatch.setattr(Client, "create", late)
     monkeypatch.setattr(Cache, "discard", told)
     with bench.operating():
         bench.submit()
@@ -213,7 +211,7 @@ def test_a_list_heals_what_the_watch_did_not_tell(
         for nothing in ():
             yield nothing
 
-    monkeypatch.setattr(HttpCluster, "watch", silent)
+    monkeypatch.setattr(Client, "watch", silent)
     with bench.operating(resync=1.5):
         bench.submit()
         bench.wait_running()

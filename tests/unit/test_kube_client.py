@@ -20,7 +20,7 @@ from kubernetes.aio.client import Configuration
 
 from grpo_kube import client as cluster_module
 from grpo_kube import transport
-from grpo_kube.client import HttpCluster, list_and_parse
+from grpo_kube.client import Client, list_and_parse
 from grpo_kube.objects.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -56,19 +56,17 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 
 
 @asynccontextmanager
-async def talking(handler: Handler, **chosen: Any) -> AsyncIterator[tuple[HttpCluster, Seen]]:
+async def talking(handler: Handler, **chosen: Any) -> AsyncIterator[tuple[Client, Seen]]:
     """A client of such a server, and the requests that it counts."""
     seen: Seen = []
     async with serving(handler) as url:
         configuration = Configuration(host=url)
         configuration.api_key = {"BearerToken": "bearer secret"}
-        async with HttpCluster(
-            configuration, lambda *request: seen.append(request), **chosen
-        ) as client:
+        async with Client(configuration, lambda *request: seen.append(request), **chosen) as client:
             yield client, seen
 
 
-async def watched(client: HttpCluster, selection: Selection = ALL_PODS) -> list[tuple[str, Any]]:
+async def watched(client: Client, selection: Selection = ALL_PODS) -> list[tuple[str, Any]]:
     return [event async for event in client.watch(selection, 5, 10)]
 
 
@@ -123,7 +121,7 @@ async def test_an_outage_within_the_retry_budget_is_not_noticed() -> None:
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with HttpCluster(Configuration(host="http://127.0.0.1:1")) as client:
+    async with Client(Configuration(host="http://127.0.0.1:1")) as client:
         with pytest.raises(Unavailable):
             await watched(client)
 
@@ -169,7 +167,7 @@ async def test_requests_go_through_the_proxy_url_of_a_kubeconfig(tmp_path: Path)
 
     async with serving(proxy) as url:
         file = kubeconfig(tmp_path, server="http://api.invalid", **{"proxy-url": url})
-        async with HttpCluster(await transport.load(file)) as client:
+        async with Client(await transport.load(file)) as client:
             await client.get(JOBS, "n", "a")
     assert targets == ["http://api.invalid/apis/batch/v1/namespaces/n/jobs/a"]
 
@@ -210,7 +208,7 @@ async def test_a_server_is_known_by_the_tls_server_name_of_a_kubeconfig(tmp_path
     cluster = {"certificate-authority": str(file), "tls-server-name": "api.example"}
     async with serving(api, tls) as url:
         configuration = await transport.load(kubeconfig(tmp_path, server=url, **cluster))
-        async with HttpCluster(configuration) as client:
+        async with Client(configuration) as client:
             assert await client.get(JOBS, "n", "a") == {"kind": "Job"}
 
 
@@ -336,7 +334,7 @@ async def test_a_watch_that_is_refused_says_so() -> None:
 
 async def test_the_client_is_used_inside_its_block_only() -> None:
     with pytest.raises(RuntimeError, match="async with"):
-        await HttpCluster(Configuration(host="http://127.0.0.1:1")).get(GRPOJOBS, "n", "a")
+        await Client(Configuration(host="http://127.0.0.1:1")).get(GRPOJOBS, "n", "a")
 
 
 async def test_no_way_to_the_api_server_is_told(

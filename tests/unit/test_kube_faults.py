@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.event_sender import EventRecorder
 from grpo_kube.informer import Informer
 from grpo_kube.objects.resources import ObjectKey, Selection
@@ -237,7 +237,7 @@ class Controller:
     status and sends an event of it."""
 
     def __init__(self, server: Server) -> None:
-        self.cluster = HttpCluster(Configuration())
+        self.cluster = Client(Configuration())
         self.cluster._session = server  # type: ignore[assignment]
         self.caches = Caches()
         self.queue = WorkQueue()

@@ -11,7 +11,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from grpo_kube import client as cluster_module
-from grpo_kube.client import LIST_SECONDS, REQUEST_SECONDS, HttpCluster
+from grpo_kube.client import LIST_SECONDS, REQUEST_SECONDS, Client
 from grpo_kube.objects.errors import NotLeading, Unavailable
 from grpo_kube.objects.resources import JOBS
 from grpo_operator.records.names import FENCE, GRPOJOBS
@@ -25,7 +25,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_retry_delay", lambda *_: 0.01)
 
 
-async def each_write(client: HttpCluster) -> AsyncIterator[Awaitable[Any]]:
+async def each_write(client: Client) -> AsyncIterator[Awaitable[Any]]:
     """A request of every kind that changes something."""
     yield client.create(JOBS, "n", {})
     yield client.replace(JOBS, "n", "a", {})
@@ -50,7 +50,7 @@ async def test_no_write_is_sent_past_the_gate_not_even_a_second_try_and_reads_go
 
     async with (
         serving(unavailable) as url,
-        HttpCluster(Configuration(host=url), gate=gate) as client,
+        Client(Configuration(host=url), gate=gate) as client,
     ):
         async for write in each_write(client):
             left[:] = [10.0]
@@ -80,7 +80,7 @@ class Noting:
 async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows(
     left: float, seconds: list[float]
 ) -> None:
-    client = HttpCluster(Configuration(host="http://nowhere"), gate=lambda: left, tries=1)
+    client = Client(Configuration(host="http://nowhere"), gate=lambda: left, tries=1)
     client._session = session = Noting()  # type: ignore[assignment]
     async for write in each_write(client):
         with pytest.raises(Unavailable):

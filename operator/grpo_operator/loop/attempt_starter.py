@@ -10,7 +10,7 @@ import logging
 from dataclasses import KW_ONLY, dataclass
 
 from grpo_kube.cache import version_of
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import JOBS, Object
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class AttemptStarter:
     """Creates the Jobs of attempts."""
 
-    cluster: Cluster
+    cluster: Client
     caches: Caches
     shared_objects: SharedObjects
     workloads: Workloads

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from grpo_kube.cache import Cache, Quarantine
-from grpo_kube.client import Cluster, list_and_parse
+from grpo_kube.client import Client, list_and_parse
 from grpo_kube.objects.errors import ClusterError, NotFound
 from grpo_kube.objects.resources import (
     EVENTS,
@@ -131,7 +131,7 @@ class Caches:
         return all(pod.is_live or pod.engine for pod in current)
 
 
-async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Observation) -> bool:
+async def fetch_missing_pods(cluster: Client, caches: Caches, observation: Observation) -> bool:
     """List the current attempt's pods into the cache if its Job has ended and some are not known.
 
     Return True if pods were listed.
@@ -154,7 +154,7 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
 
 
 async def fetch_pods(
-    cluster: Cluster, caches: Caches, namespace: str, selector: str
+    cluster: Client, caches: Caches, namespace: str, selector: str
 ) -> list[PodRecord]:
     """List the pods of a label selector into the cache, and return those that can be read.
 
@@ -167,7 +167,7 @@ async def fetch_pods(
 
 
 async def fetch_missing_job(
-    cluster: Cluster, caches: Caches, observation: Observation
+    cluster: Client, caches: Caches, observation: Observation
 ) -> JobRecord | None:
     """Read a Job of the last attempt into the cache that may be there although no watch shows it.
     Return it if it was read.
@@ -205,7 +205,7 @@ class _NewestWarning:
 class PodStartEvents:
     """The newest warning about an attempt that does not start, remembered for a moment."""
 
-    def __init__(self, cluster: Cluster, limits: Limits) -> None:
+    def __init__(self, cluster: Client, limits: Limits) -> None:
         """`limits` say how long an attempt may take to start before events are read."""
         self._cluster = cluster
         self._limits = limits

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from grpo_kube.cache import Cache, Quarantine
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.json_reader import JsonObject
@@ -75,7 +75,7 @@ class Lister(Generic[F]):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         selection: Selection,
         parse: Callable[[Object], F],
         changed: Callable[[], None],
@@ -139,7 +139,7 @@ class ClusterState:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         changed: Callable[[], None],
         *,
         namespaces: tuple[str, ...] = (),

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from grpo_kube.cache import Cache, R, version_of
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import Conflict, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import LIVE_PODS, PODS, Object, ObjectKey, Selection
 from grpo_kube.objects.times import Observed
@@ -34,7 +34,7 @@ class GarbageCollector:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         caches: Caches,
         limits: Limits,
         record: Callable[[ObjectKey, Object], None],

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from grpo_api.status.status import GRPOJobStatus
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Conflict, NotFound
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject
 from grpo_kube.objects.resources import CONFIG_MAPS, Object, ObjectKey
@@ -42,7 +42,7 @@ class MeasuredRunStore:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         key: ObjectKey,
         jobs: Iterable[GRPOJobRecord],
         changed: Callable[[MeasuredRuns], None],

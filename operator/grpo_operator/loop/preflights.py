@@ -3,7 +3,7 @@
 import logging
 
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import JOBS, ObjectKey
 from grpo_kube.objects.times import Observed
@@ -25,7 +25,7 @@ class Preflights:
     """The preflights of all jobs."""
 
     def __init__(
-        self, cluster: Cluster, caches: Caches, shared_objects: SharedObjects, pods: PodDefaults
+        self, cluster: Client, caches: Caches, shared_objects: SharedObjects, pods: PodDefaults
     ) -> None:
         """`pods` is what their pods have by default, and whether jobs have preflights."""
         self._cluster = cluster

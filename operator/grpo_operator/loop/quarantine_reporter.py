@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_api.status.status import ConditionType
 from grpo_kube.cache import Quarantine
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import EVENTS, Object, identity
 from grpo_kube.objects.times import timestamp
@@ -23,9 +23,7 @@ BACKLOG = 1000
 class QuarantineReporter:
     """Writes into unreadable GRPOJobs that they can't be read."""
 
-    def __init__(
-        self, cluster: Cluster, quarantine: Quarantine, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, cluster: Client, quarantine: Quarantine, clock: Callable[[], float]) -> None:
         """`clock` gives unix seconds."""
         self._cluster = cluster
         self._quarantine = quarantine

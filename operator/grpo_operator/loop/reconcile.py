@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from grpo_api.status.status import GRPOJobStatus
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import Denied, NotFound, Unavailable
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import ProcessClock, shortest_pause
@@ -62,7 +62,7 @@ class Rank0(Protocol):
 class Observer:
     """Observes one GRPOJob at a time, with all that belongs to it."""
 
-    cluster: Cluster
+    cluster: Client
     caches: Caches
     clock: ProcessClock
     _: KW_ONLY

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grpo_kube.cache import Cache, version_of
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import CLAIMS, Object, ObjectKey, Resource
@@ -103,7 +103,7 @@ class SharedObjects:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         caches: Caches,
         clock: Callable[[], float],
         watchers: Sequence[Manifest] | None,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache, version_of
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import Object, ObjectKey, merge_patch
 
@@ -33,7 +33,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Client,
         grpojobs: Cache[GRPOJobRecord],
         throttle: StatusThrottle,
         on_write: Written,

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from grpo_api.status.status import ConditionType
-from grpo_kube.client import Cluster
+from grpo_kube.client import Client
 from grpo_kube.objects.errors import (
     AlreadyExists,
     ClusterError,
@@ -89,7 +89,7 @@ class Refused(Exception):
 class Workloads:
     """Reads Workloads from the cache and makes the next write to one."""
 
-    cluster: Cluster
+    cluster: Client
     caches: Caches
     snapshot: Callable[[], Snapshot]
     """Gives the PriorityClasses."""

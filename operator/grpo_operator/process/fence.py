@@ -1,7 +1,7 @@
 """Writes the leader into OperatorLeader, by which the chart's policy refuses former ones."""
 
 from grpo_api.text.contract import API_VERSION, LEADER_KIND
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.leader_election import Election
 from grpo_kube.objects.errors import NotFound
 from grpo_kube.objects.json_reader import JsonObject
@@ -10,7 +10,7 @@ from grpo_kube.objects.resources import Object
 from ..records.names import LEADERS
 
 
-async def record_leader(cluster: HttpCluster, election: Election) -> None:
+async def record_leader(cluster: Client, election: Election) -> None:
     """Write this process's identity into the OperatorLeader object.
 
     A delayed write of a former leader fails on the resourceVersion, or the new leader overwrites

@@ -19,7 +19,7 @@ import kopf
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache
-from grpo_kube.client import HttpCluster
+from grpo_kube.client import Client
 from grpo_kube.event_sender import EventRecorder
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import ClusterError
@@ -80,7 +80,7 @@ class Operator:
     def __init__(
         self,
         settings: settings.Settings,
-        cluster: HttpCluster,
+        cluster: Client,
         *,
         caches: Caches,
         queue: WorkQueue,
