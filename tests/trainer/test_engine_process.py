@@ -47,6 +47,7 @@ from grpo_trainer.training import build_run
 from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
+from tests.trainer.test_phases import Counters
 from tests.virtual_time import virtually
 
 pytestmark = pytest.mark.realtime
@@ -198,6 +199,27 @@ def test_the_construction_of_a_colocated_engine_is_a_stage_of_its_own(
     assert recorder.current_stage == "Proving"
     assert "engine" in recorder.progress.startup_seconds
     assert published == [0] * (local_rank == 0), "one process of a pod writes the archive"
+
+
+def test_what_an_engine_takes_at_its_start_is_of_a_generation_and_not_of_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts awake, also where it sleeps while the policy is trained."""
+    now = iter(range(99))
+    counters, clock = Counters(monkeypatch), PhaseClock(lambda: float(next(now)))
+    counters.use(30, left=20)
+    monkeypatch.setattr(build_run, "ColocatedGeneration", lambda *_: counters.use(80, left=20))
+    monkeypatch.setattr(CompileCache, "publish", lambda _: None)
+    parts: Any = SimpleNamespace(folder=tmp_path, clock=clock)
+    recorder = Recorder(1, Placement(0, 0, 2, 1), 0.0)
+    make = build_run.engine_maker(plan(tmp_path, "Colocated"), parts, parts, recorder)
+    assert make is not None
+    make(nn.Linear(1, 1), [])
+    counters.use(40, left=20)
+    with clock.phase("forward"):
+        pass
+    assert (clock.peaks["load"], clock.peaks["generate"]) == (40, 80)
+    assert clock.take_seconds()["generate"] == 0
 
 
 def test_both_kinds_of_engines_keep_flashinfers_sampler_off_unless_the_job_wants_it() -> None:

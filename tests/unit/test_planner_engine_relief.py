@@ -70,17 +70,6 @@ def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
     assert relief.memory.phases.sync < short.prediction.phases["sync"]
 
 
-def test_an_engine_that_lacks_room_at_its_start_samples_fewer_completions_at_a_time() -> None:
-    """It starts awake, beside a policy that is loaded by then, and takes its cache at once."""
-    run = begun(generation={"engine": "Auto", "sleep": True})
-    short = ran_out(run, oom("load"))
-    relief = mildest_fitting_split(short)
-    assert relief is not None
-    assert relief.engine is not None
-    assert relief.engine.max_sequences < run.plan.engine.max_sequences  # type: ignore[union-attr]
-    assert list(short.learned.memory) == ["generate"]
-
-
 def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None:
     order = [split["engine"] for split in leaner_splits(begun())]
     kinds = [

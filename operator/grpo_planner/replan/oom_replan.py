@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.report.report import LOAD, MemoryShortage, Outcome
+from grpo_api.report.report import MemoryShortage, Outcome
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import Architecture
 from grpo_api.text.quantity import MAX_COUNT
@@ -100,11 +100,8 @@ def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
 
 def _phase(run: Run, shortage: MemoryShortage) -> str:
     """The phase of the memory model that a shortage concerns: rewards are scored in what it calls
-    generate, and a colocated engine, which starts awake, is the last that is loaded."""
-    phase, engine = shortage.phase, run.plan.engine
-    has_engine_inside = engine is not None and engine.kind == "Colocated"
-    if phase == "reward" or (phase == LOAD and has_engine_inside):
-        phase = "generate"
+    generate."""
+    phase = "generate" if shortage.phase == "reward" else shortage.phase
     # Without an engine there is no sync, so it can't have been that.
     if phase and run.prediction.phases[phase]:
         return phase

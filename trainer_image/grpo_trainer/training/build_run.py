@@ -32,6 +32,7 @@ from trl import GRPOConfig
 from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.report.report import LOAD
 from grpo_api.report.revisions import DATASET_FINGERPRINT, Generations
 from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.spec.generation import GenerationSpec
@@ -99,10 +100,14 @@ def _compile_engine(
     setup: EngineSetup, recorder: Recorder, model: nn.Module, stop_tokens: list[int]
 ) -> ColocatedGeneration:
     """The colocated engine. vLLM compiles while it is constructed. A collective."""
-    place = recorder.place
+    place, clock = recorder.place, setup.clock
     recorder.enter_stage("Compiling")
     with recorder.measure_part("engine"):
+        # It starts awake, with the memory that it has in a generation.
+        clock.enter("generate")
         engine = ColocatedGeneration(setup, model, stop_tokens)
+        clock.enter(LOAD)
+        clock.take_seconds()  # the first step's begin after this
         # The constructor ends with a collective, so no process of the pod still writes.
         if place.local_rank == 0:
             CompileCache.of_pod(setup.plan.model, setup.plan.execution, place.node).publish()
