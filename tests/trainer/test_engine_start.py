@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import MISMATCH_LIMITS, TrainingPlan
 from grpo_api.report.report import Outcome, Result, Standstill
+from grpo_api.report.root_cause import is_engine_start
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EngineArguments, EnginePlan
 from grpo_trainer.engine_pod.vllm_arguments import engine_environment, vllm_arguments
@@ -30,7 +31,6 @@ from grpo_trainer.process.watchdog import (
     add_standstill,
     blame_engine,
     crash_frames,
-    is_engine_start,
 )
 from grpo_trainer.runtime.errors import EngineMismatch, classify_error, engine_cause
 from grpo_trainer.telemetry.phases import PhaseClock

@@ -13,6 +13,7 @@ from tests.generated import cases
 from tests.unit.operator_world import judged, make_child, make_pod, running, said, terminated
 
 MINUTES = 1800.0
+ENGINE_START = "grpo_trainer/engine_pod/engine_start.py:36 in start_engine"
 
 
 def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
@@ -25,7 +26,10 @@ def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
     still = {
         "silentSeconds": silent,
         "waiting": waiting,
-        "frames": [frame, "grpo_trainer/training/reference_trainer.py:7 in step"],
+        "frames": [
+            frame,
+            more.pop("caller", "grpo_trainer/training/reference_trainer.py:7 in step"),
+        ],
     }
     return terminated(
         41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more)
@@ -50,6 +54,32 @@ def test_the_rank_that_all_waited_for_is_named_with_its_frame(result: str) -> No
     assert decision.ended is not None
     assert decision.ended.rank == 1
     assert decision.ended.standstill is not None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "place", "said_by", "result"),
+    [
+        ((True, True), ENGINE_START, 2, "EngineFailed"),
+        ((True, False), ENGINE_START, 2, "Hang"),
+        ((True, True), "grpo_trainer/gang/ranks.py:7 in gather", 2, "Hang"),
+        ((True, True), ENGINE_START, 1, "Hang"),
+    ],
+)
+def test_ranks_that_all_wait_in_the_start_of_an_engine_blame_it(
+    waiting: tuple[bool, bool], place: str, said_by: int, result: str
+) -> None:
+    """The next attempt has another engine, where the same one would hang again."""
+    pods = [
+        make_pod(index, state=hung(MINUTES, waits, rank=index, caller=place))
+        for index, waits in enumerate(waiting)
+    ]
+    decision = judged(running(*pods[:said_by], *map(make_pod, range(said_by, 2)), ago=16))
+    assert decision.reason == result
+    assert ("vLLM hangs before its first completions" in decision.message) == (
+        result == "EngineFailed"
+    )
+    assert decision.ended is not None
+    assert (decision.ended.engine_cause == "NotStarted") == (result == "EngineFailed")
 
 
 def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> None:

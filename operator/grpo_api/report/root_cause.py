@@ -5,7 +5,7 @@ first failure that is reported is therefore often only a symptom. A pod's superv
 results of its processes by this order, and the operator ranks those of its pods by the same one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 
 from .report import Outcome, Result, Standstill
@@ -91,6 +91,31 @@ def attribute_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
         update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill}
     )
     return truncate_to_fit(blamed, f"{silence}{where}{called_from}; {hang.message}")
+
+
+ENGINE_START = "grpo_trainer/engine_pod/engine_start.py:"
+"""Begins the frame of every call of vLLM until it has sampled once."""
+
+
+def is_engine_start(frames: Iterable[str]) -> bool:
+    """True if a thread with these frames is in vLLM, which has not sampled yet."""
+    return any(frame.startswith(ENGINE_START) for frame in frames)
+
+
+def blame_engine_of_gang(hang: Outcome, outcomes: Collection[Outcome]) -> Outcome:
+    """The attributed hang, as the engine's if every rank waits, and the one that is blamed does so
+    in vLLM before that has sampled: then the ranks of one engine wait for each other.
+
+    `outcomes` are those of all pods. One alone does not know what the others do.
+    """
+    standstills = [outcome.standstill for outcome in outcomes]
+    if not all(standstill and standstill.waiting for standstill in standstills):
+        return hang
+    if hang.standstill is None or not is_engine_start(hang.standstill.frames):
+        return hang
+    changes = {"result": Result.ENGINE_FAILED, "engine_cause": "NotStarted"}
+    what = "vLLM hangs before its first completions, and its ranks wait for each other"
+    return truncate_to_fit(hang.model_copy(update=changes), f"{what}: {hang.message}")
 
 
 def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:

@@ -13,7 +13,12 @@ those of a running one in running_checks.py.
 from dataclasses import replace
 
 from grpo_api.report.report import Outcome, Result
-from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
+from grpo_api.report.root_cause import (
+    DIVERGED,
+    PERMANENT,
+    attribute_hang,
+    blame_engine_of_gang,
+)
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
@@ -302,7 +307,9 @@ def _attributed_outcome(cause: PodTermination, observation: Observation) -> Outc
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
-    return attribute_hang(cause.outcome, reported_outcomes)
+    hang = attribute_hang(cause.outcome, reported_outcomes)
+    has_all = len(reported_outcomes) >= observation.job.nodes
+    return blame_engine_of_gang(hang, reported_outcomes) if has_all else hang
 
 
 def _suspected_node(cause: PodTermination) -> str:

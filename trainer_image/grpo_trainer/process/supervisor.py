@@ -23,7 +23,13 @@ from pydantic import ValidationError
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Progress, Result
-from grpo_api.report.root_cause import PERMANENT, CausePriority, attribute_hang, cause_priority
+from grpo_api.report.root_cause import (
+    PERMANENT,
+    CausePriority,
+    attribute_hang,
+    cause_priority,
+    is_engine_start,
+)
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
@@ -35,7 +41,6 @@ from .watchdog import (
     WRITES_STACKS,
     add_standstill,
     crash_frames,
-    is_engine_start,
     read_stacks,
 )
 

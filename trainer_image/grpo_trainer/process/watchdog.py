@@ -24,6 +24,7 @@ from types import FrameType
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
+from grpo_api.report.root_cause import is_engine_start
 from grpo_api.report.termination_message import truncate_to_fit, with_standstill
 from grpo_api.spec.run_policy import GuardSpec
 
@@ -45,8 +46,6 @@ OWN_CODE = ("grpo_trainer/", "trl/")
 WAITING_CODE = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
 """Code in which a rank waits for the others; in a backward pass it is torch's own threads that talk
 to them."""
-ENGINE_START = "grpo_trainer/engine_pod/engine_start.py:"
-"""Begins the frame of every call of vLLM until it has sampled once."""
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _SITE = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+|trainer_image|operator)/")
 
@@ -112,11 +111,6 @@ def blame_engine(outcome: Outcome, stage: str, stacks: str) -> Outcome:
     changes = {"result": Result.ENGINE_FAILED, "engine_cause": "NotStarted"}
     text = f"vLLM on rank {outcome.rank} hangs before its first completions: {outcome.message}"
     return truncate_to_fit(outcome.model_copy(update=changes), text)
-
-
-def is_engine_start(frames: list[str]) -> bool:
-    """True if a thread with these frames is in vLLM, which has not sampled yet."""
-    return any(frame.startswith(ENGINE_START) for frame in frames)
 
 
 def crash_frames(stacks: str) -> list[str]:
