@@ -370,6 +370,7 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         lambda network: setattr(network, "_k_scale_float", 2.0),
         lambda network: network._k_scale_cpu.mul_(1 + 2**-23),
         lambda network: setattr(network.norm, "eps", 1e-6),
+        lambda network: setattr(network.square, "in_features", 3),
         lambda network: setattr(network, "scale", 2.0),
         lambda network: setattr(network.square.weight, "data", network.square.weight.clone()),
         lambda network: delattr(network, "norm"),

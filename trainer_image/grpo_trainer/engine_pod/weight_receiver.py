@@ -113,8 +113,8 @@ class WeightsWorker:
 
     def _describe_fixed(self) -> dict[str, object]:
         """What no sync changes, by name: buffers with their hashes, parameters with their views,
-        and the numbers that modules compute with, such as epsilons and multipliers. vLLM also
-        keeps the cache's scales as numbers, and in tensors that are no buffers."""
+        and the numbers that modules compute with, such as epsilons, head counts and windows. vLLM
+        also keeps the cache's scales as numbers, and in tensors that are no buffers."""
         model = self.model_runner.model
         fixed: dict[str, object] = {
             f"{name} (buffer)": (
@@ -128,7 +128,8 @@ class WeightsWorker:
             fixed[f"{name} (view)"] = view
         for name, module in model.named_modules():
             for attribute, value in vars(module).items():
-                if isinstance(value, float):
+                # Flags are left out, since some change as vLLM's model is compiled.
+                if isinstance(value, float | int) and not isinstance(value, bool):
                     fixed[f"{name}.{attribute}"] = repr(value)
                 elif isinstance(value, torch.Tensor) and attribute.endswith("_scale_cpu"):
                     fixed[f"{name}.{attribute}"] = repr(value.tolist())
