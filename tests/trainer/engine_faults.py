@@ -70,13 +70,18 @@ class Faulty(ColocatedGeneration):
             self.flip()
 
     def sample(
-        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        arguments: dict[str, Any],
+        *,
+        after_sampler: bool = False,
     ) -> list[Sample]:
         """A bit flips while the engine samples, or it tells another version, or it samples at
         another temperature than it is asked for."""
         if self.fault == "hotter":
             arguments = arguments | {"temperature": 1.5 * arguments["temperature"]}
-        samples = super().sample(prompts, seeds, arguments)
+        samples = super().sample(prompts, seeds, arguments, after_sampler=after_sampler)
         if self._strikes("flipped while sampling"):
             self.flip()
         if self._strikes("reloaded while sampling"):

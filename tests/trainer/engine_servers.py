@@ -13,14 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grpo_api.plan.plan import TrainingPlan
+from grpo_trainer.generation.generation_base import Sample
+from grpo_trainer.generation.remote_engines import ServersGeneration
 from grpo_trainer.runtime.errors import EngineLost
 from harness.controlplane import free_port
 from tests.trainer import engine_ranks, engine_soak
 from tests.trainer.engine_names import DIES, POD_FAULTS, SKIPPED, STOPS, STOPS_LATER
 from tests.trainer.engine_pods import EnginePods
 from tests.trainer.engine_runs import FACTS
-from tests.trainer.engine_world import World, plan, set_up
+from tests.trainer.engine_world import PROMPTS, World, plan, set_up
 
 
 def faults(pods: EnginePods, world: World) -> dict[str, Any]:
@@ -96,6 +100,33 @@ def differing(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     return found | {"code": code, "outcome": outcome.message}
 
 
+class Hotter(ServersGeneration):
+    """Engines whose sampler has another temperature than it is asked for."""
+
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any], **more: Any
+    ) -> list[Sample]:
+        return super().sample(prompts, seeds, arguments | {"temperature": 1.5}, **more)
+
+
+def truncated(folder: Path) -> dict[str, float]:
+    """How far the log-probabilities of canaries are from the policy's at most where completions are
+    cut, with a right and a wrong sampler, and those of completions afterwards."""
+    job = plan(folder, engines=(0,), training={"topP": 0.5})
+    found = {}
+    with EnginePods(job, folder):
+        for name, kind in {"right": ServersGeneration, "hotter": Hotter}.items():
+            world = World(job, kind=kind)
+            world.engine.sync_weights()
+            found[name] = max(
+                float((torch.tensor(one.logprobs) - world.scored(prompt, one.tokens)).abs().max())
+                for prompt, one in world.engine.sample_canary(PROMPTS)
+            )
+            found[f"completions, {name}"] = world.sampled()
+            world.close()
+    return found
+
+
 Jobs = Callable[..., TrainingPlan]
 
 
@@ -130,6 +161,7 @@ def main(folder: Path, part: str) -> None:
     with EnginePods(job(), folder) as pods:
         found = gate(pods, job) if part == "gate" else more(pods, job)
     if part == "more":
+        found["truncated"] = truncated(folder)
         found["ranks"] = engine_ranks.train_on_ranks(folder)
         found["soak"] = engine_soak.soak(folder, "0", steps=16, kills=3)
     (folder / FACTS).write_text(json.dumps(found))

@@ -56,11 +56,9 @@ class Recording(ServersGeneration):
 
     sampled: list[list[int]]
 
-    def sample(
-        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
-    ) -> list[Sample]:
+    def sample(self, *arguments: Any, **more: Any) -> list[Sample]:
         """As ever."""
-        samples = super().sample(prompts, seeds, arguments)
+        samples = super().sample(*arguments, **more)
         self.sampled = [*getattr(self, "sampled", []), sorted({one.version for one in samples})]
         return samples
 

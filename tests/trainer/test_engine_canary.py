@@ -44,19 +44,11 @@ def test_the_engine_is_compared_by_all_completions_or_by_a_canary(
     settings: dict[str, Any], generation: GenerationSpec
 ) -> None:
     training = TrainingSpec.model_validate(settings)
-    due = {
-        shows_sampler: [
-            number
-            for number in range(17)
-            if canary.is_due(training, generation, number, shows_sampler=shows_sampler)
-        ]
-        for shows_sampler in (False, True)
-    }
+    due = [number for number in range(17) if canary.is_due(training, generation, number)]
     cut = settings["top_p"] < 1 or settings["top_k"] or settings["min_p"]
     is_truncated = bool(cut or settings["repetition_penalty"] != 1 or generation.kwargs)
     without_correction = settings["importance_sampling"] == {"mode": "none"}
-    assert due[False] == ([0, 8, 16] if without_correction else [])
-    assert due[True] == ([0, 8, 16] if without_correction or is_truncated else [])
+    assert due == ([0, 8, 16] if without_correction or is_truncated else [])
 
 
 @given(settings=SETTINGS, generation=GENERATION)

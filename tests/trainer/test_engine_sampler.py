@@ -3,6 +3,7 @@
 vLLM is played: the classes have the bases of its version 0.30, in which no refusal is a ValueError.
 """
 
+import asyncio
 import importlib
 import sys
 from collections.abc import AsyncIterator
@@ -39,10 +40,22 @@ class FakeEngine:
         self.output = output
         self.error = error
 
+        self.mode = "raw_logprobs"
+        self.modes: list[str] = []
+        """Those in which it has sampled."""
+
     async def generate(self, *_: Any) -> AsyncIterator[Any]:
+        self.modes.append(self.mode)
+        await asyncio.sleep(1)
+        self.modes.append(self.mode)
         if self.error is not None:
             raise self.error
         yield SimpleNamespace(outputs=[self.output])
+
+    async def collective_rpc(self, method: str, args: tuple[str]) -> list[None]:
+        assert method == "logprobs_switch"
+        (self.mode,) = args
+        return [None]
 
 
 def module(name: str, **content: Any) -> ModuleType:
@@ -73,10 +86,38 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def sampled(sampler: Any, engine: FakeEngine, **sampling: Any) -> Any:
     """The completions of one prompt by that engine."""
-    made = sampler.Sampler.__new__(sampler.Sampler)
-    made._engine = engine
-    request = Generate(version=1, incarnation="a", prompt=[1], seeds=[5], sampling=sampling)
-    return virtually(made.sample(request))
+    return virtually(made(sampler, engine).sample(wanted(sampling)))
+
+
+def made(sampler: Any, engine: FakeEngine) -> Any:
+    """A sampler of that engine, whose log-probabilities are raw."""
+    new = sampler.Sampler.__new__(sampler.Sampler)
+    new._engine, new._usual_mode, new._other_mode = engine, engine.mode, asyncio.Lock()
+    return new
+
+
+def wanted(sampling: dict[str, Any], **more: Any) -> Generate:
+    return Generate(version=1, incarnation="a", prompt=[1], seeds=[5], sampling=sampling, **more)
+
+
+def test_log_probabilities_after_the_sampler_are_those_of_one_request(sampler: Any) -> None:
+    engine = FakeEngine(output([7], "stop"))
+    canary, completions = wanted({}, after_sampler=True), wanted({})
+
+    async def sample() -> None:
+        samples = made(sampler, engine).sample
+        await asyncio.gather(samples(canary), samples(canary))
+        await samples(completions)
+
+    virtually(sample())
+    assert engine.modes == ["processed_logprobs"] * 4 + ["raw_logprobs"] * 2
+
+
+def test_a_failed_canary_leaves_the_engine_as_it_was(sampler: Any) -> None:
+    engine = FakeEngine(error=EngineGenerateError("list index out of range"))
+    with pytest.raises(EngineGenerateError):
+        virtually(made(sampler, engine).sample(wanted({}, after_sampler=True)))
+    assert (engine.modes[-1], engine.mode) == ("processed_logprobs", "raw_logprobs")
 
 
 def output(tokens: list[int], reason: str, scored: int | None = None) -> Any:

@@ -117,6 +117,15 @@ def test_both_engines_serve_again_once_the_faults_are_gone(more: Facts) -> None:
 
 
 @pytest.mark.slow
+def test_a_canary_shows_the_sampler_where_completions_are_cut(more: Facts) -> None:
+    truncated = more["truncated"]
+    assert truncated["right"] < CLOSE
+    assert truncated["hotter"] > 0.1
+    assert truncated["completions, right"] < CLOSE, "taken before the sampler again"
+    assert truncated["completions, hotter"] < CLOSE, "so that they don't show it"
+
+
+@pytest.mark.slow
 def test_an_engine_that_restarted_serves_after_a_sync_alone(more: Facts) -> None:
     restarted = more["restarted"]
     assert restarted["apart"] < CLOSE

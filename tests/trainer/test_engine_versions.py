@@ -37,7 +37,7 @@ class Changing(EngineGeneration):
         """All is well."""
         return ()
 
-    def sample(self, prompts: list[list[int]], *_: Any) -> list[Sample]:
+    def sample(self, prompts: list[list[int]], *_: Any, **__: Any) -> list[Sample]:
         """Each prompt's first token."""
         assert self.proven_version is not None
         return [Sample(prompt[:1], [0.0], self.proven_version) for prompt in prompts]

@@ -92,7 +92,7 @@ class Receiving(EngineGeneration):
         self.names = [name for name, _ in self.weights()]
         return ()
 
-    def sample(self, *_: object) -> list[object]:  # type: ignore[override]
+    def sample(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
         """Nothing."""
         return []
 

@@ -87,6 +87,7 @@ class Sampling(ColocatedGeneration):
         prompts: list[list[int]],
         seeds: list[int],
         arguments: dict[str, Any],  # noqa: ARG002 - those of vLLM
+        **_: Any,
     ) -> list[Sample]:
         """Draw a few tokens for each prompt, and note what the policy takes meanwhile."""
         self.lost.append(all(storage.expired() for storage in self.at_rest))

@@ -117,6 +117,8 @@ class Generate(Model):
     """One for each completion."""
     sampling: Annotated[dict[str, Any], Field(max_length=32)]
     """vLLM's SamplingParams of one completion by name, the seed left out."""
+    after_sampler: bool = False
+    """Take log-probabilities after the sampler, whatever those of other requests are."""
 
 
 class Completion(Model):

@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .messages import Completion, Generate, RequestInvalid
-from .vllm_arguments import tokens_and_logprobs
+from .vllm_arguments import AFTER_SAMPLER, tokens_and_logprobs
 
 
 @dataclass(slots=True)
@@ -42,6 +42,8 @@ class Sampler:
             Exception: whatever vLLM raises at a model or a setting that it can't use.
         """
         self.load = load = Load()
+        self._usual_mode: str = settings["logprobs_mode"]
+        self._other_mode = asyncio.Lock()
         self.folder = Path(settings["model"])
         """Where its configuration is."""
 
@@ -82,6 +84,17 @@ class Sampler:
             RequestInvalid: vLLM doesn't take the prompt or the sampling parameters.
             Exception: whatever vLLM raises; the engine may be dead.
         """
+        if not request.after_sampler:
+            return await self._sample_completions(request)
+        # The mode is the whole engine's. The trainer has these requests alone under way.
+        async with self._other_mode:
+            await self.call("logprobs_switch", AFTER_SAMPLER)
+            try:
+                return await self._sample_completions(request)
+            finally:
+                await self.call("logprobs_switch", self._usual_mode)
+
+    async def _sample_completions(self, request: Generate) -> list[Completion]:
         return list(
             await asyncio.gather(
                 *(self._sample_completion(request, seed) for seed in request.seeds)

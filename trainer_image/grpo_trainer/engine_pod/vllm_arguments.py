@@ -98,9 +98,11 @@ def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
     ]
 
 
-def logprobs_mode(
-    training: TrainingSpec, generation: GenerationSpec
-) -> Literal["processed_logprobs", "raw_logprobs"]:
+LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
+AFTER_SAMPLER: LogprobsMode = "processed_logprobs"
+
+
+def logprobs_mode(training: TrainingSpec, generation: GenerationSpec) -> LogprobsMode:
     """Which log-probabilities the engine returns, such that they are of the distribution that the
     trainer computes.
 
@@ -109,7 +111,7 @@ def logprobs_mode(
     mass of the kept tokens, 0.896 in the mean at top-p 0.8 (TRL issue 6789). Raw ones are taken
     before all of it.
     """
-    return "raw_logprobs" if is_truncated(training, generation) else "processed_logprobs"
+    return "raw_logprobs" if is_truncated(training, generation) else AFTER_SAMPLER
 
 
 LOGITS_TEMPERATURE = "grpo_logits_temperature"

@@ -5,7 +5,7 @@ are held against the trainer's. Two cases leave something out. Where TRL's corre
 compares nothing. And log-probabilities of a truncated distribution are taken before the sampler, so
 they don't show what the sampler does. In both cases every engine continues a prompt of every eighth
 generation by a few tokens. These are drawn at the run's temperature without a cut, and their
-log-probabilities are compared.
+log-probabilities, which are taken after the sampler, are compared.
 """
 
 import math
@@ -25,13 +25,9 @@ FIRST_PLACE = SEEDS - (1 << 32)
 """Places of its completions in a generation, beyond those of any other."""
 
 
-def is_due(
-    training: TrainingSpec, generation: GenerationSpec, number: int, *, shows_sampler: bool
-) -> bool:
-    """Return True if the generation with this number, from 0, has a canary. `shows_sampler`: a
-    canary of this engine is taken after the sampler."""
-    has_hidden_sampler = shows_sampler and is_truncated(training, generation)
-    is_needed = has_hidden_sampler or not training.has_engine_comparison
+def is_due(training: TrainingSpec, generation: GenerationSpec, number: int) -> bool:
+    """Return True if the generation with this number, from 0, has a canary."""
+    is_needed = is_truncated(training, generation) or not training.has_engine_comparison
     return is_needed and number % GENERATIONS_PER_CANARY == 0
 
 

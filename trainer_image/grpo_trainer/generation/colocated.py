@@ -29,6 +29,7 @@ from grpo_api.spec.generation import GenerationSpec
 from ..engine_pod.engine_start import error_for_choice, start_engine
 from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
 from ..engine_pod.vllm_arguments import (
+    AFTER_SAMPLER,
     NO_VLLM,
     engine_environment,
     gpu_capability,
@@ -54,8 +55,6 @@ without it takes TF32 from the trainer (v1/worker/gpu_worker.py)."""
 
 class ColocatedGeneration(EngineGeneration):
     """The engine of this process, or of this process and its neighbours."""
-
-    canary_shows_sampler = True
 
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """Start the engine. A collective.
@@ -114,7 +113,12 @@ class ColocatedGeneration(EngineGeneration):
         self.call_worker("weights_load", name, tensor)
 
     def sample(
-        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        arguments: dict[str, Any],
+        *,
+        after_sampler: bool = False,
     ) -> list[Sample]:
         """Sample all prompts in one call of vLLM. Ranks that share an engine sample together, and
         each returns its own."""
@@ -125,21 +129,17 @@ class ColocatedGeneration(EngineGeneration):
         wanted, own_slice = _gather_prompts(own_prompts, self._neighbours)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
+        if after_sampler:
+            self.call_worker("logprobs_switch", AFTER_SAMPLER)
         answers = self._call(self._llm.generate, token_prompts, parameters, use_tqdm=False)
+        if after_sampler:
+            plan = self.setup.plan
+            self.call_worker("logprobs_switch", logprobs_mode(plan.training, plan.generation))
         self._has_sampled = True
         return [
             Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
             for answer in answers[own_slice]
         ]
-
-    def sample_canary(self, prompts: list[list[int]]) -> list[tuple[list[int], Sample]]:
-        """As for every engine, with log-probabilities that are taken after the sampler."""
-        self.call_worker("logprobs_switch", "processed_logprobs")
-        try:
-            return super().sample_canary(prompts)
-        finally:
-            plan = self.setup.plan
-            self.call_worker("logprobs_switch", logprobs_mode(plan.training, plan.generation))
 
     def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it, and the

@@ -125,14 +125,17 @@ class CompletionDispatch:
         *,
         max_sequences: int,
         stall_seconds: float,
+        after_sampler: bool = False,
     ) -> None:
         """`prove` raises EngineFailed where an engine has no longer the weights that it was proven
         to have. `sampling` is that of every completion, `max_sequences` how many an engine samples
-        at a time. After `stall_seconds` without a token an engine that holds prompts is lost."""
+        at a time. After `stall_seconds` without a token an engine that holds prompts is lost.
+        `after_sampler`: see Generate."""
         self._engines = {engine.view.index: engine for engine in engines}
         self._pieces = requests
         self._prove = prove
         self._sampling = dict(sampling)
+        self._after_sampler = after_sampler
         self._stall = stall_seconds
         most = max(len(request.seeds) for request in requests)
         self._capacity = prompts_per_engine(max_sequences, most)
@@ -246,6 +249,7 @@ class CompletionDispatch:
                 prompt=piece.prompt,
                 seeds=piece.seeds,
                 sampling=self._sampling,
+                after_sampler=self._after_sampler,
             )
             self._begun[index] = asyncio.get_running_loop().time()
             self._tasks[asyncio.create_task(engine.client.generate(message))] = (index, number)

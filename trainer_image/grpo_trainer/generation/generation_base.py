@@ -90,10 +90,6 @@ class EngineSetup:
 class EngineGeneration(ABC):
     """The interface that TRL calls, over what kinds of engines differ in."""
 
-    canary_shows_sampler = False
-    """Whether the log-probabilities of canaries are taken after the sampler, whatever those of
-    completions are."""
-
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a
         completion.
@@ -254,15 +250,21 @@ class EngineGeneration(ABC):
         canary_prompts = canary.prompts_for(prompts, count)
         seeds = canary.seeds_for(training, self._generation, rank, count)
         arguments = canary.arguments_for(training, self.setup.plan.generation)
-        samples = self.sample(canary_prompts, seeds, arguments)
+        samples = self.sample(canary_prompts, seeds, arguments, after_sampler=True)
         return list(zip(canary_prompts, samples, strict=True))
 
     @abstractmethod
     def sample(
-        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        arguments: dict[str, Any],
+        *,
+        after_sampler: bool = False,
     ) -> list[Sample]:
         """One completion for each prompt with its seed, under the proven weights, in the prompts'
-        order; `arguments` are those of vllm.SamplingParams."""
+        order; `arguments` are those of vllm.SamplingParams. `after_sampler`: log-probabilities are
+        taken after the sampler, whatever those of completions are."""
 
     @abstractmethod
     def changed_weights(self) -> Sequence[str]:

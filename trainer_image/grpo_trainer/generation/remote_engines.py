@@ -133,14 +133,18 @@ class EnginesMain:
         return max(0.0, total - proof), proof
 
     def begin_generation(
-        self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]
+        self,
+        wanted: list[tuple[list[int], int]],
+        sampling: dict[str, Any],
+        *,
+        after_sampler: bool = False,
     ) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
         limit = completions_per_request(sequences, sampling["max_tokens"])
         self._completing = CompletionDispatch(
             self._fleet.engines, self._prove_again, split_requests(wanted, limit), sampling,
-            max_sequences=sequences, stall_seconds=self._limit,
+            max_sequences=sequences, stall_seconds=self._limit, after_sampler=after_sampler,
         )  # fmt: skip
 
     async def _prove_again(self, engine: Engine) -> None:
@@ -315,7 +319,12 @@ class ServersGeneration(EngineGeneration):
         return wrong
 
     def sample(
-        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        arguments: dict[str, Any],
+        *,
+        after_sampler: bool = False,
     ) -> list[Sample]:
         """Sample all ranks' prompts on all engines.
 
@@ -324,7 +333,9 @@ class ServersGeneration(EngineGeneration):
         """
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
         of_all_ranks = [prompt_and_seed for part in wanted for prompt_and_seed in part]
-        self._run_on_main(lambda main: main.begin_generation(of_all_ranks, arguments))
+        self._run_on_main(
+            lambda main: main.begin_generation(of_all_ranks, arguments, after_sampler=after_sampler)
+        )
         while not self._run_on_main(lambda main: main.continue_generation(self.proven_version)):
             self._run_on_main(lambda main: main.await_engine())
             # An engine that comes has random weights, so it is sent the policy's under a new

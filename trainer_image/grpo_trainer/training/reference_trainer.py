@@ -252,10 +252,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             self.observer.weights_versions = versions
             if self.engine:
                 continued: list[tuple[list[int], Sample]] = []
-                plan, shows_sampler = self.engine.setup.plan, self.engine.canary_shows_sampler
-                if canary.is_due(
-                    plan.training, plan.generation, generation, shows_sampler=shows_sampler
-                ):
+                plan = self.engine.setup.plan
+                if canary.is_due(plan.training, plan.generation, generation):
                     continued = self.engine.sample_canary(prompt_ids)
                 # The policy may have no room, or no base, beside an engine that is awake.
                 self.engine.release_memory()
