@@ -160,7 +160,7 @@ def test_a_recipe_is_read_as_trl_s_parser_reads_it(tmp_path: Path) -> None:
         "reward_weights: [1, 0.5]\nsystem_prompt: Think.\n"
     )
     config_map, job = init(tmp_path, lines, name="recipe.yaml")
-    assert sorted(config_map["data"]) == ["judges.py", "tools.py"]
+    assert sorted(config_map["data"]) == ["judges.py", "rewards.py", "tools.py"]
     assert job["spec"]["generation"]["engine"] == "Colocated"
     rewards = [(reward["name"], reward.get("weight", 1)) for reward in job["spec"]["rewards"]]
     assert rewards == [("brief", 1), ("tag_count", 0.5)]

@@ -369,7 +369,7 @@ class ConfigFields:
     def _put_sync(self, name: str, setting: TrlSetting) -> None:
         if not self.run.value("sync_ref_model") or not self.run.value("beta"):
             if setting.value != FIELDS[name].default:
-                advice = "it has no effect without sync_ref_model and a beta above 0"
+                advice = "it needs sync_ref_model: with a beta above 0 set reference.sync"
                 self._note(name, setting, advice)
         elif name == "sync_ref_model":
             if self.builder.get("reference.sync") is None:

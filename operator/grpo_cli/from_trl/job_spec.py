@@ -10,6 +10,7 @@ from grpo_planner.model.catalogue import lookup_shape
 from .config_fields import ConfigFields
 from .dataset_reader import ROWS_FILE
 from .trl_run import (
+    SET_MODEL,
     RewardUse,
     SpecBuilder,
     TrlError,
@@ -31,6 +32,7 @@ PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "bias": "none"}
 """LoraConfig's own defaults, which differ from a job's."""
 PEFT_MODULES = ["q_proj", "v_proj"]
 """What PEFT adapts of Llama, Qwen, Mistral and Gemma models where a script names no modules."""
+UNWRITTEN = '"""Write the reward functions here."""\n'
 LOADING = ("model", "dtype", "torch_dtype", "revision", "trust_remote_code")
 """Arguments of from_pretrained that a job has."""
 TOKENS = ("token", "use_auth_token")
@@ -56,6 +58,10 @@ def job_documents(
     _put_checkpoint(builder)
     spec = builder.finish()
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+    for use in run.rewards:
+        if use.is_in_config_map:  # pods wait for a ConfigMap that is missing
+            file = f"{use.function.partition(':')[0]}.py"
+            run.reward_files.setdefault(file, UNWRITTEN)
     if not run.reward_files:
         return [job]
     return [
@@ -80,6 +86,8 @@ def _put_model(
     run: TrlRun, builder: SpecBuilder, name: str, model: str | None, parameters: str | None
 ) -> None:
     model_setting = TrlSetting(model, 0) if model else run.model
+    if model:
+        run.notes = [note for note in run.notes if not note.advice.endswith(SET_MODEL)]
     if model_setting is None or not isinstance(model_setting.value, str):
         raise TrlError(
             f"{run.source} does not say which model is trained, or computes it: add --model ID"

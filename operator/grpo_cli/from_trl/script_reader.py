@@ -42,6 +42,7 @@ from .trl_run import (
     OTHER_TOKENIZER,
     POSITIONS,
     RENAMED,
+    SET_MODEL,
     TRAINED_ADAPTER,
     UNSLOTH_LORA,
     ReadModule,
@@ -191,6 +192,7 @@ class _ScriptReader:
             value, assumptions = constant(use.value)
         except Computed as error:
             fix = f"set {place}" if place else "write the value into the job"
+            fix = SET_MODEL if name == "model" else fix
             advice = refusal or f"{error}; {fix}"
             self.run.note_node(use.node, name, advice)
             return None

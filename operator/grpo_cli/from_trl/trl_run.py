@@ -77,6 +77,8 @@ UNSLOTH_LORA = {
     ],
 }  # fmt: skip
 """Defaults of Unsloth's get_peft_model, which are not PEFT's."""
+SET_MODEL = "name it by --model"
+"""End of a note on a model that the script computes."""
 OTHER_TOKENIZER = "a job takes the tokenizer of its model; save another beside the model's weights"
 
 
