@@ -227,3 +227,25 @@ def test_what_a_reward_imports_where_it_needs_it_is_copied_or_named(tmp_path: Pa
     said = "\n".join(notes(tmp_path))
     assert "rewards.py imports it: the training image must have the package 'sympy'" in said
     assert "neighbour.py imports it: the training image must have the package 'vendor'" in said
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "words = set('ab')\nwords.add('c')",
+        "words = dict(zip('ab', 'cd'))\nwords['c'] = 'e'",
+        "words = sorted('ab')\nwords[0] = 'ccc'",
+        "words = str.split('a b')\nwords[0] = 'ccc'",
+        "words = list('ab')\nwords.append('c')\nif len(str(words)) > 99:\n    words = list('d')",
+        "words = [['a']]\nwords[0].append('b')\nwords[len(words) * 0] = words[0] + ['c']",
+        "table = {'a': set('ab')}\ntable['a'].add('c')\nwords = table['a']",
+    ],
+)
+def test_a_reward_s_table_that_is_computed_has_the_script_s_changes(
+    tmp_path: Path, lines: str
+) -> None:
+    judge = "def judge(completions, **_):\n    return [len(str(words))]"
+    theirs, ours = dict[str, Any](), dict[str, Any]()
+    exec(f"{lines}\n{judge}", theirs)
+    exec(init(tmp_path, with_lines(f"{lines}\n{judge}", "=judge"))[0]["data"]["rewards.py"], ours)
+    assert ours["judge"](["a"]) == theirs["judge"](["a"])

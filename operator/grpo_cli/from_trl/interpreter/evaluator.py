@@ -77,6 +77,8 @@ class Evaluator(Objects):
                 return self.item(self.evaluate(owner, frame), self.use(key, frame), node)
             case ast.Call(func=function):
                 callee = self.evaluate(function, frame)
+                if isinstance(function, ast.Attribute) and CHANGING.fullmatch(function.attr):
+                    self._mark_change(function.value, frame)
                 return self.apply(callee, self._arguments(node, frame), node)
             case ast.Lambda():
                 return self.define(node, frame)
@@ -274,24 +276,38 @@ class Evaluator(Objects):
         """Follow an expression that stands for itself."""
         num_changes = len(self.changes)
         value = self.evaluate(node, frame)
-        if not isinstance(node, ast.Call) or not isinstance(value, Object):
-            return None
-        if isinstance(node.func, ast.Attribute) and CHANGING.fullmatch(node.func.attr):
-            owner = value.method[0] if value.method else value.maker
-            if isinstance(owner, Object):
-                owner.fields.writers.setdefault("", set()).add((node.lineno, node.col_offset))
-            if len(self.changes) == num_changes:
-                self.note_change(owner, node.func.attr, node)
-        return "stop" if value.path in _EXITS else None
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name)) if isinstance(
+                value, Object
+            ) and CHANGING.fullmatch(name):
+                owner = value.method[0] if value.method else value.maker
+                if isinstance(owner, Object):
+                    owner.fields.add_writer("", node)
+                if len(self.changes) == num_changes:
+                    self.note_change(owner, name, node)
+        return "stop" if isinstance(value, Object) and value.path in _EXITS else None
+
+    def _mark_change(self, node: ast.expr, frame: Frame) -> None:
+        """Remember the present statement beside all names of what it changes through one of them;
+        of what the run computes nothing else knows that it changes."""
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        owner = frame.owner(node.id) if isinstance(node, ast.Name) else None
+        changed = owner.names[node.id].value if owner and isinstance(node, ast.Name) else None
+        for outer in frame.around():
+            for name, use in outer.names.items():
+                if use.value is changed and not isinstance(changed, External):
+                    outer.names.add_writer(name, self.statement)
 
     # Assignments
 
-    def assign(self, target: ast.expr, use: Use, frame: Frame) -> None:
-        """Assign a value to a name, an attribute, an item, or several of them."""
+    def assign(self, target: ast.expr, use: object, frame: Frame) -> None:
+        """Assign a value to a name, an attribute, an item, or several of them; MISSING deletes
+        it."""
         match target:
             case ast.Name(id=name):
                 self.write(frame.binder(name).names, name, use)
-            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            case ast.Tuple(elts=targets) | ast.List(elts=targets) if isinstance(use, Use):
                 items = self.iterate(use.value)
                 has_rest = any(isinstance(part, ast.Starred) for part in targets)
                 for index, part in enumerate(targets):
@@ -307,8 +323,10 @@ class Evaluator(Objects):
                 self.assign(inner, use, frame)
             case ast.Attribute(value=owner, attr=name):
                 self.set_attribute(self.evaluate(owner, frame), owner, name, use)
+                self._mark_change(owner, frame)
             case ast.Subscript(value=owner, slice=key):
                 self.set_item(self.evaluate(owner, frame), owner, self.use(key, frame), use)
+                self._mark_change(owner, frame)
 
     def augment(self, statement: ast.AugAssign, frame: Frame) -> None:
         """Follow `target += value`."""
@@ -317,16 +335,7 @@ class Evaluator(Objects):
         match statement.op, current:
             case (ast.Add(), Items() as owner) | (ast.BitOr(), Entries() as owner):
                 self.extend(owner, use)
+                self._mark_change(statement.target, frame)
             case _:
                 value = self._operate(statement.op, [current, use.value], statement)
                 self.assign(statement.target, Use(value, statement.target, frame), frame)
-
-    def delete(self, target: ast.expr, frame: Frame) -> None:
-        """Follow `del target`."""
-        match target:
-            case ast.Name(id=name):
-                self.write(frame.binder(name).names, name, MISSING)
-            case ast.Attribute(value=owner, attr=name):
-                self.set_attribute(self.evaluate(owner, frame), owner, name, MISSING)
-            case ast.Subscript(value=owner, slice=key):
-                self.set_item(self.evaluate(owner, frame), owner, self.use(key, frame), MISSING)

@@ -35,8 +35,7 @@ class Heap:
         """Write a name, an item, an entry or a field; MISSING deletes it."""
         self._journal.append((store, key, store.get(key, MISSING)))
         if not is_join:
-            place = getattr(self.statement, "lineno", 0), getattr(self.statement, "col_offset", 0)
-            store.writers.setdefault(key, set()).add(place)
+            store.add_writer(key, self.statement)
         store.put(key, use)
 
     def branches(self, bodies: Sequence[Callable[[], Way]]) -> Way:

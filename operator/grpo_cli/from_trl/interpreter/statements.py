@@ -175,7 +175,7 @@ class Interpreter(Evaluator):
                 self.augment(statement, frame)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    self.delete(target, frame)
+                    self.assign(target, MISSING, frame)
 
     def _follow_loop(self, loop: ast.For | ast.AsyncFor | ast.While, frame: Frame) -> Way:
         leaves = (ast.Break, ast.Continue, ast.Return, ast.Raise)

@@ -44,6 +44,11 @@ class Store(dict[Any, "Use"]):
         else:
             self.pop(key, None)
 
+    def add_writer(self, key: Any, statement: ast.AST) -> None:
+        """Remember a statement that writes one, or changes it."""
+        place = line_of(statement), getattr(statement, "col_offset", 0)
+        self.writers.setdefault(key, set()).add(place)
+
     def with_values(self, change: "Callable[[Value], Value]") -> "Store":
         """The same with other values."""
         content = {key: replace(use, value=change(use.value)) for key, use in self.items()}
