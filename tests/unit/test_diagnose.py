@@ -142,6 +142,8 @@ def test_rewards_under_the_keys_of_trl_0_15_are_judged() -> None:
     ]
     assert "rewards/accuracy" in early[0]
     assert [finding.finding for finding in diagnose(rows(early))] == ["RewardHacking"]
+    in_notebook = [{key.replace("/", " / "): row[key] for key in row} for row in early]
+    assert list(map(step_row, in_notebook)) == rows(early)
     of_dpo = {"step": 1, "rewards/chosen": 1, "rewards/margins": 1, "rewards/accuracy/std": 1}
     assert step_row(of_dpo) is None
 

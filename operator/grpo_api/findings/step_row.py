@@ -127,7 +127,9 @@ def _is_filled_up(values: Mapping[str, float], rewards: Mapping[str, float]) -> 
 
 
 def without_prefix(name: str) -> str:
-    """Return a key without what trackers write before it."""
+    """Return a key without what trackers write before it, and what notebooks' tables write around
+    its slashes."""
+    name = name.replace(" / ", "/")
     for prefix in PREFIXES:
         rest = name.removeprefix(prefix)
         # TRL has keys of its own that begin alike, such as train_runtime.
