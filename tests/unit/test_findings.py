@@ -17,7 +17,6 @@ from grpo_api.findings.diagnosis import (
     place_message,
     unseen_finding,
 )
-from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import StepRow, step_row
 from grpo_codegen.stories.logged_runs import (
     CHANGE,
@@ -396,7 +395,7 @@ def test_a_run_whose_rows_are_all_alike_has_no_signal(reward: float) -> None:
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
     steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []
-    (finding,) = diagnose(steps, RunLimits(max_kl=1.0))
+    (finding,) = diagnose(steps, max_kl=1.0)
     assert finding.finding == "KLRising"
 
 

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 from ..report.report import Finding
 from ..spec.run_policy import FindingName
 from . import learning_rules, running_rules
-from .run_numbers import SMOOTH, RunLimits, RunNumbers, Verdict
+from .run_numbers import SMOOTH, RunNumbers, Verdict
 from .step_row import StepRow, rows_in_order
 
-Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
+Rule = Callable[[RunNumbers], Verdict | None]
 BEGINS_AFTER = 5
 """Steps in a row beyond the limit after which a finding begins."""
 FAR_BEYOND = 1.5
@@ -157,9 +157,9 @@ class _State:
 class Diagnosis:
     """The findings of a run whose steps are added in order."""
 
-    def __init__(self, limits: RunLimits | None = None) -> None:
-        self._limits = limits or RunLimits()
-        self._run = RunNumbers()
+    def __init__(self, max_kl: float | None = None) -> None:
+        """`max_kl` is guard.maxKL of the run's spec."""
+        self._run = RunNumbers(max_kl)
         self._states = {name: _State() for name in RULES}
         self._last_step: int | None = None
 
@@ -169,7 +169,7 @@ class Diagnosis:
         self._last_step = row.step
         self._run.add(row)
         for name, rule in RULES.items():
-            verdict = rule.judge(self._run, self._limits)
+            verdict = rule.judge(self._run)
             if verdict is not None and math.isfinite(verdict.score):
                 _update(self._states[name], verdict, row.step, num_steps, rule)
 
@@ -218,9 +218,9 @@ def _finding(name: FindingName, state: _State) -> Finding:
     )
 
 
-def diagnose(rows: Iterable[StepRow], limits: RunLimits | None = None) -> list[Finding]:
+def diagnose(rows: Iterable[StepRow], max_kl: float | None = None) -> list[Finding]:
     """The findings at the last of these steps, which may come in any order."""
-    diagnosis = Diagnosis(limits)
+    diagnosis = Diagnosis(max_kl)
     for row in rows_in_order(rows):
         diagnosis.add(row)
     return diagnosis.findings

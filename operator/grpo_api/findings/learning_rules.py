@@ -20,7 +20,6 @@ from .run_numbers import (
     SMOOTH,
     Peak,
     Record,
-    RunLimits,
     RunNumbers,
     Verdict,
     error_of_level,
@@ -67,7 +66,7 @@ SURE = 3
 """Values in a row, and standard errors, of which noise alone makes one in hundreds."""
 
 
-def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def entropy_collapsed(run: RunNumbers) -> Verdict | None:
     """The policy no longer samples anything else."""
     if not run.has_values("entropy"):
         return None
@@ -80,7 +79,7 @@ def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
     return Verdict(_ratio(limit, now), {"entropy": now, "highestEntropy": series.highest})
 
 
-def entropy_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def entropy_exploding(run: RunNumbers) -> Verdict | None:
     """The policy loses what it knows and samples anything."""
     if not run.has_values("entropy", 2 * SMOOTH):
         return None
@@ -93,7 +92,7 @@ def entropy_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
     return Verdict(_ratio(series.level(), limit), evidence)
 
 
-def no_signal(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def no_signal(run: RunNumbers) -> Verdict | None:
     """Nearly all groups have equal rewards, which leaves no advantage, or no answer is right."""
     return _worst([_dead_groups(run), _never_right(run)])
 
@@ -157,7 +156,7 @@ def _is_solved(run: RunNumbers) -> bool:
     return now > spread
 
 
-def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def truncating(run: RunNumbers) -> Verdict | None:
     """Completions are cut before they end."""
     key = "completion_clipped_ratio"
     if not run.has_values(key, TRUNCATED_STEPS) or _is_cut_on_purpose(run):
@@ -184,7 +183,7 @@ def _is_cut_on_purpose(run: RunNumbers) -> bool:
     return has_one_length and run.has_learned(since=None)
 
 
-def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def length_exploding(run: RunNumbers) -> Verdict | None:
     """Completions get longer and not better."""
     if not run.has_values(LENGTH, 2 * SMOOTH):
         return None
@@ -231,7 +230,7 @@ def _may_have_gained_since(run: RunNumbers, then: Record) -> bool:
     return has_gained or (SURE * error > worth and gain + SURE * error > worth)
 
 
-def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def reward_falling(run: RunNumbers) -> Verdict | None:
     """The reward has been higher."""
     return _worst([_fallen_reward(run), _fallen_evaluation(run, with_reward=True)])
 
@@ -251,7 +250,7 @@ def _fallen_reward(run: RunNumbers) -> Verdict | None:
     return Verdict(max(scores, default=0.0), evidence)
 
 
-def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def reward_hacking(run: RunNumbers) -> Verdict | None:
     """One reward rises at the cost of another, or the evaluation falls without the reward."""
     verdicts = [_fallen_evaluation(run, with_reward=False)]
     if len(run.rewards) > 1:
@@ -352,7 +351,7 @@ def _fallen_evaluation(run: RunNumbers, *, with_reward: bool) -> Verdict | None:
     return Verdict(_ratio(loss, limit), evidence)
 
 
-def not_learning(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def not_learning(run: RunNumbers) -> Verdict | None:
     """The reward has never risen, and nothing shows that the policy moves."""
     has_kl, has_gradient = run.has_values(KL), _has_gradient(run)
     least_steps = STILL_STEPS if has_kl else UNLEARNED_STEPS
@@ -402,16 +401,16 @@ def _gain_in_errors(run: RunNumbers) -> float:
     return max(gains)
 
 
-def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
+def kl_rising(run: RunNumbers) -> Verdict | None:
     """The policy moves away from its reference and gets nothing for it."""
     if not run.has_values("kl", 2 * SMOOTH):
         return None
     now, best = run.level("kl"), run.first_best_reward
     evidence = {"kl": now}
     guarded = now / limits.KL_ABSURD.value
-    if run_limits.max_kl is not None:
-        evidence["maxKL"] = run_limits.max_kl
-        guarded = max(guarded, _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl))
+    if run.max_kl is not None:
+        evidence["maxKL"] = run.max_kl
+        guarded = max(guarded, _ratio(now, limits.KL_GUARD_SHARE.value * run.max_kl))
     unpaid = 0.0
     if best is not None and best.kl is not None:
         evidence |= {"klUntilBestReward": best.kl, "bestReward": best.value}
@@ -428,7 +427,7 @@ def _has_paid_for_kl(run: RunNumbers) -> bool:
     return then is not None and _may_have_gained_since(run, then)
 
 
-def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def steps_too_large(run: RunNumbers) -> Verdict | None:
     """Gradients grow or are no numbers, or most of a step is clipped."""
     scores: list[float] = []
     evidence: dict[str, float] = {}

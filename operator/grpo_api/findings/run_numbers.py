@@ -8,7 +8,7 @@ any length of a run: the trainer judges every step.
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -25,14 +25,6 @@ class Verdict(NamedTuple):
     """1 at the limit, more beyond it."""
     evidence: dict[str, float]
     """The numbers that it was judged by, by their names for users."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunLimits:
-    """What a run's spec allows; None where nothing is known of it."""
-
-    max_kl: float | None = None
-    """guard.maxKL, in nats per token."""
 
 
 SMOOTH = 10
@@ -279,7 +271,9 @@ class Record(NamedTuple):
 class RunNumbers:
     """The run so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kl: float | None) -> None:
+        self.max_kl = max_kl
+        """guard.maxKL of its spec, in nats per token; None where that is unset or not known."""
         self.series: defaultdict[str, Series] = defaultdict(Series)
         self.rewards: defaultdict[str, Series] = defaultdict(Series)
         self.reward_peak = Peak()

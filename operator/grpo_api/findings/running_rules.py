@@ -7,12 +7,12 @@ from itertools import pairwise
 from statistics import median, median_low, stdev
 
 from . import thresholds as limits
-from .run_numbers import RunLimits, RunNumbers, Verdict, error_of_level, noise_of_jumps
+from .run_numbers import RunNumbers, Verdict, error_of_level, noise_of_jumps
 
 REWARD_SECONDS = "seconds/reward"
 
 
-def waiting_for_rewards(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def waiting_for_rewards(run: RunNumbers) -> Verdict | None:
     """Steps wait for the rewards."""
     if not run.has_values(REWARD_SECONDS):
         return None
@@ -30,7 +30,7 @@ def _step_seconds(run: RunNumbers) -> float:
     return sum(run.level(key) for key in run.series if key.startswith("seconds/"))
 
 
-def engine_drift(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def engine_drift(run: RunNumbers) -> Verdict | None:
     """The engine's probabilities move away from the trainer's."""
     scores: list[float] = []
     evidence: dict[str, float] = {}
@@ -47,7 +47,7 @@ def engine_drift(run: RunNumbers, _: RunLimits) -> Verdict | None:
     return Verdict(max(scores), evidence) if scores else None
 
 
-def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def straggler(run: RunNumbers) -> Verdict | None:
     """One rank is slower than the others, step after step."""
     newest = run.rank_seconds[-1] if run.rank_seconds else ()
     # After a restart there may be fewer ranks, or more.
@@ -148,7 +148,7 @@ def times_median(seconds: Sequence[float]) -> list[float]:
     return [each / middle for each in seconds]
 
 
-def checkpoint_slow(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def checkpoint_slow(run: RunNumbers) -> Verdict | None:
     """Training stands still for its checkpoints."""
     if not run.saves:
         return None
@@ -160,12 +160,12 @@ def checkpoint_slow(run: RunNumbers, _: RunLimits) -> Verdict | None:
     return Verdict(saving / training / limits.SAVING_SHARE.value, evidence)
 
 
-def checkpoint_failing(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def checkpoint_failing(run: RunNumbers) -> Verdict | None:
     """The newest checkpoint could not be written."""
     return Verdict(float(run.failed_saves), {"failedCheckpoints": float(run.failed_saves)})
 
 
-def no_reward(run: RunNumbers, _: RunLimits) -> Verdict | None:
+def no_reward(run: RunNumbers) -> Verdict | None:
     """No completion of a generation has a reward, or one has an infinite reward."""
     count = float(run.steps_without_reward)
     return Verdict(count, {"generationsWithoutReward": count})

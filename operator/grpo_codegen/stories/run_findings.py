@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
-from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.report import training_metrics as trainer
 from grpo_api.spec.run_policy import FindingName
@@ -34,7 +33,7 @@ def with_findings(world: World, minutes: int, steps: Sequence[Mapping[str, Any]]
     """
     exported = _exported(world)
     max_kl = exported.get(1, {}).get(_MAX_KL)
-    diagnosis = Diagnosis(RunLimits(max_kl=max_kl(0) if max_kl else None))
+    diagnosis = Diagnosis(max_kl(0) if max_kl else None)
     active: dict[str, dict[int, int]] = {name: {} for name in RULES}
     times_median: dict[int, float] = {}
     last_step = 0.0

@@ -20,7 +20,6 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
-from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.report import training_metrics
 from grpo_api.report.history import ATTEMPT, FINDINGS, STEP, Row
@@ -110,12 +109,12 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     """Publishes the logs of every step: in the recorder, and on rank 0 as one JSON line."""
 
     def __init__(
-        self, recorder: Recorder, history: RunHistory, limits: RunLimits | None = None
+        self, recorder: Recorder, history: RunHistory, max_kl: float | None = None
     ) -> None:
         self._recorder = recorder
         self._history = history
         self._checkpoint_step: float | None = None
-        self._diagnosis = Diagnosis(limits)
+        self._diagnosis = Diagnosis(max_kl)
         self._places: list[tuple[str, str]] = []
         """Pod and node of each rank; empty texts where they are not known."""
 

@@ -29,7 +29,6 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import LOAD
@@ -321,7 +320,7 @@ def log_callbacks(
     tracking: Tracking,
 ) -> list[TrainerCallback]:
     """The callbacks on the logs of each step: telemetry, guards and trackers."""
-    publish = PublishLogs(recorder, history, RunLimits(max_kl=guard.max_kl))
+    publish = PublishLogs(recorder, history, guard.max_kl)
     samples = KeepSamples(observer, history, tracking)
     guards = [
         LossGuard(),

@@ -7,7 +7,6 @@ those of docs/reference/findings.md.
 from argparse import ArgumentParser, Namespace
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
-from grpo_api.findings.run_numbers import RunLimits
 from grpo_api.findings.step_row import REWARD, StepRow
 from grpo_api.report.report import Finding
 
@@ -41,9 +40,10 @@ def run(options: Namespace) -> int:
     """Prints the findings of each run at its last step; 0 where there are none, else 3."""
     if options.max_kl is not None and not options.max_kl > 0:
         raise OptionError(f"--max-kl {options.max_kl:g}: write a number above 0")
-    limits = RunLimits(max_kl=options.max_kl)
     steps_by_run = {name: load_steps(options, name) for name in options.runs}
-    findings_by_run = {name: diagnose(steps, limits) for name, steps in steps_by_run.items()}
+    findings_by_run = {
+        name: diagnose(steps, options.max_kl) for name, steps in steps_by_run.items()
+    }
     if options.output != "text":
         print_document(options.output, _items(findings_by_run))
     else:
