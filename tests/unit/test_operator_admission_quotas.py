@@ -188,6 +188,16 @@ def test_a_service_account_that_does_not_exist_holds_nothing() -> None:
     )
 
 
+async def test_a_gang_that_restarts_gives_its_place_back_and_waits_for_what_it_names() -> None:
+    """Its pods would not be created, and it would hold GPUs until somebody notices that."""
+    one = job("a", gang(1, 4), active=True)
+    there = cluster(8, service_accounts={"team-a": frozenset({"other"})})
+    asked = await answered([one], there, one)
+    assert (asked.action, asked.reason) == ("Queue", "ServiceAccountNotFound")
+    there = cluster(8, service_accounts={"team-a": frozenset({"default"})})
+    assert (await answered([one], there, one)).action == "Commit"
+
+
 async def test_who_waits_for_a_quota_is_queued_with_a_plan() -> None:
     one = job("a", gang(2, 4))
     answer = await answered([one], cluster(4, 4, quotas={"team-a": (quota({GPU: "1"}),)}), one)

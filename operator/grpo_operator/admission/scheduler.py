@@ -34,7 +34,7 @@ from .capacity import Capacity, Claim, claim_of
 from .node_fit import Suitability
 from .plan_cache import Plans
 from .queue_order import age, priority, sort_queue
-from .quota_gate import Allowance
+from .quota_gate import Allowance, missing_object
 from .resume_plan import next_plan
 from .snapshot import Snapshot
 from .spec_checks import Problem, plan_problem, spec_problem, storage_problem
@@ -168,6 +168,11 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
+    if missing := missing_object(cycle_input.snapshot, job):
+        reason, message = missing
+        return Verdict(
+            generation=job.generation, plan=plan, blocked=True, reason=reason, message=message
+        )
     job_class = job.content.job_class
     if job_class and (problem := gpus_problem(job_class, plan)):
         reason = Reason.REFUSED_BY_JOB_CLASS
