@@ -196,6 +196,10 @@ def test_a_name_that_a_branch_binds_again_is_named(tmp_path: Path) -> None:
             {"name": "a/b", "promptColumn": "q", "columns": {"answer": "a"}},
         ),
         (
+            'load_dataset("a/b").map(lambda x: {"prompt": x["q"]}).rename_column("q", "text")',
+            {"name": "a/b", "promptColumn": "text", "columns": {"text": "q"}},
+        ),
+        (
             'load_dataset("json", data_files="data/rows.jsonl", split="train")',
             {
                 "files": {"volume": {"claimName": "train-data"}, "paths": ["rows.jsonl"]},

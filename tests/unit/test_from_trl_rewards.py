@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_cli.__main__ import main
-from tests.unit.trl_scripts import MODEL, init, notes, script, spec_of
+from tests.unit.trl_scripts import CHAT, MODEL, init, notes, script, spec_of
 
 REWARDS = "\n".join(f"def {name}(completions, **_):\n    return [1.0]" for name in "abc")
 
@@ -249,3 +249,18 @@ def test_a_reward_s_table_that_is_computed_has_the_script_s_changes(
     exec(f"{lines}\n{judge}", theirs)
     exec(init(tmp_path, with_lines(f"{lines}\n{judge}", "=judge"))[0]["data"]["rewards.py"], ours)
     assert ours["judge"](["a"]) == theirs["judge"](["a"])
+
+
+@pytest.mark.parametrize(
+    ("reads", "options", "is_named"),
+    [("answer", "", True), ("goal", "", False), ("answer", ", remove_columns=['answer']", False)],
+)
+def test_a_column_that_a_job_s_rows_have_under_another_name_is_named_where_a_reward_reads_it(
+    tmp_path: Path, reads: str, options: str, is_named: bool
+) -> None:
+    rows = CHAT.removesuffix(")") + f"{options})"
+    judge = f"def judge(completions, **columns):\n    return [len(columns['{reads}'])]\ntrainer ="
+    text = script(rewards="=judge", dataset=rows).replace("trainer =", judge)
+    assert spec_of(tmp_path, text)["dataset"]["columns"] == {"goal": "answer"}
+    said = "column answer: a reward may read it; a job's rows have it as goal alone"
+    assert any(said in note for note in notes(tmp_path)) is is_named

@@ -6,6 +6,7 @@ had only by running the script. The job then names a file, and the note says how
 """
 
 import ast
+import re
 from typing import Any
 
 from .interpreter.statements import Interpreter
@@ -52,6 +53,8 @@ class DatasetReader:
         """What the functions of `map` make of a row, by the ids of their calls."""
         self._files: tuple[ast.AST, Any] | None = None
         """Call that loads files, and its data_files."""
+        self._kept: dict[str, tuple[str, int]] = {}
+        """Columns that a `map` gives another name and keeps, with that name and its line."""
 
     @property
     def use(self) -> DatasetUse:
@@ -194,12 +197,16 @@ class DatasetReader:
         texts = [*names, *names.values()]
         if not all(isinstance(text, str) and text for text in texts):
             return False
+        if self._has_prompt and "prompt" in texts:
+            return False
         for new, old in names.items():
             source = self.use.columns.pop(old, old)
             if new == "prompt":
                 self.use.prompt_column = source
-            else:
-                self.use.columns[new] = source
+                continue
+            self.use.columns[new] = source
+            if self._has_prompt and self.use.prompt_column == old:
+                self.use.prompt_column = new
         return True
 
     def _take_first(self, call: Object) -> bool:
@@ -222,17 +229,15 @@ class DatasetReader:
         return True
 
     @property
-    def _has_changes(self) -> bool:
-        """True once a step has renamed a column or built the prompt."""
-        use = self.use
-        has_prompt = use.prompt_column != "prompt" or use.system_prompt is not None
-        return has_prompt or bool(use.columns)
+    def _has_prompt(self) -> bool:
+        """True once a step has built the prompt."""
+        return self.use.prompt_column != "prompt" or self.use.system_prompt is not None
 
     def _take_map(self, call: Object) -> bool:
         """Take a function that only builds the prompt and renames columns."""
         options = set(call.arguments.named) - set(_MAPPING_ONLY)
         row = self._made_rows.get(id(call))
-        if options or not isinstance(row, Entries) or self._has_changes:
+        if options or not isinstance(row, Entries) or self._has_prompt or self.use.columns:
             return False  # the function reads columns as the steps before it left them
         prompt: tuple[str, str | None] = (self.use.prompt_column, None)
         columns: dict[Any, Any] = {}
@@ -244,7 +249,19 @@ class DatasetReader:
                 return False
             elif column != key:
                 columns[key] = column
+        if "remove_columns" not in call.arguments.named:
+            self._kept = {old: (new, call.line) for new, old in columns.items()}
         return self._take_row(prompt, columns)
+
+    def note_kept_columns(self) -> None:
+        """Name the columns that the script's rows have under two names, where a reward may read the
+        one that a job's rows lack."""
+        texts = self.run.reward_files.values()
+        for old, (new, line) in self._kept.items():
+            is_read = any(re.search(rf"\b{re.escape(old)}\b", text) for text in texts)
+            if is_read and self.use.columns.get(new) == old:
+                advice = f"a reward may read it; a job's rows have it as {new} alone"
+                self.run.note(line, f"column {old}", "", advice)
 
     def _chat(self, value: Value) -> tuple[str, str]:
         """Column and system message of a chat of these two. One of the user's message alone has no

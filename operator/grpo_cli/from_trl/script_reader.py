@@ -178,6 +178,7 @@ class _ScriptReader:
         self.datasets.read(arguments.get("train_dataset"), line)
         rewards = RewardReader(self.run, self.read_module)
         rewards.read(arguments.get("reward_funcs"), line, self.interpreter.root)
+        self.datasets.note_kept_columns()
         for name, advice in NOT_TAKEN.items():
             given = arguments.get(name)
             if given is not None and not is_none(given.value):
