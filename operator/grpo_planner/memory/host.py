@@ -9,6 +9,7 @@ assumptions (docs/internals/memory-model.md).
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from grpo_api.spec.tracking import TABLE_TRACKERS, TrackerName, TrackingSpec
 from grpo_api.text.units import GIB, MIB
@@ -39,8 +40,25 @@ TRACKER_TABLES = 95 * MIB
 (measured in the same way)."""
 
 
+class PodBytes(NamedTuple):
+    """Bytes of host memory of one pod, whatever the number of its processes."""
+
+    of_rank0: float
+    """Those of rank 0 alone, which may be in any pod."""
+    per_process: float
+
+    def of(self, processes: int) -> int:
+        """Those of a pod with `processes` processes."""
+        return round(self.of_rank0 + processes * self.per_process)
+
+
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
-    """Bytes of host memory of one pod with `processes` processes.
+    """Bytes of host memory of one pod with `processes` processes."""
+    return pod_bytes(shape, setup).of(processes)
+
+
+def pod_bytes(shape: Shape, setup: Setup) -> PodBytes:
+    """What the pods of a setup take of their nodes.
 
     Loading holds the weights once per process, before the optimizer's state and the copy of an
     offloaded base are made; an offloaded reference holds its weights. Saving under ZeRO-2 copies
@@ -63,7 +81,7 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     engine = ENGINE_PROCESS if has_engine_inside else 0
     # Loading is over before the optimizer's state is made, so a process has the larger of the two.
     per_process = PROCESS + engine + max(loading, state) + reference
-    return round(of_rank0 + processes * per_process)
+    return PodBytes(of_rank0, per_process)
 
 
 def tracker_bytes(tracking: TrackingSpec | None) -> int:

@@ -26,7 +26,6 @@ from ..search.cpu_plan import cpu_pod_bytes, cpu_process_bytes
 from ..search.demand import Demand, build_demand, step_fields
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import engine_of, server_pools
-from ..search.footprints import generate_calls, sizes_at_a_time
 from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.step_time import StepTime, step_message, step_time, with_measured_links
 
@@ -127,7 +126,7 @@ class Run:
         """The same split with another engine, which samples as many at a time as fit, and what that
         takes; None is Transformers, `servers` is where an engine with GPUs of its own is."""
         run = self
-        for at_once in sizes_at_a_time(self.spec, self.plan.world_size, engine):
+        for at_once in batch.sizes_at_a_time(self.spec, self.plan.world_size, engine):
             run = self._with_generation_batch(engine, servers, at_once)
             if run.may_fit():
                 break
@@ -217,7 +216,7 @@ class Run:
         """Estimated time of one step on GPUs, by its parts."""
         plan = self.plan
         whole = batch.generation_share(self.spec, self.setup.world)
-        calls = generate_calls(self.setup, whole, batch.updates_per_generation(self.spec))
+        calls = batch.generate_calls(self.setup, whole, batch.updates_per_generation(self.spec))
         engine = plan.engine
         servers: Product | None = None
         if engine and engine.kind == "Servers":

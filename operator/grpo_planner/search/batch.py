@@ -10,6 +10,8 @@ from math import ceil, inf
 
 from grpo_api.job import GRPOJobSpec
 
+from ..memory import engine as terms
+from ..memory.setup import Engine, Setup
 from ..result.result import PlanReason, SpecRejected
 
 MOST_SEQUENCES = 16
@@ -59,11 +61,13 @@ def should_score_old_policy(spec: GRPOJobSpec, *, has_engine: bool) -> bool:
     return is_compared or updates_per_generation(spec) > 1
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=64)
+def divisors(number: int) -> tuple[int, ...]:
     """All divisors of a positive number, ascending."""
     # Each divisor up to the root has its partner above it, so the root bounds the work.
     small = [factor for factor in range(1, int(number**0.5) + 1) if number % factor == 0]
-    return small + [number // factor for factor in reversed(small) if factor * factor != number]
+    large = [number // factor for factor in reversed(small) if factor * factor != number]
+    return (*small, *large)
 
 
 def whole_node_gpus(spec: GRPOJobSpec, gpus: int) -> int:
@@ -107,6 +111,40 @@ def _sizes_by_rounds(whole: int) -> tuple[int, ...]:
         rounds = max(fewest_rounds_of_less, rounds + rounds // CLOSE_ROUNDS)
         size = ceil(whole / rounds)
     return (*sizes, 1)
+
+
+def generate_calls(setup: Setup, whole: int, updates: int) -> float:
+    """Calls of generate per optimizer step, below 1 where one batch feeds several steps, or how
+    often an engine is filled with all that it samples at a time; `whole`: completions of a process
+    for one generation batch, on which `updates` updates are taken."""
+    engine = setup.engine
+    if engine is None:
+        return ceil(whole / setup.generation_batch) / updates
+    if engine.kind == "Servers":
+        completions = terms.replica_completions(setup)
+    else:
+        completions = whole * engine.tensor_parallel
+    # As one completion ends the next begins, so the last filling may be a part of one. An engine
+    # may be limited to fewer completions than it has GPUs.
+    return completions / terms.sequences(setup) * engine.syncs
+
+
+def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:
+    """Completions of one process that are sampled at a time, from most to fewest."""
+    whole = generation_share(spec, world)
+    sizes = generation_sizes(spec, world)
+    if engine is None:
+        return sizes
+    # Servers have room of their own: fewer at a time would save nothing on the trainer's GPUs.
+    if engine.kind == "Servers":
+        return (whole,)
+    if not engine.most_sequences:
+        return sizes
+    gpus = engine.tensor_parallel
+    if spec.generation.sequences_at_a_time is not None:
+        return (min(whole, ceil(engine.most_sequences / gpus)),)
+    most = min(whole, max(1, engine.most_sequences // gpus))
+    return (most, *(size for size in sizes if size < most))
 
 
 def evener_sizes(whole: int, sizes: Sequence[int]) -> Iterator[int]:

@@ -21,6 +21,7 @@ from ..time.measured_runs import sampler_of
 from ..time.step_time import step_time
 from .batch import (
     accumulation,
+    generate_calls,
     generation_share,
     generation_sizes,
     indivisible,
@@ -30,7 +31,6 @@ from .batch import (
 from .demand import Demand, step_fields, training_fields
 from .engine_plan import cpu_engine_plan, engine_warnings
 from .engines import check, engine_of
-from .footprints import generate_calls
 from .methods import Method, conflicting_pins, methods
 
 

@@ -46,8 +46,8 @@ class Extent:
     """Of the search."""
     training: dict[tuple[int, bool, bool], TrainingTime] = field(default_factory=dict, repr=False)
     """By micro-batch, checkpointing and whether the old policy scores."""
-    options: dict[Variants, list[Option]] = field(default_factory=dict, repr=False)
-    """What fits with an engine, as far as it may be chosen."""
+    options: dict[tuple[Variants, bool], list[Option]] = field(default_factory=dict, repr=False)
+    """What fits with an engine, as far as it may be chosen; by whether risks are counted."""
     least_step: float | None = None
     fitting_training: dict[bool, list[tuple[float, float]]] = field(
         default_factory=dict, repr=False
@@ -71,23 +71,6 @@ class Extent:
         return self.engines.candidates(
             self.place, self.precision, may_offload_base=may_offload_base
         )
-
-    @property
-    def candidates_with_memory(self) -> list[Engine | None]:
-        """The engines among `candidates` beside which a node has enough host memory; None for
-        Transformers."""
-        place = self.place
-        has_memory: dict[tuple[str, bool] | None, bool] = {}
-        fitting: list[Engine | None] = []
-        for engine in self.candidates:
-            # What an engine takes of the host depends on no more of it.
-            sort = (engine.kind, engine.offloads_base) if engine else None
-            if sort not in has_memory:
-                host_bytes = self.variants_with(engine).host(place.per_node)
-                has_memory[sort] = host_bytes <= place.host_memory
-            if has_memory[sort]:
-                fitting.append(engine)
-        return fitting
 
     @cached_property
     def engines_with_room(self) -> list[Engine | None]:
@@ -260,6 +243,15 @@ class Extents:
                 return self.at(place, method)
         return ()
 
+    def lacks(self, place: Place, method: Method) -> float:
+        """Least share of a GPU that training by a method lacks in a place; infinite where the GPUs
+        lack its pinned dtype."""
+        precision = self._room_of(place.pool, method).precision
+        if precision is None:
+            return inf
+        alone = self._footprints.family(place.world, method, precision)[None]
+        return max(0.0, alone.least_training_bytes / max(1, place.pool.usable_bytes) - 1)
+
     def in_pool(self, pool: Pool, method: Method) -> Iterator[Extent]:
         """A method in every place of a pool that something may sample in, smallest first."""
         for place in self.places[pool]:
@@ -282,26 +274,29 @@ class Extents:
     def _with_memory(self, place: Place, method: Method, precision: Precision) -> Iterator[Extent]:
         """A method on as many GPUs as a place has: on each number of nodes that lets an engine
         sample which no smaller number does; where none does, on the fewest nodes."""
-        narrowest: Extent | None = None
+        family = self._footprints.family(place.world, method, precision)
+        narrowest: Place | None = None
         samplers: set[Engine | None] = set()
         for wider in self._widths(place):
-            extent = Extent(wider, method, precision, self._footprints, self._engines)
-            if not extent.candidates:
+            candidates = self._engines.candidates(
+                wider, precision, may_offload_base=method.may_offload_base
+            )
+            if not candidates:
                 continue
-            narrowest = narrowest or extent
+            narrowest = narrowest or wider
             # The same GPUs on more nodes have more host memory and slower links. So the first
             # number of nodes with enough memory for an engine is the only one that may be better.
-            have_memory = extent.candidates_with_memory
+            have_memory = family.with_memory(candidates, wider)
             if not samplers.issuperset(have_memory):
-                yield extent
+                yield Extent(wider, method, precision, self._footprints, self._engines)
             # Fewer GPUs per node may be split by an engine that more can't be, unless those are a
             # power of two, as an engine's are.
             is_power_of_two = wider.per_node & (wider.per_node - 1) == 0
-            if is_power_of_two and len(have_memory) == len(extent.candidates):
+            if is_power_of_two and len(have_memory) == len(candidates):
                 return
             samplers.update(have_memory)
         if narrowest and not samplers:
-            yield narrowest
+            yield Extent(narrowest, method, precision, self._footprints, self._engines)
 
     def _widths(self, place: Place) -> Iterator[Place]:
         """A place, and as many GPUs on each larger number of nodes, as far as the job leaves it

@@ -7,7 +7,7 @@ these numbers. So do all the searches of one plan: on free nodes, on emptied nod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
@@ -15,7 +15,7 @@ from grpo_api.plan.learned import HOST
 
 from ..hardware.pools import Place
 from ..memory import engine as terms
-from ..memory.host import host_bytes
+from ..memory.host import PodBytes, pod_bytes
 from ..memory.phases import Prediction, Predictor
 from ..memory.setup import Engine, Precision, Setup, copy_with
 from . import batch
@@ -82,6 +82,7 @@ class Variants:
         self._setups: dict[Settings, Setup] = {}
         self._host: dict[int, int] = {}
         self._training: dict[tuple[bool, int], int] = {}
+        self._largest_updates: dict[tuple[bool, int], int] = {}
         self._resting = of.resting_bytes(engine, family.precision)
 
     @cached_property
@@ -128,25 +129,37 @@ class Variants:
 
     def may_train(self, usable: int) -> bool:
         """True if training has room at some setting, whatever samples the completions."""
-        # Memory is least at one end of the micro-batches: the smallest has the least activations,
-        # the largest may accumulate nothing.
+        return any(size <= usable for size in self._leanest_trainings)
+
+    @property
+    def least_training_bytes(self) -> int:
+        """The least bytes of a GPU that training takes at some setting."""
+        return min(self._leanest_trainings)
+
+    @property
+    def _leanest_trainings(self) -> Iterator[int]:
+        """The bytes of training at each end of the micro-batches, at one of which they are least:
+        the smallest has the least activations, the largest may accumulate nothing."""
         sizes = self._knobs.micro_batch
         recomputes = self._knobs.checkpointing[-1]
         ends = (sizes[-1], sizes[0])
-        return any(self.training_bytes(recomputes, size) <= usable for size in ends)
+        return (self.training_bytes(recomputes, size) for size in ends)
 
     def largest_update(self, recomputes: bool, usable: int) -> int:
         """The largest micro-batch of which training alone fits, whatever samples the completions;
         0 where none does."""
-        sizes = self._knobs.micro_batch
+        key = (recomputes, usable)
+        if key not in self._largest_updates:
+            sizes = self._knobs.micro_batch
 
-        def fits(size: int) -> bool:
-            return self.training_bytes(recomputes, size) <= usable
+            def fits(size: int) -> bool:
+                return self.training_bytes(recomputes, size) <= usable
 
-        # The largest may be a whole share, which accumulates nothing and so may fit where a smaller
-        # one does not.
-        first = 0 if fits(sizes[0]) else bisect_left(sizes, True, lo=1, key=fits)
-        return sizes[first] if first < len(sizes) else 0
+            # The largest may be a whole share, which accumulates nothing and so may fit where a
+            # smaller one does not.
+            first = 0 if fits(sizes[0]) else bisect_left(sizes, True, lo=1, key=fits)
+            self._largest_updates[key] = sizes[first] if first < len(sizes) else 0
+        return self._largest_updates[key]
 
     def fastest_updates(self, usable: int) -> list[Update]:
         """Whether the fastest updates that fit recompute, and their micro-batches: of the choices
@@ -190,12 +203,15 @@ class Variants:
         setup = self._setup(self._knobs.leanest)
         return self._demand.device_bytes(self._predictor.floor(setup), 1)
 
+    @cached_property
+    def _pod_bytes(self) -> PodBytes:
+        return pod_bytes(self._demand.shape, self._setup(self._knobs.leanest))
+
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of `processes` processes must have; the same for all
         variants."""
         if processes not in self._host:
-            setup = self._setup(self._knobs.leanest)
-            bare = host_bytes(self._demand.shape, setup, processes)
+            bare = self._pod_bytes.of(processes)
             processes_bytes = round(bare * self._demand.learned.factor(HOST))
             self._host[processes] = processes_bytes + self._demand.tracker_bytes
         return self._host[processes]
@@ -313,7 +329,7 @@ class Variants:
 
     def calls(self, setup: Setup) -> float:
         """Calls of generate per optimizer step."""
-        return generate_calls(setup, self._whole, self._demand.updates_per_generation)
+        return batch.generate_calls(setup, self._whole, self._demand.updates_per_generation)
 
     def full_calls(self, setup: Setup) -> float:
         """Calls per optimizer step, where a last call that is not full counts as a part of one."""
@@ -358,43 +374,23 @@ class Family(dict[Engine | None, Variants]):
             reference=method.reference,
         )
 
+    def with_memory(self, candidates: Sequence[Engine | None], place: Place) -> list[Engine | None]:
+        """The engines among the candidates of a place beside which a node has enough host memory;
+        None for Transformers."""
+        has_memory: dict[tuple[str, bool] | None, bool] = {}
+        fitting: list[Engine | None] = []
+        for engine in candidates:
+            # What an engine takes of the host depends on no more of it.
+            sort = (engine.kind, engine.offloads_base) if engine else None
+            if sort not in has_memory:
+                has_memory[sort] = self[engine].host(place.per_node) <= place.host_memory
+            if has_memory[sort]:
+                fitting.append(engine)
+        return fitting
+
     def __missing__(self, engine: Engine | None) -> Variants:
         variants = self[engine] = Variants(self._of, self, engine)
         return variants
-
-
-def generate_calls(setup: Setup, whole: int, updates: int) -> float:
-    """Calls of generate per optimizer step, below 1 where one batch feeds several steps, or how
-    often an engine is filled with all that it samples at a time; `whole`: completions of a process
-    for one generation batch, on which `updates` updates are taken."""
-    engine = setup.engine
-    if engine is None:
-        return ceil(whole / setup.generation_batch) / updates
-    if engine.kind == "Servers":
-        completions = terms.replica_completions(setup)
-    else:
-        completions = whole * engine.tensor_parallel
-    # As one completion ends the next begins, so the last filling may be a part of one. An engine
-    # may be limited to fewer completions than it has GPUs.
-    return completions / terms.sequences(setup) * engine.syncs
-
-
-def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:
-    """Completions of one process that are sampled at a time, from most to fewest."""
-    whole = batch.generation_share(spec, world)
-    sizes = batch.generation_sizes(spec, world)
-    if engine is None:
-        return sizes
-    # Servers have room of their own: fewer at a time would save nothing on the trainer's GPUs.
-    if engine.kind == "Servers":
-        return (whole,)
-    if not engine.most_sequences:
-        return sizes
-    gpus = engine.tensor_parallel
-    if spec.generation.sequences_at_a_time is not None:
-        return (min(whole, ceil(engine.most_sequences / gpus)),)
-    most = min(whole, max(1, engine.most_sequences // gpus))
-    return (most, *(size for size in sizes if size < most))
 
 
 class Footprints:
@@ -493,7 +489,7 @@ class Footprints:
         )
         return Knobs(
             gather=gather,
-            generation_batch=sizes_at_a_time(spec, world, engine),
+            generation_batch=batch.sizes_at_a_time(spec, world, engine),
             checkpointing=pinned[spec.training.gradient_checkpointing],
             micro_batch=tuple(reversed(batch.micro_batches(spec, world))),
         )

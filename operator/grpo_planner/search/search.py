@@ -26,6 +26,7 @@ from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, Site
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method
 from .option import (
+    CROWDED,
     NEARLY_FULL,
     ROUNDING,
     SHARES,
@@ -206,8 +207,10 @@ class Search:
         extent = next(extent for extent in extents if extent.place == chosen.place)
         own_sort = _sort_of_engine(footprint.setup.engine)
         by_sort: dict[object, list[Option]] = {}
+        counts_risks = self._objective != "Fastest"
         for variants in extent.variants:
-            best_option = choose(self._options_with(extent, variants), self._objective)
+            fitting = self._options_with(extent, variants, counts_risks=counts_risks)
+            best_option = choose(fitting, self._objective)
             option = best_option or self._leanest_option(extent, variants)
             by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
         by_sort.pop(own_sort, None)
@@ -307,6 +310,8 @@ class Search:
         heapq.heapify(waiting)
         best: Option | None = None
         limit: tuple[float, float] = (inf, inf)
+        # A faster option with more risk may be the only one in time.
+        counts_risks = aim != "Fastest" and is_in_time is None
         # The heap gives the lowest bound first, so nothing after one past the limit can be better.
         # An equal bound is still tried: an equal score may be preferred.
         while waiting and waiting[0].bound <= limit:
@@ -317,7 +322,7 @@ class Search:
                 for part in self._parts(candidate):
                     heapq.heappush(waiting, Entry(self._bound(aim, part), next(serial), part))
                 continue
-            options = self._options_with(*candidate)
+            options = self._options_with(*candidate, counts_risks=counts_risks)
             options = [option for option in options if option.device_share <= most_share]
             if is_in_time:
                 options = [
@@ -387,30 +392,39 @@ class Search:
             for training, crowded in self._times.fitting_training(extent, variants)
         )
 
-    def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:
+    def _options_with(
+        self, extent: Extent, variants: Variants, *, counts_risks: bool
+    ) -> list[Option]:
         """For each of SHARES the fastest option with the engine of these variants that fills a GPU
-        up to it: a score weighs time against room. What is not faster than in less room can't win.
+        up to it: a score weighs time against room. What is not faster than in less room can't win,
+        nor, where a score counts risks, what saves less time than its risk counts for.
         """
-        if variants in extent.options:
-            return extent.options[variants]
-        options = extent.options[variants] = []
+        key = (variants, counts_risks)
+        if key in extent.options:
+            return extent.options[key]
+        options = extent.options[key] = []
         roomy = self._with_room(extent, variants)
         if roomy is None:
             return options
         variants = roomy
-        for share in SHARES:
+        # Of the options so far: the least seconds, with the risk of less room counted.
+        least_counted = inf
+        for share, crowded in zip(SHARES, CROWDED, strict=True):
+            risk = crowded if counts_risks else 1.0
             limit = int(share * extent.place.pool.usable_bytes)
             fits = variants.fastest.device <= limit
             setup: Setup | None
             if fits:
                 setup = self._times.with_fastest_batch(extent, variants, variants.fastest.setup)
             elif variants.leanest.device <= limit:
-                least = options[-1].seconds if options else inf
+                least = least_counted / risk
                 setup = self._times.fastest(extent, variants, limit, least)
             else:
                 continue
             if setup:
-                options.append(self._option(extent, variants, variants.footprint_of(setup)))
+                option = self._option(extent, variants, variants.footprint_of(setup))
+                options.append(option)
+                least_counted = min(least_counted, option.seconds * risk)
             if fits:
                 # More room makes nothing faster.
                 break
@@ -419,15 +433,23 @@ class Search:
     def _nearest(self, pool: Pool, method: Method) -> Iterable[Option]:
         """Of a method in a pool that it does not fit in, the option that lacks the least shares of
         a GPU and of host memory."""
-        leanest = [self._leanest(extent) for extent in self._extents.in_pool(pool, method)]
-
-        def key(engined: EnginedExtent) -> tuple[float, int, int]:
-            place = engined.extent.place
-            return engined.missing_shares, place.world, place.nodes
-
+        # What training alone lacks is a lower bound, so the places that it leaves behind the
+        # nearest are not looked into.
+        bounds = [(self._extents.lacks(place, method), place) for place in self._places[pool]]
+        nearest: EnginedExtent | None = None
+        least = (inf, 0, 0)
+        for bound, place in sorted(bounds, key=lambda pair: pair[0]):
+            if bound > least[0]:
+                break
+            for extent in self._extents.at(place, method):
+                engined = self._leanest(extent)
+                wider = extent.place
+                shares = engined.missing_shares, wider.world, wider.nodes
+                if shares < least:
+                    nearest, least = engined, shares
         # Equal shares on as many GPUs and nodes are the same option. So only of what is shown is
         # the time worked out.
-        return [self._leanest_option(*min(leanest, key=key))] if leanest else []
+        return [self._leanest_option(*nearest)] if nearest else []
 
     def _leanest(self, extent: Extent) -> EnginedExtent:
         """An extent with the engine that takes least; where even training does not fit, with

@@ -227,6 +227,10 @@ class Times:
             training = sum(self.training(extent, variants.update_setup(update)))
             return training + least_sampling <= least * (1 + ROUNDING)
 
+        # Whatever is sampled beside it, no update is faster than these.
+        updates = extent.without_engine.fastest_updates(usable)
+        if least < inf and not any(map(may_win, updates)):
+            return None
         for fitting in variants.fitting(usable, may_win):
             setup = self.with_fastest_batch(extent, variants, fitting)
             seconds = self.step(extent, setup, variants.calls(setup)).total

@@ -82,8 +82,11 @@ def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float
 
     Every node's traffic passes its cards once, whatever the number of its GPUs.
     """
-    between = hardware.node_network or per_node * hardware.network
-    return (hardware.link if nodes == 1 else min(hardware.link, between)) * GIGA * LINK_EFFICIENCY
+    speed = hardware.link
+    if nodes > 1:
+        between = hardware.node_network or per_node * hardware.network
+        speed = min(speed, between)
+    return speed * GIGA * LINK_EFFICIENCY
 
 
 def assumed_link(hardware: Product, nodes: int, per_node: int) -> int | None:
