@@ -57,8 +57,8 @@ Once a job has run some steps, its next plans use the seconds and lengths of the
   an engine by bytes and by tensors.
 
 Assumed, and not fitted: half of the speed at 512 tokens per micro-batch, 0.7 of a link's bandwidth,
-22 GB/s to the host, 25 GB/s of CPU Adam, 0.9 ms per layer and token of `generate` and 0.25 ms of an
-engine without CUDA graphs, 0.6 ms per tensor of a sync, 0.5 s to wake an engine. Two things are of published
+22 GB/s to the host over PCIe, 25 GB/s of CPU Adam, 0.9 ms per layer and token of `generate` and
+0.25 ms of an engine without CUDA graphs, 0.6 ms per tensor of a sync, 0.5 s to wake an engine. Two things are of published
 runs alone: such an engine takes 7 times as long per layer where it adds an adapter itself, and a sum over an
 engine's GPUs takes 100 µs instead of 20 µs between nodes.
 

@@ -68,6 +68,16 @@ def test_ddp_sends_float32_gradients() -> None:
     )
 
 
+def test_a_superchip_reaches_the_host_faster_than_pcie() -> None:
+    """Gradients, weights and an offloaded reference cross that link; CPU Adam stays as it is."""
+    offloaded = replace(SETUP, offload=True, reference="Offload")
+    plain, superchip = time(offloaded), time(offloaded, product="NVIDIA-GH200-480GB")
+    shape = model(QWEN_7B)
+    assert shape is not None
+    saved = 2 * shape.parameters * (2 * 4 / 8 + 1) * (1 / 22e9 - 1 / 300e9)
+    assert plain.offload - superchip.offload == pytest.approx(saved)
+
+
 def test_the_prompts_pass_costs() -> None:
     """With one completion token, generation is prefill: it grows with the prompts although nothing
     else does."""

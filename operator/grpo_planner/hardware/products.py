@@ -15,9 +15,11 @@ suggested.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from typing import Any
 
 from grpo_api.text.units import GIB, MIB
 
@@ -77,6 +79,8 @@ CARDS_GB_PER_S = {9: 50.0, 8: 25.0}
 Gbit/s RDMA card for each (assumed)."""
 SHARED_GB_PER_S = 1.6
 """Network per GPU of other machines: 100 Gbit/s between eight (assumed)."""
+PCIE_GB_PER_S = 22.0
+"""Between host and device over PCIe (assumed)."""
 
 MIG_PROFILE = re.compile(r"-MIG-(\d+)g\.(\d+)gb")
 """The profile in the label of a MIG instance, such as `1g.10gb`: compute slices and memory."""
@@ -109,6 +113,8 @@ class Product:
     """To a neighbour in the same node, GB/s per direction."""
     capability: Capability | None
     """CUDA compute capability; None where it is unknown, or there is no CUDA."""
+    host_link: float = PCIE_GB_PER_S
+    """Between host and device in GB/s per direction."""
     node_network: float = 0.0
     """Network of a whole node as its inventory declares it, GB/s per direction; 0 when
     undeclared."""
@@ -145,13 +151,12 @@ CPU = Product(memory_mib=0, teraflops=0.1, bandwidth=20, link=1, capability=(0, 
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
     rows = read_data(__package__, "products.yaml")
-    return {name: _product(*row) for name, row in rows.items()}
+    return {name: _product(row) for name, row in rows.items()}
 
 
-def _product(
-    memory_mib: int, teraflops: float, bandwidth: float, link: float, capability: float | None
-) -> Product:
+def _product(row: Sequence[Any]) -> Product:
     """One row of the table; YAML reads `8.6` as a number."""
+    memory_mib, teraflops, bandwidth, link, capability, *host_link = row
     major, _, minor = str(capability or "").partition(".")
     version = (int(major), int(minor)) if major else None
     return Product(
@@ -160,6 +165,7 @@ def _product(
         bandwidth=bandwidth,
         link=link,
         capability=version,
+        host_link=host_link[0] if host_link else PCIE_GB_PER_S,
     )
 
 

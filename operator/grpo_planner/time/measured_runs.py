@@ -97,10 +97,10 @@ MOST_ROWS, MOST_PER_SETTING = 400, 3
 """Rows of a file or ConfigMap, about 250 KB, and those of one setting: the newest stay."""
 
 
-FORMULA = 4
+FORMULA = 5
 """Version of the time model's terms: 2 counts the passes that an engine is compared by, 3 the
 launches of a micro-batch, and experts by what they move, 4 the longest of all completions of an
-engine that samples a part of them at a time."""
+engine that samples a part of them at a time, 5 a host link that is not PCIe."""
 
 
 def fit_id() -> str:

@@ -32,7 +32,6 @@ from .training import (
     GATHER_SECONDS,
     GIGA,
     LINK_EFFICIENCY,
-    PCIE_GB_PER_S,
     TrainingTime,
     communication_seconds,
     gathering_pass,
@@ -140,7 +139,7 @@ def training_time(
     link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
     latency = GATHER_SECONDS[nodes > 1]
     communication = communication_seconds(shape, setup, link, latency)
-    return TrainingTime(compute, communication, offload_seconds(shape, setup))
+    return TrainingTime(compute, communication, offload_seconds(shape, setup, hardware))
 
 
 def scoring_time(
@@ -214,7 +213,7 @@ def sync_seconds(
     whole = shape.parameters * setup.compute_bytes
     proven = 2 * whole / (hardware.bandwidth * GIGA * HASHED_SHARE)
     woken = WAKE_SECONDS if terms.engine_of(setup).sleeps else 0.0
-    brought = 2 * offloaded_base(shape, setup) / (PCIE_GB_PER_S * GIGA)
+    brought = 2 * offloaded_base(shape, setup) / (hardware.host_link * GIGA)
     return sending_seconds(shape, setup, hardware, link, constants) + proven + woken + brought
 
 

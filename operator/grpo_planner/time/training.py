@@ -22,8 +22,6 @@ LINK_EFFICIENCY = 0.7
 """Share of a link's bandwidth that collectives reach."""
 GATHER_SECONDS = {False: 30e-6, True: 100e-6}
 """Latency of one collective, on one node and between several."""
-PCIE_GB_PER_S = 22.0
-"""Between host and device."""
 HOST_ADAM_GB_PER_S = 25.0
 """Memory bandwidth of DeepSpeed's CPU Adam, per rank."""
 BLACKWELL = 10
@@ -203,7 +201,7 @@ def communication_seconds(shape: Shape, setup: Setup, link: float, latency: floa
     return setup.accumulation * (gradients + passes * model)
 
 
-def offload_seconds(shape: Shape, setup: Setup) -> float:
+def offload_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
     """Gradients to the host and weights back over its link, and CPU Adam's 28 bytes per parameter.
 
     Each micro-batch after the first also brings the sum so far to the GPU to add to it. An
@@ -214,9 +212,9 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     if setup.offload:
         partition = trained_parameters(shape, setup) / setup.world
         moved = 2 * setup.weight_bytes * setup.accumulation
-        seconds += partition * (moved / PCIE_GB_PER_S + 28 / HOST_ADAM_GB_PER_S) / GIGA
+        seconds += partition * (moved / hardware.host_link + 28 / HOST_ADAM_GB_PER_S) / GIGA
     if setup.reference == "Offload":
         copies = setup.accumulation / setup.world if setup.zero == 3 else 1
-        whole = shape.parameters * setup.weight_bytes / (PCIE_GB_PER_S * GIGA)
+        whole = shape.parameters * setup.weight_bytes / (hardware.host_link * GIGA)
         seconds += copies * whole / setup.iterations
     return seconds
