@@ -110,6 +110,24 @@ def test_the_fastest_sharing_of_gpus_is_taken() -> None:
     assert after.engine.tensor_parallel > 1
 
 
+def test_where_no_gpu_has_room_for_one_completion_of_each_an_engine_samples_fewer() -> None:
+    """As in a first plan; the least is what one completion of all the GPUs takes."""
+    long = {"training__maxCompletionLength": 16384, "training__expectedCompletionLength": 16384}
+    run = begun(QWEN_7B, nodes(1, 8, H100), **long)
+    engine = engine_of(run.demand, "Colocated", 4, model_runner="V1")
+    assert run.plan.memory is not None
+
+    def with_engine(usable: int) -> Run:
+        memory = run.plan.memory.model_copy(update={"usable_bytes": usable})
+        return run.with_plan(memory=memory).with_engine(engine, None)
+
+    least = with_engine(0)
+    tight = with_engine(least.device_bytes)
+    assert tight.may_fit()
+    assert tight.plan.engine is not None
+    assert tight.plan.engine.max_sequences < 4
+
+
 def test_the_limit_of_cost_is_twice_the_plan_that_failed_first() -> None:
     run = begun(LLAMA_1B, nodes(1, 1, H100), training__maxCompletionLength=128)
     plain = gpu_seconds(run.with_engine(None, None))

@@ -70,6 +70,14 @@ def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
     assert relief.memory.phases.sync < short.prediction.phases["sync"]
 
 
+def test_an_engine_may_sample_fewer_completions_at_a_time_than_it_has_gpus() -> None:
+    run = begun()
+    engines = [split["engine"] for split in leaner_splits(run)]
+    sizes = [engine.max_sequences for engine in engines if engine]  # type: ignore[attr-defined]
+    assert run.plan.engine is not None
+    assert min(sizes) == 1 < run.plan.engine.tensor_parallel
+
+
 def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None:
     order = [split["engine"] for split in leaner_splits(begun())]
     kinds = [

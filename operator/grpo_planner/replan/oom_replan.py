@@ -195,10 +195,13 @@ def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
     generated = plan.micro_batch * plan.steps_per_generation
     recomputes = plan.gradient_checkpointing or run.spec.training.gradient_checkpointing == "Auto"
     leaner_updates = [(size, recomputes) for size in _micro_batch_sizes(run, step_share)]
-    gives_up_engine = engine is None and plan.engine is not None
-    most_at_once = run.setup.generation_batch
-    if gives_up_engine:
+    if engine:
+        # Those of all its GPUs, so that one may sample fewer than it has GPUs.
+        most_at_once = engine.max_sequences
+    elif plan.engine:
         most_at_once = generation_sizes(run.spec, plan.world_size)[0]
+    else:
+        most_at_once = run.setup.generation_batch
     halvings = 1 if _has_fixed_size(run, engine) else most_at_once.bit_length()
     for bits in range(halvings):
         at_once = most_at_once >> bits
@@ -207,8 +210,7 @@ def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
             sub_batch = at_once
         sampling_engine = engine
         if engine and bits:
-            sequences = at_once * engine.tensor_parallel
-            sampling_engine = engine.model_copy(update={"max_sequences": sequences})
+            sampling_engine = engine.model_copy(update={"max_sequences": at_once})
         # Where generation is what was short, the update need not get slower.
         same_update = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
         for micro_batch, checkpointing in [*same_update, *leaner_updates]:

@@ -25,7 +25,7 @@ from ..search import batch
 from ..search.cpu_plan import cpu_pod_bytes, cpu_process_bytes
 from ..search.demand import Demand, build_demand, step_fields
 from ..search.engine_plan import cpu_engine_plan, engine_plan
-from ..search.engines import engine_of, server_pools
+from ..search.engines import engine_of, narrower_engines, server_pools
 from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.step_time import StepTime, step_message, step_time, with_measured_links
 
@@ -126,10 +126,11 @@ class Run:
         """The same split with another engine, which samples as many at a time as fit, and what that
         takes; None is Transformers, `servers` is where an engine with GPUs of its own is."""
         run = self
-        for at_once in batch.sizes_at_a_time(self.spec, self.plan.world_size, engine):
-            run = self._with_generation_batch(engine, servers, at_once)
-            if run.may_fit():
-                break
+        for narrower in narrower_engines(self.spec, engine):
+            for at_once in batch.sizes_at_a_time(self.spec, self.plan.world_size, narrower):
+                run = self._with_generation_batch(narrower, servers, at_once)
+                if run.may_fit():
+                    return run
         return run
 
     def with_published_engine(self, engine: EnginePlan) -> "Run":

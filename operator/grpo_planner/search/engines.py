@@ -398,6 +398,20 @@ def engine_of(
     )
 
 
+def narrower_engines(spec: GRPOJobSpec, engine: Engine | None) -> Iterator[Engine | None]:
+    """An engine, then the same with ever fewer completions at a time than it has GPUs, by halves,
+    where that may save memory: for where no GPU has room for one completion of each."""
+    yield engine
+    is_pinned = spec.generation.sequences_at_a_time is not None
+    if engine is None or engine.kind == "Servers" or engine.share or is_pinned:
+        return
+    gpus = engine.tensor_parallel
+    at_once = min(gpus, engine.most_sequences or gpus) // 2
+    while at_once:
+        yield replace(engine, most_sequences=at_once)
+        at_once //= 2
+
+
 def server_pools(inventory: Inventory, spec: GRPOJobSpec) -> list[Pool]:
     """The pools of engines that have a product of their own; none where theirs is the trainer's."""
     servers = spec.generation.servers

@@ -216,14 +216,6 @@ class Variants:
             self._host[processes] = processes_bytes + self._demand.tracker_bytes
         return self._host[processes]
 
-    def may_fit(self, place: Place) -> bool:
-        """True if the leanest variant fits into a place."""
-        # Host memory first, which needs no prediction of phases.
-        return (
-            self.host(place.per_node) <= place.host_memory
-            and self.leanest.device <= place.pool.usable_bytes
-        )
-
     def fitting(self, usable: int, may_win: Callable[[Update], bool]) -> Iterator[Setup]:
         """For each choice of gathering and checkpointing the pairs of micro-batch and generation
         batch that fit, of which neither can be larger: larger ones are faster.

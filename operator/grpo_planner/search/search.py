@@ -9,7 +9,6 @@ sites, of which most are never looked into.
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import chain, count, groupby, product
 from math import inf
@@ -21,7 +20,7 @@ from grpo_api.text.timing import DAY, HOUR
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine, Setup
 from ..time.measured_runs import StepCorrection
-from .engines import Engines
+from .engines import Engines, narrower_engines
 from .extent import Candidate, EnginedExtent, Entry, Extent, Extents, Site, SiteMethod
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method
@@ -106,20 +105,16 @@ class Search:
         """The variants where they fit, or those with an engine that samples fewer completions at a
         time than it has GPUs; None where none fits.
 
-        Those are the most that fit, by halves. What samples fewer is no faster, so bounds hold.
+        Those are the most that fit. What samples fewer is no faster, so bounds hold.
         """
-        place, engine = extent.place, variants.engine
-        is_pinned = self.demand.spec.generation.sequences_at_a_time is not None
-        while not variants.may_fit(place):
-            if engine is None or engine.kind == "Servers" or engine.share or is_pinned:
-                return None
-            gpus = engine.tensor_parallel
-            at_once = min(gpus, engine.most_sequences or gpus) // 2
-            if not at_once or variants.host(place.per_node) > place.host_memory:
-                return None
-            engine = replace(engine, most_sequences=at_once)
-            variants = extent.variants_with(engine)
-        return variants
+        place = extent.place
+        # Host memory first, which needs no prediction of phases.
+        if variants.host(place.per_node) > place.host_memory:
+            return None
+        usable = place.pool.usable_bytes
+        engines = narrower_engines(self.demand.spec, variants.engine)
+        every_variants = map(extent.variants_with, engines)
+        return next((each for each in every_variants if each.leanest.device <= usable), None)
 
     @cached_property
     def choice(self) -> Option | None:
