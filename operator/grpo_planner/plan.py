@@ -12,8 +12,9 @@ from grpo_api.plan.learned import Learned
 from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
+from .explain.advice import advice
 from .explain.explain import sampling_message
-from .explain.fixes import ACCESS_MODE, advice, find_fixes
+from .explain.fixes import ACCESS_MODE, find_faster, find_fixes
 from .explain.no_capacity import (
     MOST_RENTED,
     HardwarePlanner,
@@ -30,6 +31,7 @@ from .explain.no_capacity import (
 from .hardware.inventory import Inventory, declared_inventory
 from .hardware.inventory_file import DEFAULT_HOST_GIB
 from .hardware.pools import UNPRICED, Pool, build_pools
+from .memory.disk import disk_request
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import distinct, distinct_gib
@@ -113,7 +115,8 @@ class Planner:
     def plan(self, inventory: Inventory) -> PlanResult:
         """What plan_job answers, byte for byte; a brief one is without candidates."""
         try:
-            disk_bytes = self._demand.pod_disk(reported=inventory.reports_disk)
+            policy = self._demand.shape
+            disk_bytes = disk_request(self._spec, reported=inventory.reports_disk, policy=policy)
             result = self._plan(inventory)
             return result.with_disk_request(disk_bytes)
         except SpecRejected as rejection:
@@ -202,7 +205,7 @@ class Planner:
         reasons = [*emptied.warnings, *left_out]
         if search.is_feasible:
             if search.choice is None:
-                return _too_slow(search)
+                return _too_slow(self._footprints, search, emptied)
             notes = [*emptied.assumptions, *reasons]
             return self._answer(search, search.choice, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
@@ -347,9 +350,15 @@ def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) ->
     )
 
 
-def _too_slow(search: Search) -> PlanResult:
+def _too_slow(footprints: Footprints, search: Search, emptied: Inventory) -> PlanResult:
     """The answer where what fits takes longer than a job may."""
     demand = search.demand
+    changed = _search_of(footprints, emptied, search.pools)
+    fixes = find_faster(demand.spec, search.pools, lambda spec: changed(spec).choice_in_time)
+    in_time = "; or ".join(fix.message for fix in fixes)
+    ways = f"would be in time: {in_time}"
+    if not fixes:
+        ways = "use fewer or shorter completions, a smaller model or more GPUs"
     slow = search.best(objective="Fastest")
     assert slow is not None, "something fits"
     steps = demand.spec.training.max_steps
@@ -361,11 +370,10 @@ def _too_slow(search: Search) -> PlanResult:
     message = (
         f"the fastest that fits, {slow.footprint.method.name} on {slow.place.name}, would take "
         f"{hours} h per step or more{whole_run}{_guess_message(demand)}: more than "
-        f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused; "
-        "use fewer or shorter completions, a smaller model or more GPUs, or set "
-        "spec.placement.allowSlow to true"
+        f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused, "
+        f"unless you set spec.placement.allowSlow to true; {ways}"
     )
-    return refusal(demand, PlanReason.TOO_SLOW, message)
+    return refusal(demand, PlanReason.TOO_SLOW, message, fixes=fixes)
 
 
 def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> PlanResult:
@@ -405,17 +413,31 @@ def _guess_message(demand: Demand) -> str:
 def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:
     """Changes of the spec that lead to a plan on the emptied nodes."""
     demand = footprints.demand
+    search = _search_of(footprints, emptied, pools)
 
     def plan(spec: GRPOJobSpec) -> Option | None:
-        if _is_shortened_too_little(demand, spec):
-            return None
-        trainer_pools = pools
-        if spec.placement.gpu_product != demand.spec.placement.gpu_product:
-            trainer_pools, _ = build_pools(emptied, spec)
-        engine_pools = server_pools(emptied, spec)
-        return Search(footprints.with_spec(spec), trainer_pools, engine_pools).choice
+        is_too_long = _is_shortened_too_little(demand, spec)
+        return None if is_too_long else search(spec).choice
 
     return find_fixes(demand.spec, demand.shape, pools, plan)
+
+
+def _search_of(
+    footprints: Footprints, emptied: Inventory, pools: list[Pool]
+) -> Callable[[GRPOJobSpec], Search]:
+    """What a changed spec of a job may run as on the emptied nodes; `pools` are those of the spec
+    as it is."""
+    placement = footprints.demand.spec.placement
+
+    def search(spec: GRPOJobSpec) -> Search:
+        trainer_pools = pools
+        wanted = (spec.placement.gpu_product, spec.placement.objective)
+        if wanted != (placement.gpu_product, placement.objective):
+            trainer_pools, _ = build_pools(emptied, spec)
+        engine_pools = server_pools(emptied, spec)
+        return Search(footprints.with_spec(spec), trainer_pools, engine_pools)
+
+    return search
 
 
 def _is_shortened_too_little(demand: Demand, changed: GRPOJobSpec) -> bool:

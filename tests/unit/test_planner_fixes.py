@@ -127,6 +127,52 @@ def test_engines_in_pods_that_have_no_room_may_be_others() -> None:
     assert "; raise servers.gpusPerReplica or set spec.generation.engine to Auto" in text
 
 
+def test_an_engine_that_its_gpus_are_too_small_for_gets_more_of_them() -> None:
+    job = spec(LLAMA_70B, generation={"engine": "Servers", "servers": {"replicas": 1}})
+    answer = plan_job(job, inventory(nodes(2, 8, A100)))
+    changes = {change.path: (change.value, fix) for fix in answer.fixes for change in fix.changes}
+    more, fix = changes["spec.generation.servers.gpusPerReplica"]
+    changed = plan_job(applied(job, fix), inventory(nodes(2, 8, A100))).chosen
+    assert changed is not None
+    assert changed.engine is not None
+    assert changed.engine.gpus_per_replica == int(more) > 1
+
+
+def test_a_job_for_which_no_gpu_has_a_price_may_have_another_objective() -> None:
+    job = spec(LLAMA_1B, placement__objective="Cheapest")
+    answer = plan_job(job, THERE)
+    assert answer.reason == "NoGPUs"
+    (fix,) = answer.fixes
+    assert fix.changes[0].path == "spec.placement.objective"
+    assert plan_job(applied(job, fix), THERE).feasible
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"generation__engine": "Transformers"}, "spec.generation.engine"),
+        ({"placement__gpus": ONE}, "spec.placement.gpus.max"),
+        ({"training__maxSteps": 10_000_000}, "spec.training.maxSteps"),
+        ({"training__promptsPerStep": 512}, "spec.training.maxCompletionLength"),
+    ],
+)
+def test_what_takes_too_long_gets_verified_changes_that_make_it_faster(
+    changes: dict[str, Any], path: str
+) -> None:
+    sizes = {"maxCompletionLength": 30_000, "numGenerations": 64, "promptsPerStep": 64}
+    job = spec(QWEN_7B, training=sizes)
+    for field, value in changes.items():
+        job = with_value(job, field.replace("__", "."), value)
+    there = inventory(nodes(1, 8, H100))
+    answer = plan_job(job, there)
+    assert answer.reason == "TooSlow", answer.message
+    paths = {change.path for fix in answer.fixes for change in fix.changes}
+    assert path in paths, answer.message
+    for fix in answer.fixes:
+        assert plan_job(applied(job, fix), there).feasible, fix
+        assert fix.message in answer.message
+
+
 SMALLER = {
     "spec.adapter.rank": spec(QWEN_7B, adapter__use="Always", adapter__rank=512,
     placement__gpuProduct=L4,

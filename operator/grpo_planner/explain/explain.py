@@ -277,7 +277,8 @@ def sampling_reason(plan: ExecutionPlan) -> str:
 def refusal_message(result: PlanResult) -> str:
     """The message of a result without a plan, less the fixes, which are listed beside it."""
     fixes = "; or ".join(fix.message for fix in result.fixes)
-    return result.message.replace(f"; would fit: {fixes}", "")
+    message = result.message.replace(f"; would fit: {fixes}", "")
+    return message.replace(f"; would be in time: {fixes}", "")
 
 
 def candidates(demand: Demand, options: Sequence[Option], winner: Option | None) -> list[Candidate]:

@@ -30,7 +30,7 @@ from ..search.engines import settings_of_engines
 from ..search.methods import methods
 from ..search.option import Option
 from ..search.search import Search
-from .fixes import LONG_STEP
+from .advice import LONG_STEP
 
 HardwarePlanner = Callable[[GRPOJobSpec], Callable[[Inventory], Search]]
 """What a spec may run as on each of several inventories."""

@@ -120,15 +120,19 @@ class Search:
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
-
-        def is_in_time(seconds: float, correction: StepCorrection | None) -> bool:
-            return least_seconds(seconds, correction) <= self.most_seconds
-
         # Few jobs come near the limit, so the search without it, which prunes more, goes first.
         best = self.best()
-        if best is None or is_in_time(best.seconds, best.correction):
+        if best is None or self._is_in_time(best.seconds, best.correction):
             return best
-        return self.best(is_in_time=is_in_time)
+        return self.choice_in_time
+
+    @property
+    def choice_in_time(self) -> Option | None:
+        """The same, found sooner where probably none is in time."""
+        return self.best(is_in_time=self._is_in_time)
+
+    def _is_in_time(self, seconds: float, correction: StepCorrection | None) -> bool:
+        return least_seconds(seconds, correction) <= self.most_seconds
 
     def roomy_choice(self, most_seconds: float, *, without_offload: bool = False) -> Option | None:
         """The option on the fewest GPUs that leaves room on them and takes no longer than
