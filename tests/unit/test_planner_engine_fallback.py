@@ -115,11 +115,12 @@ def test_where_no_gpu_has_room_for_one_completion_of_each_an_engine_samples_fewe
     long = {"training__maxCompletionLength": 16384, "training__expectedCompletionLength": 16384}
     run = begun(QWEN_7B, nodes(1, 8, H100), **long)
     engine = engine_of(run.demand, "Colocated", 4, model_runner="V1")
-    assert run.plan.memory is not None
+    memory = run.plan.memory
+    assert memory is not None
 
     def with_engine(usable: int) -> Run:
-        memory = run.plan.memory.model_copy(update={"usable_bytes": usable})
-        return run.with_plan(memory=memory).with_engine(engine, None)
+        tight = memory.model_copy(update={"usable_bytes": usable})
+        return run.with_plan(memory=tight).with_engine(engine, None)
 
     least = with_engine(0)
     tight = with_engine(least.device_bytes)

@@ -34,12 +34,11 @@ from ..result.formatting import (
     plural,
 )
 from ..result.result import Candidate, PlanResult
-from ..search.batch import generation_share
 from ..search.demand import Demand, step_fields, training_fields
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.engines import settings_of_engines
 from ..search.notes import low_rate_message
-from ..search.option import Option, missing_shares
+from ..search.option import Option, rank
 from ..search.search import Search
 from ..time.step_time import assumed_link, step_message
 from .rejections import rejection
@@ -48,9 +47,7 @@ FULL = 0.92
 """Share of a GPU from which a plan says that it may be too little."""
 
 
-def as_plan(
-    demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()
-) -> ExecutionPlan:
+def as_plan(demand: Demand, option: Option, reason: str, warnings: Sequence[str]) -> ExecutionPlan:
     """The plan of an option, with the reason why it was chosen and sentences for the user, of which
     the first 16 are kept."""
     return ExecutionPlan(
@@ -62,7 +59,6 @@ def as_plan(
 
 def _plan_fields(demand: Demand, option: Option) -> dict[str, Any]:
     """The fields of an option's plan but for sentences on it."""
-    spec = demand.spec
     place = option.place
     pool = place.pool
     setup = option.footprint.setup
@@ -71,9 +67,6 @@ def _plan_fields(demand: Demand, option: Option) -> dict[str, Any]:
     # bfloat16, too.
     narrow_without_zero = setup.precision == "bfloat16" and not setup.zero
     autocast = setup.precision == "mixed" or narrow_without_zero
-    generated = generation_share(spec, setup.world)
-    at_once = generated if setup.engine else setup.generation_batch
-    sub_batch = at_once if at_once < generated else 0
     seconds = None if option.shortage else option.published_seconds
     host_memory = demand.pod_memory or whole_mib(option.host)
     millicores = pool.default_millicores(place.per_node)
@@ -91,7 +84,6 @@ def _plan_fields(demand: Demand, option: Option) -> dict[str, Any]:
         "gpu_hour_price": pool.price or None,
         "gpu_resource": pool.resource,
         "node_selector": dict(pool.selector),
-        "generation_sub_batch": sub_batch,
         "gather_for_generation": setup.gather,
         "engine": _engine(demand, option),
         "autocast": autocast,
@@ -284,19 +276,12 @@ def refusal_message(result: PlanResult) -> str:
 def candidates(demand: Demand, options: Sequence[Option], winner: Option | None) -> list[Candidate]:
     """The options with their verdicts: the chosen one, then what fits by time, then what does not
     by what it lacks."""
-    ranked = sorted(options, key=lambda option: (option is not winner, *_rank(option)))
+    ranked = sorted(options, key=lambda option: (option is not winner, *rank(option)))
     objective = demand.spec.placement.objective
     return [
         Candidate(**_plan_fields(demand, option), rejected=rejection(option, winner, objective))
         for option in ranked
     ]
-
-
-def _rank(option: Option) -> tuple[object, ...]:
-    """Sort key of an option among those that were not chosen."""
-    if option.shortage:
-        return True, 0, *missing_shares(option)
-    return False, option.tier, option.seconds, option.preference
 
 
 def decision_message(result: PlanResult) -> str:

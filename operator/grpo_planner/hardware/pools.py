@@ -220,6 +220,11 @@ class Place(NamedTuple):
         return f"{self.world} x {self.pool.gpu_name} on {nodes}"
 
 
+def pool_of(pools: Iterable[Pool], label: str, resource: str) -> Pool | None:
+    """The first pool whose GPUs have this label and are requested as this resource."""
+    return next((pool for pool in pools if (pool.label, pool.resource) == (label, resource)), None)
+
+
 MOST_LISTED = 8
 """Products of the cluster that a refusal names."""
 

@@ -14,7 +14,7 @@ from grpo_api.plan.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 from grpo_api.spec.generation import EnginePlan
 
 from ..hardware.inventory import Inventory
-from ..hardware.pools import Pool, build_pools
+from ..hardware.pools import Pool, build_pools, pool_of
 from ..hardware.products import CPU, Product, lookup_product
 from ..memory.host import host_bytes
 from ..memory.phases import Prediction, predict, whole_mib
@@ -263,10 +263,8 @@ class Run:
         nodes = measured.without_usage
         trainer_pools, _ = build_pools(nodes, self.spec)
         engine_pools = server_pools(nodes, self.spec)
-        for pool in trainer_pools + engine_pools:
-            if pool.label == label and pool.resource == resource:
-                return pool.hardware
-        return lookup_product(label)
+        pool = pool_of(trainer_pools + engine_pools, label, resource)
+        return pool.hardware if pool else lookup_product(label)
 
     @property
     def device_bytes(self) -> int:

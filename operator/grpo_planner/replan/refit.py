@@ -18,7 +18,7 @@ from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
-from ..hardware.pools import Place, Pool, build_pools
+from ..hardware.pools import Place, Pool, build_pools, pool_of
 from ..hardware.products import is_of_product
 from ..memory.disk import disk_request
 from ..memory.phases import whole_mib
@@ -144,7 +144,7 @@ def _with_engine(run: Run) -> ExecutionPlan:
         return run.with_engine(engine_on_cpus, None).plan
     nodes = run.inventory.without_usage
     all_pools, _ = build_pools(nodes, spec)
-    pool = next((pool for pool in all_pools if _has_gpus_of(pool, plan)), None)
+    pool = pool_of(all_pools, plan.gpu_product, plan.gpu_resource)
     if pool is None:
         return plan
     place = Place(pool, plan.nodes, plan.gpus_per_node, ENDLESS)
@@ -164,10 +164,6 @@ def _with_engine(run: Run) -> ExecutionPlan:
         f"with, on {plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or "
         "to what it was"
     )
-
-
-def _has_gpus_of(pool: Pool, plan: ExecutionPlan) -> bool:
-    return pool.label == plan.gpu_product and pool.resource == plan.gpu_resource
 
 
 def _pool_problem(plan: ExecutionPlan, pool: Pool) -> str:

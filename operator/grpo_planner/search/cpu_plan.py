@@ -62,7 +62,6 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         accelerator="CPU",
         nodes=nodes,
         processes_per_node=processes,
-        generation_sub_batch=_sub_batch(spec, setup),
         host_memory_bytes=memory,
         engine=engine,
         reason=(
@@ -71,12 +70,6 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         **time,
         warnings=plan_texts([*demand.notes, *engine_warnings(demand, setup)]),
     )
-
-
-def _sub_batch(spec: GRPOJobSpec, setup: Setup) -> int:
-    """Completions that a process samples at a time; 0 for all."""
-    at_once = setup.generation_batch
-    return at_once if at_once < generation_share(spec, setup.world) else 0
 
 
 def _time_fields(demand: Demand, setup: Setup, nodes: int) -> dict[str, Any]:

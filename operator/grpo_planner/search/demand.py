@@ -14,7 +14,7 @@ from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
 from ..hardware.products import Product
 from ..memory.activations import no_grad_transient
-from ..memory.disk import disk_note, disk_request
+from ..memory.disk import disk_note
 from ..memory.host import tracker_bytes
 from ..memory.phases import MARGIN, WORKSPACES, Prediction, device_bytes, export_bytes
 from ..memory.setup import Precision, Setup
@@ -185,10 +185,6 @@ class Demand:
         """The demand of the same job with another spec, with all that is known of it."""
         return build_demand(spec, self.model, self.learned, self.measured)
 
-    def pod_disk(self, *, reported: bool) -> int:
-        """Ephemeral storage that one pod requests, in bytes; 0 for no request."""
-        return disk_request(self.spec, reported=reported, policy=self.shape)
-
     @cached_property
     def updates_per_generation(self) -> int:
         """Optimizer steps taken on one generation batch."""
@@ -285,6 +281,8 @@ def training_fields(demand: Demand, method: Method, setup: Setup) -> dict[str, A
     """The plan's fields that say what is trained, and how a step is split."""
     spec, model = demand.spec, demand.model
     share = batch.generation_share(spec, setup.world)
+    # An engine takes all at once, and has a limit of its own.
+    at_once = share if setup.engine else setup.generation_batch
     return {
         "strategy": method.strategy,
         "method": "LoRA" if method.lora else "Full",
@@ -292,6 +290,7 @@ def training_fields(demand: Demand, method: Method, setup: Setup) -> dict[str, A
         "micro_batch": setup.micro_batch,
         "gradient_accumulation": setup.accumulation,
         "steps_per_generation": share // setup.micro_batch,
+        "generation_sub_batch": at_once if at_once < share else 0,
         "gradient_checkpointing": setup.checkpointing,
         "optimizer": "AdamW8bit" if setup.eight_bit else "AdamW",
         "dtype": "bfloat16" if setup.precision == "bfloat16" else "float32",

@@ -240,7 +240,7 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
     for option in options:
         pool, method = option.place.pool, option.footprint.method
         alike.setdefault((pool.label, pool.resource, method.name), []).append(option)
-    shown = {id(min(extents, key=_closeness)) for extents in alike.values()}
+    shown = {id(min(extents, key=rank)) for extents in alike.values()}
     if chosen:
         in_pool = [option for option in options if option.place.pool is chosen.place.pool]
         method = chosen.footprint.method
@@ -248,8 +248,9 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
     return [option for option in options if id(option) in shown]
 
 
-def _closeness(option: Option) -> tuple[object, ...]:
-    """Smaller is better: what fits by time, then what does not by how much it lacks."""
+def rank(option: Option) -> tuple[object, ...]:
+    """Sort key of an option among those that were not chosen: what fits by time, then what does
+    not by how much it lacks."""
     if option.shortage:
-        return True, *missing_shares(option)
-    return False, option.seconds, option.preference
+        return True, 0, *missing_shares(option)
+    return False, option.tier, option.seconds, option.preference
