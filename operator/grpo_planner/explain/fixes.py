@@ -111,8 +111,13 @@ def _mildest_fix(
             options.append(option)
         return option is not None
 
-    # Bisection, as the values grow in effect: the last option found is that of the mildest.
-    mildest = bisect_left(range(len(turns) - 1), True, key=helps)
+    # Mostly one of the first values helps, so they are tried in growing steps. Then bisection, as
+    # values grow in effect: the last option found is that of the mildest.
+    least, most = 0, 0
+    while most < len(turns) - 1 and not helps(most):
+        least, most = most + 1, 2 * most + 1
+    most = min(most, len(turns) - 1)
+    mildest = bisect_left(range(most), True, lo=least, key=helps)
     return _fix(turns[mildest], options[-1])
 
 
