@@ -181,7 +181,9 @@ time.sleep(600)
 @contextmanager
 def starting(name: str, programs: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose cluster never comes up: its etcd and its API server never serve."""
-    programs.mkdir(exist_ok=True)
+    # Its own folder: a killed program's file is busy until the kernel has let it go.
+    programs = programs / name
+    programs.mkdir()
     for program in ("etcd", "kube-apiserver"):
         (programs / program).write_text("#!/bin/sh\nexec sleep 3600\n")
         (programs / program).chmod(0o755)
