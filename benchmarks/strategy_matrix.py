@@ -13,8 +13,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 
 def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
-    """One row per strategy and parallelism: measured differences, or why the combination is
-    rejected."""
+    """One row of measured differences per strategy and parallelism that plans combine."""
     from tests.support.facts.reference_facts import CELLS, HALF
 
     names = list(dict.fromkeys(name for one in parallelisms for name in CELLS[one]))
@@ -36,14 +34,8 @@ def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
         baseline = facts["1 process"]["Clone in bfloat16" if strategy.endswith(HALF) else "Clone"]
         for parallelism in parallelisms:
             measured = facts[parallelism].get(strategy)
-            if measured is None and " " in strategy:
-                continue  # a variant: its strategy's own row says why
-            checks = (
-                [rejection(strategy, parallelism), "", "", ""]
-                if measured is None
-                else checked(measured, baseline)
-            )
-            rows.append([strategy, parallelism, *checks])
+            if measured is not None:
+                rows.append([strategy, parallelism, *checked(measured, baseline)])
     return rows
 
 
@@ -56,7 +48,7 @@ def checked(cell: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
         )
     proofs = ", ".join(f"{what} {parameters}" for what, parameters, _, _ in cell["proofs"])
     synced = (
-        "rejected"
+        "stays"
         if "synced" not in cell
         else "same bits"
         if cell["synced"] == cell["synced_by_trl"]
@@ -75,50 +67,6 @@ def largest_difference(cell: dict[str, Any]) -> float:
 def number(difference: float) -> str:
     """Zero stays `0`, anything else keeps two digits."""
     return "0" if difference == 0 else f"{difference:.1e}"
-
-
-def rejection(strategy: str, parallelism: str) -> str:
-    """What the trainer answers where a combination can't exist."""
-    from tests.support.facts.reference_facts import STAGES
-
-    name = strategy.split(maxsplit=1)[0]
-    check = kinds()[name]().check
-    return rejected(
-        lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04)
-    )
-
-
-def rejected(action: Callable[[], object]) -> str:
-    """The words of a rejection.
-
-    Raises:
-        LookupError: it wasn't one.
-    """
-    from grpo_trainer.runtime.errors import BadInput
-
-    try:
-        action()
-    except BadInput as error:
-        return f"rejected: {error}"
-    raise LookupError("a combination is neither measured nor rejected")
-
-
-def kinds() -> dict[str, Any]:
-    """The strategies by name."""
-    from grpo_trainer.reference.strategies import Adapter, Clone, NoReference, Offload, Sharded
-
-    return {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
-
-
-def sync_rejections() -> str:
-    """Sentences on the strategies that can't be synced."""
-    from grpo_api.spec.training import ReferenceSync
-
-    answers = {
-        name: rejected(partial(kinds()[name], ReferenceSync(every_steps=1)))
-        for name in ("Adapter", "None")
-    }
-    return "".join(f"\n`{name}` with `sync` is {answer}." for name, answer in answers.items())
 
 
 def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) -> list[list[str]]:
@@ -206,7 +154,7 @@ def main() -> int:
         "gradient norm, halves against whole",
     ]
     sections = {
-        "matrix": table(matrix, cell_rows(facts, ["1 process", *chosen])) + sync_rejections(),
+        "matrix": table(matrix, cell_rows(facts, ["1 process", *chosen])),
         "steps": table(steps, step_rows(gang["overflow"], gang["step"], single["1 process"])),
         "faults": table(["fault", *chosen], fault_rows(gang["faults"])),
     }

@@ -58,7 +58,6 @@ from grpo_trainer.training.trl_config import (
     config_arguments,
     deepspeed_config,
     engine_arguments,
-    require_supported,
 )
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
@@ -444,18 +443,3 @@ def test_plan_fields_reach_the_configurations() -> None:
         "zero_optimization"
     ]
     assert (apart["stage3_prefetch_bucket_size"], apart["stage3_max_reuse_distance"]) == (0, 0)
-
-
-def test_what_no_planner_plans_is_rejected() -> None:
-    def require(plan: TrainingPlan) -> None:
-        require_supported(plan.execution, plan.training, plan.learning_rate)
-
-    with pytest.raises(BadInput, match="AdamW8bit under ZeRO-2"):
-        require(changed(zero_stage=2, optimizer="AdamW8bit"))
-    require(changed(steps_per_generation=6, gradient_accumulation=4, save_every_steps=4))
-    adapted = changed(method="LoRA", strategy="Adapter").model_dump(by_alias=True)
-    adapted["training"]["lrSchedulerType"] = "polynomial"
-    require(TrainingPlan.model_validate(adapted))
-    adapted["adapter"]["learningRate"] = 1e-7
-    with pytest.raises(BadInput, match=r"spec\.adapter\.learningRate 1e-07 is not above"):
-        require(TrainingPlan.model_validate(adapted))

@@ -16,16 +16,14 @@ from trl.trainer.utils import use_adapter
 
 from grpo_trainer.reference.strategies import (
     Adapter,
-    Clone,
     NoReference,
-    Offload,
     Sharded,
     evaluating,
     is_adapter_disabled,
     on_device,
     strategy_for,
 )
-from grpo_trainer.runtime.errors import BadInput, TrainingError
+from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
 from tests.support.facts.reference_facts import disturb, score, whole
@@ -192,32 +190,6 @@ def test_none_trains_without_a_reference(model: Path) -> None:
     trainer.train()
     assert trainer.ref_model is None
     assert all("kl" not in row for row in logs.rows.values())
-
-
-@pytest.mark.parametrize(
-    ("strategy", "arguments", "message"),
-    [
-        (Clone(), (3, False, 0.1), "use Sharded"),
-        (Offload(), (3, False, 0.1), "use Sharded"),
-        (Sharded(), (0, False, 0.1), "nothing is partitioned"),
-        (Clone(), (0, True, 0.1), "LoRA's reference is Adapter"),
-        (Adapter(), (0, False, 0.1), "needs LoRA"),
-        (Clone(), (0, False, 0.0), "beta 0 needs None"),
-        (NoReference(), (0, False, 0.1), "beta 0 needs None"),
-    ],
-)
-def test_what_does_not_fit_is_rejected_with_the_reason(
-    strategy: Any, arguments: Any, message: str
-) -> None:
-    with pytest.raises(BadInput, match=message):
-        strategy.check(*arguments)
-
-
-@pytest.mark.parametrize("strategy", ["Adapter", "None"])
-def test_sync_without_a_reference_of_its_own_is_rejected(strategy: str) -> None:
-    job = runs.plan(Path("/m"), strategy, reference={"strategy": "Auto"} | SYNC)
-    with pytest.raises(BadInput, match="no reference model of its own"):
-        strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
 
 
 def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.hub.repositories import Hub
-from grpo_trainer.reference import reference_state, strategy_base
+from grpo_trainer.reference import reference_state, strategies
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_model import reward_model
 from grpo_trainer.runtime.errors import BadInput, TrainingError, WeightsDiffer
@@ -62,9 +62,9 @@ def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
 
 def test_sync_rejects_models_that_do_not_match() -> None:
     with pytest.raises(AssertionError):
-        strategy_base.mix_weights(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
+        strategies.mix_weights(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
     with pytest.raises(AssertionError, match="weight"):
-        strategy_base.mix_weights(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
+        strategies.mix_weights(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
 
 
 def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:

@@ -31,7 +31,6 @@ from .runtime.errors import BadInput, Diverged, classify_error, engine_cause, is
 from .runtime.logs import configure_logs
 from .runtime.plan_file import read_plan
 from .tracking.tracking import TOLD, tracking_of
-from .training.trl_config import require_supported
 
 log = logging.getLogger("grpo_trainer")
 
@@ -73,7 +72,6 @@ def main() -> int:
     configure_logs()
     try:
         plan = read_plan(os.environ)
-        require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
         attempt, rank = plan.job.attempt, place.rank
         configure_logs(plan.job, rank=rank)

@@ -19,7 +19,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import use_adapter
 
 from grpo_trainer.gang import ranks
-from grpo_trainer.reference import strategy_base
+from grpo_trainer.reference.strategies import mix_weights
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights import parameters
 from grpo_trainer.weights.parameters import combined_fingerprint, fingerprint, unwrap_model
@@ -32,7 +32,7 @@ CELLS = {
     "ZeRO-2": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
     "ZeRO-3": ["Sharded", "Offload", "Adapter", "None", "Sharded in bfloat16"],
 }
-"""Strategies by parallelism; other combinations are rejected."""
+"""Strategies by parallelism; other combinations are in no plan."""
 STAGES = {"1 process": 0, "DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
 HALF = " in bfloat16"
 """Ends the name of a cell whose weights are in bfloat16."""
@@ -169,7 +169,7 @@ def mixed(trainer: ReferenceGRPOTrainer, ours: bool) -> str:
     before = whole(reference)
     score(trainer, trainer.ref_model)  # leaves persistent parameters gathered, as a step does
     if ours:
-        strategy_base.mix_weights(trainer.model, reference, MIXUP)
+        mix_weights(trainer.model, reference, MIXUP)
     else:
         SyncRefModelCallback.sync_target_model(trainer.model, reference, MIXUP)
     after = whole(reference)

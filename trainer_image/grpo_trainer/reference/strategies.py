@@ -3,7 +3,24 @@ each.
 
 TRL knows one way, which is to load the path again. Which of the five is right depends on sizes, and
 the planner chooses. `strategy_for` returns the plan's strategy, for training/reference_trainer.py.
-ReferenceCallback drives it at TRL's public moments: after a resume, at every sync and at the end.
+The trainer works with any strategy without knowing which. It calls them in this order:
+
+- `build`: inside GRPOTrainer's constructor, before TRL wraps the result
+- `prepare`: TRL wraps it for DeepSpeed
+- `attach`: the constructor is done
+- `scoring`: around every forward pass
+- `move`: sync
+- `save` and `restore`: checkpoints
+
+ReferenceCallback drives the last three at TRL's public moments: after a resume, at every sync and
+at the end. A strategy acts on the trainer through the narrow view PolicyTrainer, which shows how
+much of TRL's trainer a reference depends on.
+
+A sync computes reference = mixup * policy + (1 - mixup) * reference. Under ZeRO-3, TRL's
+SyncRefModelCallback gathers both models whole on every rank (4 bytes per parameter of each in
+bf16). Its result is lost on resume. Elementwise mixing needs no gather, since policy and reference
+are partitioned alike. Each rank mixes its own partitions, in the same operations and so to the same
+bits.
 """
 
 from __future__ import annotations
@@ -12,7 +29,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,20 +40,110 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepsp
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.training import ReferenceSpec, ReferenceSync
 
-from ..runtime.errors import BadInput
+from ..runtime.errors import TrainingError
+from ..weights import parameters
 from ..weights.checkpoint_files import ADAPTER_CONFIG, WeightFiles, open_weights
+from ..weights.model_files import Source
 from ..weights.models import freeze, load_causal
 from ..weights.parameters import unwrap_model
-from ..weights.policy_checks import check_states
-from ..weights.proof import prove_equal, prove_weights
-from .strategy_base import PolicyTrainer, ReferenceStrategy
+from ..weights.policy_checks import TrainerModels, check_states
+from ..weights.proof import Proof, prove_equal, prove_weights
+from . import reference_state
+
+
+class PolicyTrainer(TrainerModels, Protocol):
+    """The trainer of the policy, as its reference needs it."""
+
+    accelerator: Any
+    """accelerate's Accelerator."""
+    args: Any
+    """TRL's GRPOConfig."""
+    source: Source
+    """The files that the policy was loaded from."""
+    proofs: list[Proof]
+    """Every proof made so far, in order."""
+    resumed_from: Path | None
+    """The checkpoint that the run continues from."""
+
+    @property
+    def start(self) -> str:
+        """Fingerprint of the weights that the run began with, adapter included."""
+
+
+@torch.no_grad()
+def mix_weights(policy: nn.Module, reference: nn.Module, mixup: float) -> None:
+    """Mixes every parameter once, a tied one too, on this rank's elements. No collective."""
+    targets = parameters.parameters_by_name(reference)
+    sources = parameters.parameters_by_name(policy)
+    assert targets.keys() == sources.keys()  # both were loaded from the same files
+    for name, target in targets.items():
+        with parameters.local_share(target) as old, parameters.local_share(sources[name]) as new:
+            assert (old.start, old.stop, old.shape) == (new.start, new.stop, new.shape), name
+            old.tensor.mul_(1.0 - mixup).add_(new.tensor.to(old.tensor.device), alpha=mixup)
+        parameters.release(target)
+
+
+class ReferenceStrategy:
+    """Where the reference comes from, where it lives, how it moves and how it is saved.
+
+    Which one fits a ZeRO stage, an adapter and beta, the planner knows (its search/methods.py).
+    """
+
+    name: ClassVar[str]
+    """Name in the plan."""
+
+    def __init__(self, sync: ReferenceSync | None = None) -> None:
+        self.sync = sync
+
+    def build(self, trainer: PolicyTrainer) -> nn.Module:  # noqa: ARG002
+        """The frozen reference, not yet wrapped. `trainer.model` is the policy as loaded. TRL asks
+        for none with beta 0, and none with an adapter."""
+        raise TrainingError(f"TRL asked for a reference model, and strategy {self.name} has none")
+
+    def prepare(
+        self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]
+    ) -> nn.Module:
+        """Wraps a model for DeepSpeed inference by `wrap(model, accelerator)`."""
+        wrapped: nn.Module = wrap(model, trainer.accelerator)
+        return wrapped
+
+    def attach(self, trainer: PolicyTrainer) -> None:
+        """Called once the trainer is built; most strategies need nothing more."""
+
+    def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Surrounds a forward pass for log-probabilities with `model`, which may be the policy."""
+        return nullcontext()
+
+    def move(self, trainer: PolicyTrainer) -> None:
+        """Moves the reference towards the policy by `sync.mixup`. A collective under ZeRO-3 only
+        for its next pass."""
+        if self.sync and trainer.ref_model is not None:
+            mix_weights(trainer.model, unwrap_model(trainer.ref_model), self.sync.mixup)
+
+    def save(self, trainer: PolicyTrainer, folder: Path) -> None:
+        """Writes into a checkpoint which weights the reference began with and, if it moves, where
+        it is now."""
+        reference_state.save_identity(folder, trainer.start)
+        if self.sync and trainer.ref_model is not None:
+            reference_state.save_reference(unwrap_model(trainer.ref_model), folder)
+
+    def restore(self, trainer: PolicyTrainer, folder: Path) -> None:
+        """Checks that the reference began as the checkpoint's, and reads where it has moved since.
+        A collective.
+
+        Raises:
+            BadInput: the model's files have changed since.
+            WeightsDiffer: what was read is not what was saved.
+        """
+        reference_state.check_identity(folder, trainer.start)
+        if self.sync and trainer.ref_model is not None:
+            reference_state.restore_reference(unwrap_model(trainer.ref_model), folder)
 
 
 class Sharded(ReferenceStrategy):
     """A second, frozen model partitioned like the policy."""
 
     name: ClassVar[str] = "Sharded"
-    zero_stages: ClassVar[tuple[int, ...]] = (3,)
 
     def __init__(
         self, sync: ReferenceSync | None = None, offload: bool = False, remote_code: bool = False
@@ -105,33 +212,12 @@ class NoReference(ReferenceStrategy):
     """Trains without a KL term."""
 
     name: ClassVar[str] = "None"
-    zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
-    has_own_model: ClassVar[bool] = False
-
-    def check(self, zero_stage: int, adapter: bool, beta: float) -> None:  # noqa: ARG002  # fits all stages and methods
-        """Require beta 0."""
-        super().check(zero_stage, False, beta)
 
 
 class Adapter(ReferenceStrategy):
     """The base model itself; no copy."""
 
     name: ClassVar[str] = "Adapter"
-    zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
-    has_own_model: ClassVar[bool] = False
-
-    def check(self, zero_stage: int, adapter: bool, beta: float) -> None:
-        """Fits every parallelism, but only LoRA.
-
-        Raises:
-            BadInput: all parameters are trained, or beta is 0.
-        """
-        super().check(zero_stage, adapter, beta)
-        if not adapter:
-            raise BadInput(
-                "reference strategy Adapter needs LoRA: with all parameters trained the base does "
-                "not stay"
-            )
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Eval mode for passes with the adapter off; nothing for the policy's own."""
@@ -250,9 +336,6 @@ def strategy_for(
 
     Under ZeRO-3 an offloaded reference is a sharded one whose partitions are in host memory:
     DeepSpeed streams them in, and no rank ever holds a whole copy.
-
-    Raises:
-        BadInput: sync with a strategy that has no reference of its own.
     """
     sync, strategy = reference.sync, execution.strategy
     if strategy == "Sharded" or (strategy == "Offload" and execution.zero_stage == 3):

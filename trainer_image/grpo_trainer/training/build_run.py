@@ -64,8 +64,7 @@ from ..process.compile_cache import CompileCache
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
-from ..reference.strategies import strategy_for
-from ..reference.strategy_base import ReferenceStrategy
+from ..reference.strategies import ReferenceStrategy, strategy_for
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput

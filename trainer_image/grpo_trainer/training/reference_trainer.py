@@ -58,8 +58,7 @@ from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
 from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
 from ..history.run_history import CompletionFacts, Generation
-from ..reference.strategies import ReferenceCallback, evaluating
-from ..reference.strategy_base import ReferenceStrategy
+from ..reference.strategies import ReferenceCallback, ReferenceStrategy, evaluating
 from ..runtime.errors import Diverged
 from ..runtime.paths import checkpoint_folder
 from ..telemetry.observer import StepObserver
@@ -116,7 +115,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.canary_guard: EngineGuard | None = None
         """Judges the engine's canaries."""
         adapter = loaded.peft_config is not None
-        strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
             self.prove("policy", loaded.model)
         # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's
@@ -407,11 +405,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             if self._within_generation():
                 self.write(writing.save_rollouts, folder, self._buffered_inputs)
             super()._save_checkpoint(model, trial)
-
-
-def zero_stage(args: GRPOConfig) -> int:
-    """ZeRO stage of a config; 0 without DeepSpeed."""
-    return args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""Translates a plan into arguments of GRPOConfig and a DeepSpeed configuration, or refuses it.
+"""Translates a plan into arguments of GRPOConfig and a DeepSpeed configuration.
 
 Every plan field reaches TRL here, in one place, and without a training library. A test compares
-these arguments with what the live trainer was given. The planner makes no plan that is refused, but
-a plan may be written by hand or by another version.
+these arguments with what the live trainer was given.
 """
 
 import math
@@ -14,7 +13,6 @@ from grpo_api.spec.training import AdapterSpec, TrainingSpec
 from grpo_api.spec.trl_places import SAME_NAME
 from grpo_api.text.contract import SCRATCH
 
-from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
 
 ALL_STEPS = math.nextafter(1.0, 0.0)
@@ -160,25 +158,3 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def require_supported(
-    execution: ExecutionPlan, training: TrainingSpec, learning_rate: float
-) -> None:
-    """Check what the schema can't.
-
-    Raises:
-        BadInput: an optimizer that does not work under the plan's ZeRO stage, or a rate below the
-            end of its schedule.
-    """
-    if not training.has_polynomial_end_below(learning_rate):
-        raise BadInput(
-            f"spec.adapter.learningRate {learning_rate:g} is not above "
-            "spec.training.lrSchedulerKwargs.lr_end, which is 1e-7 unless set: lower lr_end"
-        )
-    if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
-        raise BadInput(
-            f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: "
-            "bitsandbytes keeps embeddings and small tensors in 32 bits, which ZeRO's flat "
-            "partitions don't let it find; set AdamW, or zeroStage 0"
-        )
