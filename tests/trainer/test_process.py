@@ -40,7 +40,6 @@ from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.process_setup import (
     hide_unused_libraries,
     threads_per_process,
-    unused_libraries,
 )
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.supervisor import root_cause
@@ -280,23 +279,17 @@ def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution) == [
-        "trackio",
-        "wandb",
-        "bitsandbytes",
-        "deepspeed",
-    ]
-    assert unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution) == [
-        "trackio",
-        "wandb",
-    ]
-    monkeypatch.setitem(sys.modules, "bitsandbytes", math)
-    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
-    hide_unused_libraries(PLAN.execution)
-    assert sys.modules["bitsandbytes"] is math
-    assert importlib.util.find_spec("deepspeed") is None
-    del sys.modules["deepspeed"]
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("bitsandbytes", "deepspeed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    hide_unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution)
+    assert importlib.util.find_spec("bitsandbytes") is not None
     assert importlib.util.find_spec("deepspeed") is not None
+    hide_unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution)
+    for name in ("trackio", "wandb", "bitsandbytes", "deepspeed"):
+        assert importlib.util.find_spec(name) is None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
 
 
 PAGE_FAULTS = """

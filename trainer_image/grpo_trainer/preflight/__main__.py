@@ -19,7 +19,7 @@ from grpo_api.report.report import EXIT_CODES, Result
 from ..process.outcome import write_termination_message
 from ..process.process_setup import hide_unused_libraries
 from ..runtime.errors import BadInput
-from ..runtime.hidden_library import hide_library
+from ..runtime.hidden_library import hide_libraries
 from ..runtime.logs import configure_logs
 from ..runtime.plan_file import read_plan
 from .findings import Findings, report_json
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_CODES[Result.PREEMPTED]))
     configure_logs()
     # Before datasets and transformers are imported, which look for it then.
-    hide_library("torch")
+    hide_libraries("torch")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         plan = read_plan(os.environ)

@@ -11,14 +11,13 @@ torch's compiler.
 
 import ctypes
 import os
-import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from types import ModuleType
-from typing import cast
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.contract import RETURN_FREED_MEMORY
+
+from ..runtime.hidden_library import hide_libraries
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 """cgroup v2: the container's CPU time as `quota period` in microseconds, or `max period`
@@ -56,27 +55,13 @@ def set_defaults(environment: MutableMapping[str, str], variables: Mapping[str, 
 
 
 def hide_unused_libraries(execution: ExecutionPlan) -> None:
-    """From here on Python takes the unused libraries for not installed; those already imported
-    stay.
-
-    None in sys.modules means just that (Python's reference, "The module cache"), to
-    importlib.util.find_spec too, by which the other libraries ask.
-    """
-    modules = cast(dict[str, ModuleType | None], sys.modules)
-    for name in unused_libraries(execution):
-        modules.setdefault(name, None)
-
-
-def unused_libraries(execution: ExecutionPlan) -> list[str]:
-    """Optional libraries that this plan never calls in a training process. TRL imports wandb and
-    trackio wherever it finds them; spec.tracking runs them in processes of their own."""
-    needed = {
-        "trackio": False,
-        "wandb": False,
-        "bitsandbytes": execution.optimizer == "AdamW8bit",
-        "deepspeed": execution.zero_stage > 0,
-    }
-    return [name for name, used in needed.items() if not used]
+    """Hide the optional libraries that this plan never calls in a training process. TRL imports
+    wandb and trackio wherever it finds them; spec.tracking runs them in processes of their own."""
+    hide_libraries("trackio", "wandb")
+    if execution.optimizer != "AdamW8bit":
+        hide_libraries("bitsandbytes")
+    if execution.zero_stage == 0:
+        hide_libraries("deepspeed")
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> None:

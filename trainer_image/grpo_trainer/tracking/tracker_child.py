@@ -21,7 +21,7 @@ from typing import Any, cast
 from grpo_api.text.contract import tracking_token_env
 from grpo_api.text.messages import plain_text
 
-from ..runtime.hidden_library import hide_library
+from ..runtime.hidden_library import hide_libraries
 from .packages import search_path
 
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +61,7 @@ def _serve(parent: Connection) -> None:
     """Open the run, and do what is asked of it until its end."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # transformers looks for it when it is imported.
-    hide_library("torch")
+    hide_libraries("torch")
     from .tracked_runs import RunRequest, open_run
 
     _send(parent, {})
