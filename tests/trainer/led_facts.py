@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from grpo_trainer.gang import rank0_task as module
 from grpo_trainer.gang import ranks
-from grpo_trainer.gang.rank0_task import run_on_leader, run_on_rank0
+from grpo_trainer.gang.ranks import run_on_leader, run_on_rank0
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
 from grpo_trainer.generation.remote_engines import ServersGeneration
 from grpo_trainer.runtime.errors import BadInput, EngineLost, HubUnavailable
@@ -85,16 +84,16 @@ def stopped_leader() -> dict[str, int]:
 
     def stop() -> None:
         while signs[0] < 3:
-            time.sleep(module.PERIOD_SECONDS)
+            time.sleep(ranks.PERIOD_SECONDS)
         os.kill(leader, signal.SIGSTOP)
         before = signs[0]
-        time.sleep(10 * module.PERIOD_SECONDS)
+        time.sleep(10 * ranks.PERIOD_SECONDS)
         counts.update(before=before, meanwhile=signs[0] - before)
         os.kill(leader, signal.SIGCONT)
 
     def work() -> None:
         # In slices: a wait without end hears no signal that another thread of its process got.
-        while not goes_on.wait(module.PERIOD_SECONDS):
+        while not goes_on.wait(ranks.PERIOD_SECONDS):
             pass
 
     counts: dict[str, int] = {}
@@ -109,7 +108,7 @@ def stopped_leader() -> dict[str, int]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """What this rank sees."""
-    module.PERIOD_SECONDS = 0.05
+    ranks.PERIOD_SECONDS = 0.05
     rank, enough = dist.get_rank(), threading.Event()
     signs: list[int] = []
 

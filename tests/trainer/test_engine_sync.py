@@ -312,7 +312,7 @@ def test_a_process_that_comes_back_meets_in_another_group() -> None:
 
 
 def test_a_lane_of_a_lost_process_is_closed_at_once_whatever_its_group_takes_to_end() -> None:
-    """While rank 0 does something for its engines, no watchdog calls it a hang (rank0_task.py)."""
+    """While rank 0 does something for its engines, no watchdog calls it a hang (gang/ranks.py)."""
     client: Any = FakeClient(lambda: None)
     lane = Lane(Engine(EngineView(0, "host"), client), "process-0")
     is_closed, left = threading.Event(), threading.Event()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.gang import rank0_task, ranks
+from grpo_trainer.gang import ranks
 from grpo_trainer.hub.repositories import STALE_SECONDS, Hub, Lease, Repository
 from grpo_trainer.runtime.clock import POLL_SECONDS
 from grpo_trainer.runtime.errors import BadInput
@@ -72,11 +72,11 @@ def refused(_folder: Path, url: str, cache: str) -> dict[str, Any]:
             )
         except BadInput as error:
             said = str(error)
-    late = rank0_task.run_on_leader(ranks.rank(), slow)
+    late = ranks.run_on_leader(ranks.rank(), slow)
     return {
         "said": said,
         "late": late,
-        "main": rank0_task.run_on_rank0(lambda: f"rank {ranks.rank()}"),
+        "main": ranks.run_on_rank0(lambda: f"rank {ranks.rank()}"),
     }
 
 

@@ -16,7 +16,7 @@ from grpo_api.text.units import MIB
 from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.checkpoint_target import address_of
 from grpo_trainer.checkpoints.volume_checkpoints import read_manifest, sealed_at
-from grpo_trainer.runtime.errors import BadInput, Diverged, Preempted
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, Diverged, Preempted
 from grpo_trainer.stores import store_client
 from grpo_trainer.stores.run_store import SAVE_WAIT
 from grpo_trainer.stores.store_client import Store
@@ -92,6 +92,20 @@ def test_a_file_that_changes_on_the_disk_after_its_upload_does_not_damage_the_ch
     found = brought(plan("https://store", tmp_path, 2), files=files)
     assert found is not None
     assert found.name == "checkpoint-4"
+
+
+def test_a_disk_that_takes_no_manifest_is_a_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = MemoryStore()
+    monkeypatch.setattr(store_client, "from_url", lambda *_, **__: backend)
+    first, second = (plan("https://store", tmp_path, attempt) for attempt in (1, 2))
+    save(started(first)[0], first, 4)
+    target = of(second)
+    target.folder.mkdir(parents=True)
+    (target.folder / "attempt-1").write_text("no folder")
+    with pytest.raises(DiskFailed, match="attempt-1"):
+        target.list_checkpoints()
 
 
 def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Path) -> None:

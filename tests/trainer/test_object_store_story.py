@@ -89,7 +89,9 @@ def _tried(world: World, folder: str, act: Act, step: int, model: Path) -> type[
     acts: dict[str, Callable[[], Any]] = {
         "claim": run.claim,
         "save": partial(save, run, step),
-        "withdraw": lambda: run.withdraw((run.head() or Head(uid=UID, attempt=1)).checkpoints[:1]),
+        "withdraw": lambda: run.withdraw(
+            [each.key for each in (run.head() or Head(uid=UID, attempt=1)).checkpoints[:1]]
+        ),
         "export": partial(run.export, model),
         "finish": partial(run.finish, Outcome(result=Result.SUCCEEDED, attempt=act.attempt)),
     }

@@ -107,7 +107,7 @@ def test_what_counts_is_whole_after_every_request(model: Path) -> None:
         run.export(model)
         head = run.head()
         assert head is not None
-        run.withdraw(head.checkpoints[:1])
+        run.withdraw([each.key for each in head.checkpoints[:1]])
     assert set(reader.store.object_sizes()) == named(reader)
 
 

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.checkpoints.volume_checkpoints import complete
-from grpo_trainer.gang import rank0_task, ranks
+from grpo_trainer.gang import ranks
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
@@ -81,7 +81,7 @@ def struck(folder: Path, model: Path, strike: Strike) -> dict[str, Any]:
         folder=folder / "runs",
     )
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"keep": 1})})
-    rank0_task.run_on_rank0(lambda: claim(job))
+    ranks.run_on_rank0(lambda: claim(job))
     witness = Witness()
     trainer = _trainer(job, strike, witness)
     ended = ""

@@ -20,7 +20,7 @@ from grpo_api.report.artifacts import SUMS, Export, ReportBytes, sums_text, weig
 from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..gang import rank0_task, ranks
+from ..gang import ranks
 from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_tree
 from ..runtime.errors import DiskFailed
 from ..runtime.paths import attempt_folder_name, number_in_name, run_folder
@@ -70,7 +70,7 @@ def export_model(
 
     if root is None or (plan.export and not plan.export.is_model_kept):
         # What ends as a success is the run's, also of a superseded attempt.
-        rank0_task.run_on_rank0(require_owner_if_readable)
+        ranks.run_on_rank0(require_owner_if_readable)
         return None
     folder = root / EXPORT_FOLDER
     temporary = _temporary_folder(root, plan.job.attempt)
@@ -90,9 +90,9 @@ def export_model(
         _replace_export(temporary, folder)
 
     def write_and_publish() -> None:
-        rank0_task.run_on_rank0(lambda: _remove_begun(temporary))
+        ranks.run_on_rank0(lambda: _remove_begun(temporary))
         ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
-        rank0_task.run_on_rank0(publish)
+        ranks.run_on_rank0(publish)
 
     retry_disk_errors(write_and_publish)
     return folder

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..gang import rank0_task, ranks
+from ..gang import ranks
 from ..runtime.errors import BadInput, DiskFailed, Diverged
 from ..runtime.paths import CHECKPOINTS
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
@@ -59,7 +59,7 @@ def begin(
     if checkpoint is not None or source is None:
         return Beginning(checkpoint=checkpoint)
     source.bring_export()
-    adapters = rank0_task.run_on_rank0(lambda: _adapters_of(source.folder))
+    adapters = ranks.run_on_rank0(lambda: _adapters_of(source.folder))
     if not adapters:
         raise BadInput(
             f"spec.resumeFrom: {source.run_address} has no complete checkpoint and no exported "
@@ -139,7 +139,7 @@ def _usable_checkpoints(checkpoints: list[Path], outdated: Outdated) -> list[Pat
     def usable() -> list[Path]:
         return [checkpoint for checkpoint in checkpoints if not _is_outdated(checkpoint, outdated)]
 
-    remaining = rank0_task.run_on_rank0(usable)
+    remaining = ranks.run_on_rank0(usable)
     if not remaining:
         names = ", ".join(map(str, checkpoints))
         raise Diverged(

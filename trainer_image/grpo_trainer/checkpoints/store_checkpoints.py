@@ -22,7 +22,7 @@ from xxhash import xxh3_128_hexdigest
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..gang import rank0_task, ranks
+from ..gang import ranks
 from ..runtime.clock import unix_time
 from ..runtime.durable_files import disk_errors
 from ..runtime.errors import BadInput, StoreFailed
@@ -31,8 +31,6 @@ from ..runtime.paths import (
     CHECKPOINTS,
     MANIFEST,
     attempt_folder_name,
-    checkpoint_folder,
-    number_in_name,
 )
 from ..stores.run_store import (
     HISTORY_WAIT,
@@ -40,7 +38,6 @@ from ..stores.run_store import (
     CommittedCheckpoint,
     RunStore,
     StoredRun,
-    checkpoint_key,
 )
 from ..stores.store_base import PART_BYTES
 from .hashing import (
@@ -104,19 +101,25 @@ class StoreSource:
         Raises:
             BadInput: there are some, but all manifests are missing or changed.
             StoreFailed: the store gave nothing for too long.
+            DiskFailed: the disk of a node fails.
         """
-        manifests = rank0_task.run_on_rank0(self._manifests)
-        if self.local_rank == 0:
+        manifests = ranks.run_on_rank0(self._manifests)
+
+        @disk_errors()
+        def write_manifests() -> None:
             for checkpoint, manifest in manifests:
-                folder = checkpoint_folder(
-                    self.folder / attempt_folder_name(checkpoint.attempt), checkpoint.step
-                )
+                folder = self.folder / checkpoint.key
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / MANIFEST).write_bytes(manifest)
                 # sealed_at() takes the manifest's time for the checkpoint's.
                 os.utime(folder / MANIFEST, (checkpoint.time, checkpoint.time))
-        ranks.gather(None)
-        return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
+
+        self._run_on_node_leader(write_manifests)
+        return ranks.run_on_rank0(lambda: checkpoints_of(self.folder))
+
+    def _run_on_node_leader(self, work: Callable[[], T]) -> T:
+        """Run `work` on the first rank of each node, whose disk the others share."""
+        return ranks.run_on_leader(self.node_ranks[0], work)
 
     def _manifests(self) -> list[tuple[CommittedCheckpoint, bytes]]:
         head = self.run.head()
@@ -127,9 +130,8 @@ class StoreSource:
             if manifest is not None:
                 complete.append((checkpoint, manifest))
             else:
-                key = checkpoint_key(checkpoint.attempt, checkpoint.step)
                 problem = "its manifest is missing or changed"
-                log.warning(f"passed over {self.run.store.url}/{key}: {problem}")
+                log.warning(f"passed over {self.run.store.url}/{checkpoint.key}: {problem}")
         if counted and not complete:
             # A run that spec.resumeFrom names may go on and delete what its head had named.
             if self.run.head() != head:
@@ -174,13 +176,12 @@ class StoreSource:
         Raises:
             StoreFailed, DiskFailed: as bring.
         """
-        key, folder = rank0_task.run_on_rank0(self.run.export_folder), self.folder / EXPORT_FOLDER
+        key, folder = ranks.run_on_rank0(self.run.export_folder), self.folder / EXPORT_FOLDER
         if key:
-            bring = disk_errors()(lambda: self.run.store.bring(key, folder))
-            rank0_task.run_on_node_leader(bring)
+            self._run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, folder)))
 
     def _key(self, checkpoint: Path) -> str:
-        return checkpoint_key(number_in_name(checkpoint.parent), number_in_name(checkpoint))
+        return checkpoint.relative_to(self.folder).as_posix()
 
     @property
     def run_address(self) -> str:
@@ -213,16 +214,10 @@ class StoreTarget(StoreSource):
             BadInput, Preempted, StoreFailed: as RunStore.claim; the first two also of the folder.
             DiskFailed: the disk fails.
         """
-
-        @disk_errors()
-        def claim_disk_of_node() -> None:
-            # Every node has a disk of its own, which its first rank claims. The store is one for
-            # all.
-            if self.local_rank == 0:
-                claim(self.folder, self.owner)
-
-        ranks.run_on_all(claim_disk_of_node)
-        rank0_task.run_on_rank0(self.run.claim)
+        # Every node has a disk of its own, which its first rank claims. The store is one for all.
+        claim_disk = disk_errors()(lambda: claim(self.folder, self.owner))
+        self._run_on_node_leader(claim_disk)
+        ranks.run_on_rank0(self.run.claim)
 
     def require_owner(self) -> None:
         """Check the owner on the node's disk as volume_checkpoints.require_owner does. The store
@@ -269,7 +264,7 @@ class StoreTarget(StoreSource):
         # A checkpoint that fails is tried again after a few steps, so the store is not waited for
         # as long as elsewhere.
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
-        rank0_task.run_on_rank0(
+        ranks.run_on_rank0(
             lambda: run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
         )
         # A pod's disk is small: what the store has is removed from it.
@@ -282,17 +277,8 @@ class StoreTarget(StoreSource):
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
         """Make complete checkpoints count no more; see RunStore.withdraw. A collective."""
-        named = {
-            (number_in_name(checkpoint.parent), number_in_name(checkpoint))
-            for checkpoint in checkpoints
-        }
-
-        def move_head() -> None:
-            head = self.run.head()
-            published = head.checkpoints if head else ()
-            self.run.withdraw([each for each in published if (each.attempt, each.step) in named])
-
-        rank0_task.run_on_rank0(move_head)
+        keys = {self._key(checkpoint) for checkpoint in checkpoints}
+        ranks.run_on_rank0(lambda: self.run.withdraw(keys))
 
     def fetch_history(self) -> None:
         """Download the rows of the newest attempt that has any, as far as they can be had. A
@@ -304,7 +290,7 @@ class StoreTarget(StoreSource):
             with _without_history("rows of earlier attempts can't be had"):
                 self.run.fetch_rows(self.folder)
 
-        rank0_task.run_on_rank0(fetch)
+        ranks.run_on_rank0(fetch)
 
     def send_history(self) -> None:
         """Upload both history files of this attempt as they are now, as far as they can be. Rank 0
@@ -320,7 +306,7 @@ class StoreTarget(StoreSource):
         Raises:
             Preempted, StoreFailed: as RunStore.commit.
         """
-        return rank0_task.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
+        return ranks.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
 
 
 @contextmanager

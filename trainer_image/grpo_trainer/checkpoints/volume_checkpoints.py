@@ -26,7 +26,7 @@ from grpo_api.report.report import Outcome
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..gang import rank0_task, ranks
+from ..gang import ranks
 from ..process.outcome import last_success
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import (
@@ -251,7 +251,7 @@ class VolumeSource:
         Raises:
             DiskFailed: a folder can't be listed.
         """
-        return rank0_task.run_on_rank0(disk_errors()(lambda: checkpoints_of(self.folder)))
+        return ranks.run_on_rank0(disk_errors()(lambda: checkpoints_of(self.folder)))
 
     def bring(self, checkpoint: Path) -> list[str]:
         """Check this rank's share of a checkpoint's files, which are there already; what is wrong,
@@ -295,7 +295,7 @@ class VolumeTarget(VolumeSource):
             DiskFailed: the disk took nothing for minutes.
         """
         claim_folder = disk_errors()(lambda: claim(self.folder, self.owner))
-        retry_disk_errors(lambda: rank0_task.run_on_rank0(claim_folder), self.clock)
+        retry_disk_errors(lambda: ranks.run_on_rank0(claim_folder), self.clock)
         # Every rank saves its own partition. On a folder of its own node alone no attempt could
         # load all of them.
         ranks.run_on_all(lambda: _require_visible(self.folder / OWNER))
@@ -308,7 +308,7 @@ class VolumeTarget(VolumeSource):
         """The durable success of an earlier attempt, whose process may have died after writing it;
         None if the export that it names is gone. A collective."""
         # Rank 0's answer for all, as of the list of checkpoints.
-        return rank0_task.run_on_rank0(disk_errors()(self._find_success))
+        return ranks.run_on_rank0(disk_errors()(self._find_success))
 
     def _find_success(self) -> Outcome | None:
         success, folder = last_success(self.folder), self.folder / EXPORT_FOLDER
@@ -326,14 +326,9 @@ class VolumeTarget(VolumeSource):
         Raises:
             DiskFailed: the disk of any rank fails.
         """
-
-        @disk_errors()
-        def list_volume() -> dict[str, int]:
-            # Rank 0's list for all: the shares are disjoint and complete whatever another node sees
-            # of the volume.
-            return list_files(checkpoint) if ranks.rank() == 0 else {}
-
-        sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
+        # Rank 0's list for all: the shares are disjoint and complete whatever another node sees of
+        # the volume.
+        sizes = ranks.run_on_rank0(disk_errors()(lambda: list_files(checkpoint)))
         own_parts = share(split_into_parts(sizes), ranks.rank(), ranks.world_size())
         hash_parts = disk_errors()(lambda: digests(checkpoint, own_parts))
         hashed = ranks.gather(ranks.run_on_all(hash_parts))
@@ -348,8 +343,8 @@ class VolumeTarget(VolumeSource):
             Preempted: a newer attempt owns the folder.
         """
         write = disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))
-        rank0_task.run_on_rank0(write)
-        rank0_task.run_on_rank0(self._rotate)
+        ranks.run_on_rank0(write)
+        ranks.run_on_rank0(self._rotate)
 
     def _rotate(self) -> None:
         try:
@@ -378,7 +373,7 @@ class VolumeTarget(VolumeSource):
             for checkpoint in checkpoints:
                 (checkpoint / MANIFEST).unlink(missing_ok=True)
 
-        rank0_task.run_on_rank0(remove_manifests)
+        ranks.run_on_rank0(remove_manifests)
 
     def fetch_history(self) -> None:
         """Nothing: it is there."""

@@ -31,7 +31,7 @@ from huggingface_hub import is_offline_mode
 from grpo_api.spec.dataset import DatasetFiles, DatasetSpec
 from grpo_api.text.contract import DATASET_TOKEN_ENV
 
-from ..gang import rank0_task
+from ..gang import ranks
 from ..hub.repositories import Hub, Repository, run_under_lease
 from ..hub.retry import passing_error
 from ..runtime.durable_files import (
@@ -379,7 +379,7 @@ def read_hub(
         if not _has_rows(folder):
             return _beginning(_load_dataset(dataset, dataset.revision), most_rows)
     elif most_rows is None:
-        rank0_task.run_on_node_leader(convert_once)
+        ranks.run_on_node_leader(convert_once)
     elif not _has_rows(folder):
         return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
     return _beginning(datasets.load_from_disk(str(folder)), most_rows)

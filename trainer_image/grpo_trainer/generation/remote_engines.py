@@ -22,7 +22,6 @@ from ..engine_pod.hash_check import config_fingerprint, new_seed
 from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
 from ..gang import ranks
-from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .colocated import unprovable_error
@@ -373,7 +372,7 @@ class ServersGeneration(EngineGeneration):
             assert self._main is not None  # this is rank 0
             return work(self._main)
 
-        return run_on_rank0(on_main, self._record_progress)
+        return ranks.run_on_rank0(on_main, self._record_progress)
 
     def _record_progress(self) -> None:
         self.setup.record_event()

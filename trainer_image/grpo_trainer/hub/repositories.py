@@ -47,7 +47,7 @@ from huggingface_hub.utils import filter_repo_objects, validate_repo_id  # type:
 from grpo_api.text.clock import Clock
 from grpo_api.text.messages import error_chain
 
-from ..gang import rank0_task
+from ..gang import ranks
 from ..runtime.clock import LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK, OnWait, ignore_wait
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
@@ -229,7 +229,7 @@ class Hub:
         """
         commit = self.recorded_commits.get(repository.path, "")
         if not commit:
-            commit = rank0_task.run_on_rank0(lambda: _resolve_commit(repository, self))
+            commit = ranks.run_on_rank0(lambda: _resolve_commit(repository, self))
         if commit:
             self.commits[repository.path] = commit
         return commit
@@ -248,7 +248,7 @@ class Hub:
         def fetch_names(names: list[str]) -> Path:
             return fetch_snapshot(repository, commit, names, self)
 
-        folder = rank0_task.run_on_node_leader(lambda: choose(fetch_names))
+        folder = ranks.run_on_node_leader(lambda: choose(fetch_names))
         return folder, commit
 
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, ValidationError, field_validator
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import files_of
 from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.report.report import Outcome
 from grpo_api.spec.checkpoint import ObjectStoreSpec
@@ -72,6 +73,11 @@ class CommittedCheckpoint(Model):
     """sha256 of its manifest."""
     time: Annotated[float, Field(ge=0)] = 0.0
     """When it was committed, in unix seconds of that attempt's rank 0."""
+
+    @property
+    def key(self) -> str:
+        """Its folder."""
+        return checkpoint_key(self.attempt, self.step)
 
 
 class Head(Model):
@@ -162,7 +168,7 @@ class StoredRun:
 
     def manifest(self, checkpoint: CommittedCheckpoint) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
-        stored = self.store.get(f"{checkpoint_key(checkpoint.attempt, checkpoint.step)}/{MANIFEST}")
+        stored = self.store.get(f"{checkpoint.key}/{MANIFEST}")
         if stored is None:
             return None
         content, _ = stored
@@ -247,30 +253,29 @@ class RunStore(StoredRun):
             Preempted: a newer attempt has the run; what this one uploaded in vain is deleted.
             StoreFailed: the checkpoint may count or not, as if the process had been killed here.
         """
-        self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
         digest = hashlib.sha256(manifest).hexdigest()
         new_checkpoint = CommittedCheckpoint(
             attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time)
         )
+        self.store.put(f"{new_checkpoint.key}/{MANIFEST}", manifest)
 
         def with_checkpoint(now: Head) -> Head:
             # The `keep` that were committed last: the step says less, for a run goes back behind a
             # checkpoint that is damaged.
-            place = (new_checkpoint.attempt, new_checkpoint.step)
-            others = [each for each in now.checkpoints if (each.attempt, each.step) != place]
+            others = [each for each in now.checkpoints if each.key != new_checkpoint.key]
             return now.model_copy(update={"checkpoints": [*others, new_checkpoint][-self.keep :]})
 
         self._move_head_and_tidy(with_checkpoint)
 
-    def withdraw(self, dropped: list[CommittedCheckpoint]) -> None:
-        """Make checkpoints count no more.
+    def withdraw(self, keys: Collection[str]) -> None:
+        """Make the checkpoints in these folders count no more.
 
         Raises:
             Preempted, StoreFailed: as commit.
         """
 
         def without_dropped(now: Head) -> Head:
-            checkpoints = [each for each in now.checkpoints if each not in dropped]
+            checkpoints = [each for each in now.checkpoints if each.key not in keys]
             return now.model_copy(update={"checkpoints": checkpoints})
 
         self._tidy(self._move_head(without_dropped))
@@ -282,8 +287,8 @@ class RunStore(StoredRun):
             Preempted, StoreFailed: as commit.
         """
         where = export_key(self.attempt)
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
+        for name, path in files_of(folder).items():
+            self.store.put_file(f"{where}/{name}", path)
         self._move_head_and_tidy(lambda now: now.model_copy(update={"export": self.attempt}))
         return f"{self.store.url}/{where}"
 
@@ -324,7 +329,7 @@ class RunStore(StoredRun):
         Nothing that counts no more ever counts again, so an old attempt that does this late deletes
         nothing of worth.
         """
-        current = {checkpoint_key(each.attempt, each.step) for each in now.checkpoints}
+        current = {each.key for each in now.checkpoints}
         current |= {export_key(now.export)} if now.export else set()
         keys = self.store.object_sizes()
         current |= set(_history_keys(keys).values())

@@ -23,7 +23,7 @@ from ..checkpoints.checkpoint_target import CheckpointTarget
 from ..checkpoints.export import describe_export, export_model
 from ..checkpoints.provenance import ProvenanceFacts, write_provenance
 from ..checkpoints.volume_checkpoints import describe_checkpoint, read_manifest, sealed_at
-from ..gang import rank0_task, rendezvous
+from ..gang import ranks, rendezvous
 from ..hub.model_card import HERE, TrainedModel, write_card
 from ..hub.push import push_folder, require_target
 from ..process.process_setup import keep_freed_memory
@@ -88,7 +88,7 @@ def run(
     try:
         if hub:
             on_wait = partial(recorder.record_wait, "Hub")
-            rank0_task.run_on_rank0(
+            ranks.run_on_rank0(
                 lambda: require_target(hub, lambda _: recorder.record_event(), clock, on_wait)
             )
         built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
@@ -240,7 +240,7 @@ def _deliver_export(
             on_wait=partial(recorder.record_wait, "Hub"),
         )  # fmt: skip
         try:
-            commit = rank0_task.run_on_rank0(push)
+            commit = ranks.run_on_rank0(push)
         except (BadInput, HubUnavailable) as error:
             elsewhere = f"; the model is in {durable_copy}" if durable_copy else ""
             raise type(error)(f"{error}{elsewhere}") from error
