@@ -255,7 +255,7 @@ def test_whether_a_completion_is_truncated_is_read_of_its_last_token_alone() -> 
 
 
 def test_generate_gets_no_criterion_of_trl() -> None:
-    """stopping_generation passes its own."""
+    """ReferenceGRPOTrainer passes its own."""
     assert "stopping_criteria" not in SOURCE
     assert len(re.findall(r"unwrapped_model\.generate\(", SOURCE)) == 1
     unwrapping = inspect.getsource(utils)

@@ -6,8 +6,6 @@ finds nothing shows little, so that weights of a live engine are also damaged an
 found.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from grpo_api.plan.plan import MISMATCH_LIMITS, ComputeDtype
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.training_metrics import PHASE_SECONDS
+from grpo_trainer.checkpoints.writing import replace_attribute
 from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.merged_weights import weight_shapes
@@ -189,8 +188,16 @@ def find_damage(engine: ColocatedGeneration) -> list[str]:
     # A tensor that is skipped is missed only where the policy has moved.
     with torch.no_grad():
         next(engine.model.parameters()).mul_(1.5)
-    failures = engine.failures
-    with _lose_weight_once(engine, name):
+    failures, load = engine.failures, engine.load_weight
+    lost: list[str] = []
+
+    def load_unless_lost(sent_name: str, tensor: torch.Tensor) -> None:
+        if sent_name == name and not lost:
+            lost.append(name)
+        else:
+            load(sent_name, tensor)
+
+    with replace_attribute(engine, "load_weight", load_unless_lost):
         engine.sync_weights()
     if engine.failures != failures + 1:
         problems.append(f"a skipped tensor ({name}) in the live engine was not found")
@@ -201,26 +208,6 @@ def turn_bit(worker: Any) -> None:
     """Turn the lowest bit of the last element of the live model's first weight."""
     weight = next(worker.model_runner.model.parameters()).data
     weight.view(-1)[-1:].view(torch.uint8)[0] ^= 1
-
-
-@contextmanager
-def _lose_weight_once(engine: ColocatedGeneration, name: str) -> Iterator[None]:
-    """Within it, this weight is lost the first time that it is sent."""
-    load = engine.load_weight
-    lost: list[str] = []
-
-    def load_unless_lost(sent_name: str, tensor: torch.Tensor) -> None:
-        if sent_name == name and not lost:
-            lost.append(name)
-        else:
-            load(sent_name, tensor)
-
-    # An attribute of the object hides the method of its class.
-    vars(engine)["load_weight"] = load_unless_lost
-    try:
-        yield
-    finally:
-        del vars(engine)["load_weight"]
 
 
 def measure_sleep(engine: ColocatedGeneration) -> dict[str, float]:

@@ -134,13 +134,17 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
 
 @contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """A name of a module or an object means something else inside."""
-    original = getattr(owner, name)
+    """A name of a module or an object means something else inside. A method of the object's class
+    is hidden by it, and left as it is."""
+    is_own, original = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 Rollouts = list[dict[str, torch.Tensor]]

@@ -11,14 +11,12 @@ TRL counts a completion as truncated unless its last token is an end-of-sequence
 came to its end; StoppedCompletion shows this to TRL.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, SupportsIndex, overload
 
 import torch
 from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 _LOST_PLACE = "Invalid prefix encountered"
 """How tokenizers begins its error where bytes of several tokens make no text (vLLM issue 17448)."""
@@ -94,19 +92,6 @@ class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is no
     def remove_padding(self, completions: Sequence[list[int]]) -> list[list[int]]:
         """The completions without the padding of their rows."""
         return [ids[:length] for ids, length in zip(completions, self.lengths, strict=True)]
-
-
-@contextmanager
-def stopping_generation(model: Any, criterion: StopStrings) -> Iterator[None]:
-    """Make the model's generate end completions by the criterion, in the block: TRL passes it
-    none."""
-    generate = partial(model.generate, stopping_criteria=StoppingCriteriaList([criterion]))
-    # On the object, over its class's method, which is left as it is.
-    model.generate = generate
-    try:
-        yield
-    finally:
-        del model.generate
 
 
 class StoppedCompletion(list[int]):

@@ -37,11 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import StoppingCriteriaList
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
@@ -56,7 +58,7 @@ from ..data.order import PromptOrder
 from ..gang import ranks
 from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
-from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
+from ..generation.stop_strings import StopStrings, mark_stopped
 from ..history.run_history import CompletionFacts, Generation
 from ..reference.strategies import ReferenceCallback, ReferenceStrategy, evaluating
 from ..runtime.errors import Diverged
@@ -269,7 +271,10 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         else:
             criterion = StopStrings(self.stop, tokenizer, end_tokens, prompts)
             policy = self.accelerator.unwrap_model(self.model_wrapped)
-            with stopping_generation(policy, criterion):
+            # TRL passes generate no criterion.
+            criteria = StoppingCriteriaList([criterion])
+            generate = partial(policy.generate, stopping_criteria=criteria)
+            with replace_attribute(policy, "generate", generate):
                 completion_ids, scored = super()._generate_single_turn(prompts, *args, **kwargs)
             completion_ids = criterion.remove_padding(completion_ids)
         return mark_stopped(completion_ids, self.stop, tokenizer, end_tokens[0]), scored
