@@ -19,8 +19,7 @@ from grpo_api.report.preflight import PreflightReport
 from grpo_api.spec.keyword_arguments import TRANSFORMERS
 from grpo_api.spec.model import MAX_TEMPLATE, TRLS_OWN_ARGUMENTS
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.data.chat_template import require_template
-from grpo_trainer.data.prompts import PromptEncoder
+from grpo_trainer.data.prompts import PromptEncoder, require_template
 from grpo_trainer.generation.stop_strings import (
     StoppedCompletion,
     StopStringMatcher,

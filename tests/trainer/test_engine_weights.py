@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_trainer.generation import generation_base, merged_weights
 from grpo_trainer.generation.generation_base import EngineGeneration, EngineSetup
-from grpo_trainer.generation.merge_check import require_pefts_merge
-from grpo_trainer.generation.merged_weights import policy_weights, weight_shapes
+from grpo_trainer.generation.merged_weights import (
+    policy_weights,
+    require_pefts_merge,
+    weight_shapes,
+)
 from grpo_trainer.runtime.errors import BadInput, EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
 from tests.support.ranks import demo_model, runs

@@ -32,8 +32,7 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.tracking.tracker_feed import End, TrackerFailed, row_of
-from grpo_trainer.tracking.tracker_process import TrackerProcess
-from grpo_trainer.tracking.tracking import TOLD, TrackedJob, tracking_of
+from grpo_trainer.tracking.tracking import TOLD, TrackedJob, TrackerProcess, tracking_of
 from harness.controlplane import free_port
 from harness.images.trackers import tracker_packages, tracker_servers
 from harness.programs.patience import run_to_end

@@ -26,8 +26,7 @@ from grpo_trainer.preflight.tracking_checks import check_tracking
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.telemetry.progress_server import ProgressCollector
 from grpo_trainer.tracking.tracker_feed import TrackerFeed
-from grpo_trainer.tracking.tracker_process import TrackerProcess
-from grpo_trainer.tracking.tracking import TrackedJob, Tracking
+from grpo_trainer.tracking.tracking import TrackedJob, TrackerProcess, Tracking
 from tests.stepped_clock import SteppedClock
 from tests.support.facts.resume_cases import Case, Story, plan, train, write_data
 from tests.support.ranks import demo_model

@@ -41,8 +41,14 @@ from grpo_trainer.tracking.tracker_feed import (
     TrackerFeed,
     row_of,
 )
-from grpo_trainer.tracking.tracker_process import child_environment, shown_url
-from grpo_trainer.tracking.tracking import TOLD, TrackedJob, Tracking, end_of
+from grpo_trainer.tracking.tracking import (
+    TOLD,
+    TrackedJob,
+    Tracking,
+    child_environment,
+    end_of,
+    shown_url,
+)
 from tests.generated import cases
 from tests.samples import GOOD, changed
 from tests.stepped_clock import SteppedClock

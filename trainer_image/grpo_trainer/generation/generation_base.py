@@ -38,8 +38,7 @@ from ..telemetry.phases import PhaseClock
 from ..weights.offloaded_base import OffloadedBase
 from ..weights.parameters import TRAINED_ADAPTER
 from . import canary
-from .merge_check import has_changed_weight, require_pefts_merge
-from .merged_weights import policy_weights
+from .merged_weights import has_changed_weight, policy_weights, require_pefts_merge
 
 ATTEMPT_VERSIONS = 10**9
 """Numbers for one attempt's weights; those of the next attempt follow."""

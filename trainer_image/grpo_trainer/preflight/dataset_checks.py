@@ -7,9 +7,8 @@ import datasets
 
 from grpo_api.report.preflight import TemplateUse
 
-from ..data.chat_template import render_limit
 from ..data.dataset import Rows, build_prompts, data_root, make_prompts, read_rows
-from ..data.prompts import Prompt, PromptEncoder
+from ..data.prompts import Prompt, PromptEncoder, render_limit
 from ..data.row_sources import dataset_repository
 from ..weights.model_files import require_decoder
 from .findings import NotChecked, Preflight

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_api.spec.model_config import untrainable_message
 from grpo_api.spec.rewards import ModelReward
 
-from ..data.chat_template import FIELD, render_limit, require_template
+from ..data.prompts import TEMPLATE, render_limit, require_template
 from ..hub.repositories import Repository
 from ..runtime.durable_files import name_unreadable
 from ..runtime.errors import BadInput
@@ -36,7 +36,7 @@ def check_policy(preflight: Preflight) -> Any:
     model, findings = preflight.plan.model, preflight.findings
     path = "spec.model.name"
     source = None
-    with findings.check(FIELD), render_limit(preflight.scope.render_seconds):
+    with findings.check(TEMPLATE), render_limit(preflight.scope.render_seconds):
         if model.chat_template is not None:
             require_template(model.chat_template)
     with findings.check(path):
