@@ -7,7 +7,6 @@ and not pushed twice. The function upload_folder of huggingface_hub is not used,
 several commits of a large folder.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoFile
+from huggingface_hub.utils.sha import git_hash
 
 from grpo_api.provenance.provenance import OWN_FILES
 from grpo_api.report.artifacts import digests, files_of
@@ -171,10 +171,8 @@ class Files:
             return file.lfs.sha256 == self.hashes[name]
         if self.paths[name].stat().st_size != file.size:
             return False
-        content = self.paths[name].read_bytes()
         # git's name of a small file: a hash of its content, too
-        blob = b"blob %d\0" % len(content) + content
-        return file.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+        return file.blob_id == git_hash(self.paths[name].read_bytes())
 
 
 def require_target(

@@ -4,15 +4,13 @@ It carries SIGTERM, memory peaks, reward failures, and the times of the step, of
 each rank's own compute.
 
 Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it
-synchronises the GPU. The host memory of this process is read from Linux, at a cost of microseconds
-per step.
+synchronises the GPU.
 """
 
-import os
 import time
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -36,15 +34,11 @@ from ..rewards.reward_set import FailureLimits, ScoredCompletions
 from .observer import StepObserver
 from .phases import MEMORY, device_bytes
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
-
 
 def resident_bytes() -> int:
-    """Anonymous resident memory in bytes: resident minus shared pages (proc(5), statm fields 2 and
-    3)."""
-    _, resident, shared, *_ = _STATM.read_text(encoding="ascii").split()
-    return (int(resident) - int(shared)) * _PAGE_BYTES
+    """Anonymous resident memory in bytes: resident minus shared pages."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 SIZES = (*MEMORY, "reserved", "device", "host")
