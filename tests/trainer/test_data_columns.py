@@ -21,8 +21,7 @@ from grpo_trainer.reference.strategies import Clone
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import RewardSet
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.telemetry.observer import StepObserver
-from grpo_trainer.training.build_run import TrainerParts, make_trainer
+from grpo_trainer.training.build_run import make_trainer
 from grpo_trainer.weights.models import load_policy
 from tests.support.ranks import demo_model, runs
 
@@ -60,11 +59,9 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     loaded = load_policy(job.model, job.execution, job.adapter)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
-    parts = TrainerParts(
-        loaded, config, prompts, rewards, [], RunHistory(None, 1, job.samples), None
-    )
+    history = RunHistory(None, 1, job.samples)
     trainer = make_trainer(
-        parts, Clone(), StepObserver(), [], lambda _, write: write(), generation_sub_batch=0
+        prompts, rewards, history, [], loaded=loaded, strategy=Clone(), args=config
     )
     trainer.train()
     assert trainer.state.global_step == 1

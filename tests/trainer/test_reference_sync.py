@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from grpo_api.spec.rewards import ModelReward
-from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.reference import reference_state, strategies
 from grpo_trainer.rewards.reward_base import RewardCounters
-from grpo_trainer.rewards.reward_model import reward_model
+from grpo_trainer.rewards.reward_model import RewardModel
 from grpo_trainer.runtime.errors import BadInput, TrainingError, WeightsDiffer
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights import parameters
-from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.models import load_policy, load_reward_model
 from grpo_trainer.weights.policy_checks import check_states
 from tests.support.facts.reference_facts import disturb, whole
 from tests.support.ranks import demo_model, runs
@@ -130,7 +129,7 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     job = runs.plan(model, training={"maxSteps": 1})
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
     spec = ModelReward(name=str(reward), dtype="float32")
-    judge = reward_model("judge", spec, RewardCounters(), "cpu", path="rewards[1].model", hub=Hub())
+    judge = RewardModel("judge", load_reward_model(spec), 8, RewardCounters(), "cpu")
     rewards = [runs.digits, judge]
     loaded = load_policy(job.model, job.execution, job.adapter)
     trainer = runs.trainer(

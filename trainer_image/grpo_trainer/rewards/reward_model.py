@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from grpo_api.spec.rewards import ModelReward
-
-from ..hub.repositories import Hub
-from ..weights.models import LoadedModel, load_reward_model
+from ..weights.models import LoadedModel
 from .reward_base import RewardCounters
 
 
@@ -64,23 +60,3 @@ class RewardModel(nn.Module):
                 len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}"
             )
         return SimpleNamespace(logits=logits.where(logits.isfinite(), torch.nan))
-
-
-def reward_model(
-    name: str,
-    spec: ModelReward,
-    counters: RewardCounters,
-    device: torch.device | str,
-    *,
-    path: str,
-    hub: Hub | None,
-) -> RewardModel:
-    """The reward model at a path of the spec, on a device. A collective: all ranks must call it.
-
-    Raises:
-        BadInput: the model is missing, incomplete or has more than one label.
-        Transient: the hub can't be asked now, or there is no room.
-    """
-    # Rewards are built before GRPOConfig: under its ZeRO-3 config models load partitioned.
-    assert not is_deepspeed_zero3_enabled()
-    return RewardModel(name, load_reward_model(spec, path, hub), spec.batch_size, counters, device)

@@ -251,7 +251,7 @@ def build_rewards(
     asked again. `without_models` leaves out rewards that are models.
 
     A collective where a reward is a model, and to be called before GRPOConfig is made (see
-    reward_model.py).
+    load_reward_model).
 
     Raises:
         BadInput: a pattern, function or model can't be used.
@@ -277,10 +277,11 @@ def build_rewards(
             token = os.environ.get(reward_token_env(position), "").strip()
             return HTTPFunction(name, reward.http, counters, token, on_wait)
         assert reward.model is not None, "the schema rejects a reward without a kind"
-        from .reward_model import reward_model
+        from ..weights.models import load_reward_model
+        from .reward_model import RewardModel
 
-        path = f"rewards[{position}].model"
-        return reward_model(name, reward.model, counters, device, path=path, hub=hub)
+        loaded = load_reward_model(reward.model, f"rewards[{position}].model", hub)
+        return RewardModel(name, loaded, reward.model.batch_size, counters, device)
 
     try:
         for position, (reward, name) in places:

@@ -64,7 +64,7 @@ from ..process.compile_cache import CompileCache
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
-from ..reference.strategies import ReferenceStrategy, strategy_for
+from ..reference.strategies import strategy_for
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
@@ -72,9 +72,9 @@ from ..telemetry.observer import KeepSamples, PublishLogs, SendLogs, StepObserve
 from ..telemetry.step_exchange import StepExchange
 from ..tracking.tracking import NO_TRACKING, Tracking
 from ..weights.model_files import Source, require_decoder
-from ..weights.models import LoadedModel, architecture_of, load_policy
+from ..weights.models import architecture_of, load_policy
 from .guard import EngineGuard, FindingGuard, KLGuard, LossGuard, RewardGuard
-from .reference_trainer import MakeEngine, ReferenceGRPOTrainer, Save
+from .reference_trainer import ReferenceGRPOTrainer
 from .trl_config import config_arguments, uses_deepspeed
 
 
@@ -198,23 +198,6 @@ def is_in(target: CheckpointTarget | None, checkpoint: Path) -> bool:
     return target is not None and checkpoint.is_relative_to(target.folder)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerParts:
-    """The parts that the trainer is built from."""
-
-    loaded: LoadedModel
-    config: GRPOConfig
-    prompts: Prompts
-    rewards: RewardSet
-    skipped: Sequence[Generations]
-    """What is left out of the order of the data."""
-    history: RunHistory
-    make_engine: MakeEngine | None
-    """Makes what samples the completions; None where the policy does."""
-    stop: Sequence[str] = ()
-    """Texts that end a completion."""
-
-
 def build(
     plan: TrainingPlan,
     recorder: Recorder,
@@ -280,14 +263,15 @@ def build(
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     stop = _stop_strings(plan.generation, loaded.tokenizer)
     loaded = replace(loaded, adapter=beginning.adapter)
-    parts = TrainerParts(loaded, config, prompts, rewards, skipped, history, make_engine, stop)
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
         remote_code, sub_batch = plan.model.trust_remote_code, execution.generation_sub_batch
         strategy = strategy_for(execution, plan.reference, trust_remote_code=remote_code)
         trainer = make_trainer(
-            parts, strategy, observer, callbacks, seal.save, generation_sub_batch=sub_batch
-        )
+            prompts, rewards, history, callbacks,
+            loaded=loaded, strategy=strategy, args=config, observer=observer, save=seal.save,
+            generation_sub_batch=sub_batch, make_engine=make_engine, skipped=skipped, stop=stop,
+        )  # fmt: skip
     if execution.engine is not None:
         trainer.engine_guard, trainer.canary_guard = _engine_guards(execution, training)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
@@ -427,31 +411,21 @@ def _stop_strings(generation: GenerationSpec, tokenizer: PreTrainedTokenizerBase
 
 
 def make_trainer(
-    parts: TrainerParts,
-    strategy: ReferenceStrategy,
-    observer: StepObserver,
+    prompts: Prompts,
+    rewards: RewardSet,
+    history: RunHistory,
     callbacks: list[TrainerCallback],
-    save: Save,
-    *,
-    generation_sub_batch: int,
+    **arguments: Any,
 ) -> ReferenceGRPOTrainer:
-    """TRL's trainer with the reference strategy; without transformers' own printing. A
-    collective."""
+    """TRL's trainer with the reference strategy, of the further `arguments` of its constructor;
+    without transformers' own printing. A collective."""
     trainer = ReferenceGRPOTrainer(
-        loaded=parts.loaded,
-        strategy=strategy,
-        args=parts.config,
-        observer=observer,
-        save=save,
-        save_samples=parts.history.save_samples if parts.history.keeps_samples else None,
-        generation_sub_batch=generation_sub_batch,
-        make_engine=parts.make_engine,
-        skipped=parts.skipped,
-        stop=parts.stop,
-        reward_funcs=list(parts.rewards.functions),
-        reward_processing_classes=parts.rewards.processing_classes,
-        train_dataset=hide_columns(parts.prompts.rows),
+        save_samples=history.save_samples if history.keeps_samples else None,
+        reward_funcs=list(rewards.functions),
+        reward_processing_classes=rewards.processing_classes,
+        train_dataset=hide_columns(prompts.rows),
         callbacks=callbacks,
+        **arguments,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -191,13 +191,14 @@ def load_reward_model(
     reward: ModelReward, path: str = "rewards[0].model", hub: Hub | None = None
 ) -> LoadedModel:
     """The reward model at that path of the spec: with one label, frozen, in eval mode and proven. A
-    collective.
+    collective, before GRPOConfig is made: under its ZeRO-3 config models load partitioned.
 
     Raises:
         BadInput: missing, damaged, incomplete or with another number of labels.
         Transient: the hub can't be asked now, or there is no room.
         WeightsDiffer: a rank holds other weights than its file.
     """
+    assert not is_deepspeed_zero3_enabled()
     source = locate_model(
         Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub()
     )
