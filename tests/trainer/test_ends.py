@@ -22,10 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import (  # type: ignore[attr-defined]  # no stubs
-    HashStore,
-    distributed_c10d,
-)
+from torch.distributed import distributed_c10d
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
@@ -78,7 +75,7 @@ def test_a_rank_without_rank_0_says_where_it_looked() -> None:
 def test_a_rank_that_reaches_rank_0_only_once_says_so() -> None:
     meeting = PLAN.rendezvous.model_copy(update={"port": free_port()})
     with pytest.raises(RendezvousTimeout, match=r"rank 1 reached rank 0 .*, but not a second time"):
-        rendezvous._try_network(meeting, OTHER, HashStore(), gpu=False)
+        rendezvous._choose_routed_interface(meeting, OTHER, gpu=False)
 
 
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 import torch
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import JobIdentity, TrainingPlan
 from grpo_api.provenance.provenance import (
     BUILD_TYPE,
     BUILDER,
@@ -134,18 +134,23 @@ def _statement(run: ProvenanceFacts, about: list[Subject]) -> Statement:
             ),
             run_details=RunDetails(
                 builder=Builder(id=BUILDER, version=packages()),
-                metadata=BuildMetadata(
-                    invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
-                    started_on=moment(run.started),
-                    finished_on=moment(unix_time()),
-                ),
+                metadata=build_metadata(plan.job, run.started),
                 grpo_run=_record(run),
             ),
         ),
     )
 
 
-def moment(seconds: float) -> str:
+def build_metadata(job: JobIdentity, started: float) -> BuildMetadata:
+    """The attempt that makes an artifact, from a Unix time in seconds until now."""
+    return BuildMetadata(
+        invocation_id=f"{job.uid}/{job.attempt}",
+        started_on=_moment(started),
+        finished_on=_moment(unix_time()),
+    )
+
+
+def _moment(seconds: float) -> str:
     """A Unix time as RFC 3339 writes it, in whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 

@@ -24,7 +24,6 @@ from grpo_api.provenance.provenance import (
     STATEMENT_FILE,
     STATEMENT_TYPE,
     Builder,
-    BuildMetadata,
     Conversion,
     ConversionDefinition,
     ConversionDetails,
@@ -36,7 +35,7 @@ from grpo_api.report.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
 
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import list_files, read_sums, sha256_sums
-from ..checkpoints.provenance import from_hub, moment, packages, subjects
+from ..checkpoints.provenance import build_metadata, from_hub, packages, subjects
 from ..hub.model_card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
 from ..runtime.clock import unix_time
@@ -79,11 +78,7 @@ def write_conversion(
             ),
             run_details=ConversionDetails(
                 builder=Builder(id=BUILDER, version=packages()),
-                metadata=BuildMetadata(
-                    invocation_id=f"{job.uid}/{job.attempt}",
-                    started_on=moment(started),
-                    finished_on=moment(unix_time()),
-                ),
+                metadata=build_metadata(job, started),
             ),
         ),
     )

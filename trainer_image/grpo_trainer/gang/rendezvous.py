@@ -347,7 +347,8 @@ def join_gang(
     store.set_timeout(STORE_TIMEOUT)
     gpu, engine = execution.accelerator == "GPU", execution.engine
     if place.nodes > 1:
-        _try_network(rendezvous, place, store, gpu=gpu)
+        address, interface = _choose_routed_interface(rendezvous, place, gpu=gpu)
+        check_network(store, place, address, interface)
         on_connecting()
     elif gpu and engine is not None and engine.kind == "Servers":
         # NCCL chooses once, and its choice holds for the way to engines in other pods, too.
@@ -402,11 +403,6 @@ def _as_timeout(problem: str) -> Iterator[None]:
         if classify_error(error)[0] is Result.OUT_OF_MEMORY:
             raise
         raise RendezvousTimeout(f"{problem}: {error}") from error
-
-
-def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu: bool) -> None:
-    address, interface = _choose_routed_interface(rendezvous, place, gpu=gpu)
-    check_network(store, place, address, interface)
 
 
 def _choose_routed_interface(

@@ -65,7 +65,8 @@ def sample_groups(generation: Generation, count: int) -> list[dict[str, Any]]:
     """`count` whole groups, spread over the generation; all where there are fewer."""
     size = generation.group_size
     groups = len(generation.prompts) // size
-    starts = [position * size for position in spread_positions(groups, count)]
+    chosen = min(count, groups)
+    starts = [index * groups // chosen * size for index in range(chosen)]
     return [
         {
             "prompt": generation.prompts[start],
@@ -73,13 +74,6 @@ def sample_groups(generation: Generation, count: int) -> list[dict[str, Any]]:
         }
         for start in starts
     ]
-
-
-def spread_positions(count: int, limit: int) -> list[int]:
-    """At most `limit` positions spread over `count`."""
-    if count < limit:
-        return list(range(count))
-    return [index * count // limit for index in range(limit)]
 
 
 def _completion(generation: Generation, index: int) -> dict[str, Any]:
@@ -239,7 +233,9 @@ class RunHistory:
 
     def _take_earlier(self) -> None:
         """Begin the files with what earlier attempts have, and delete theirs once these have it."""
-        samples = _sealed_samples(self._checkpoint)
+        samples: list[Row] | None = []
+        if self._checkpoint:  # its files were checked against its manifest
+            samples = _read_lines(self._checkpoint / SAMPLES_FILE)
         self._put_first(samples or [])
         self._is_incomplete = samples is None
         if self._folder is None:
@@ -342,12 +338,6 @@ def _line_bytes(row: Row) -> int:
 def _logged_steps(rows: Iterable[Row]) -> list[Row]:
     """Rows of steps; transformers logs totals of a run beside them."""
     return [row for row in rows if "loss" in row]
-
-
-def _sealed_samples(checkpoint: Path | None) -> list[Row] | None:
-    """The samples that a checkpoint has, whose files were checked against its manifest; None where
-    the disk fails."""
-    return _read_lines(checkpoint / SAMPLES_FILE) if checkpoint else []
 
 
 def _read_lines(path: Path) -> list[Row] | None:

@@ -98,7 +98,7 @@ class Client(httpx2.Client):
         timeouts = request.extensions.get("timeout", {})
         unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
         request.extensions["timeout"] = {**timeouts, **unset}
-        where = _words(request)
+        where = _request_text(request)
         # A file that is taken is not sent again, but a commit's own body is at every try: counted,
         # it would pass for progress for ever.
         sent = self._sent if request.method == "PUT" else None
@@ -116,17 +116,14 @@ class Client(httpx2.Client):
 
     def _pace(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.SyncByteStream)
-        where = _words(response.request)
+        where = _request_text(response.request)
         response.stream = _PacedStream(response.stream, where, self._answer_seconds)
 
 
-def _words(request: httpx2.Request) -> str:
-    return f"{request.method} {_address(request.url)}"
-
-
-def _address(url: httpx2.URL) -> str:
-    """The URL without user and query, either of which may hold a secret."""
-    return f"{url.scheme}://{url.netloc.decode()}{url.path}"
+def _request_text(request: httpx2.Request) -> str:
+    """Method and URL without user and query, either of which may hold a secret."""
+    url = request.url
+    return f"{request.method} {url.scheme}://{url.netloc.decode()}{url.path}"
 
 
 def _problem(request: httpx2.Request, response: httpx2.Response) -> str:

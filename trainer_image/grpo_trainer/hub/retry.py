@@ -140,36 +140,32 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
         DiskFailed: there is no room for it.
         Exception: what else `action` raises; it would do so again.
     """
-    try:
-        return _repeat(action, what, arrivals)
-    finally:
-        arrivals.report_wait("")
-
-
-def _repeat(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
     pause = FIRST_PAUSE
     host = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]
-    while True:
-        try:
-            return action()
-        except Exception as error:
-            _require_room(error, what, arrivals)
-            problem = passing_error(error)
-            if problem is None:
-                raise
-            arrivals.report_change()
-            arrivals.report_wait(connection_problem(error, host))
-            wait = max(pause, problem.retry_after)
-            if arrivals.silent_seconds + wait > arrivals.longest_wait:
-                asked = problem.retry_after
-                pause_wish = f", and asks for a pause of {asked:.0f} s" if asked else ""
-                raise HubUnavailable(
-                    f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try "
-                    f"failed with: {problem}{pause_wish}"
-                ) from error
-        log.warning(f"{what}: {problem}; again in {wait:.0f} s")
-        arrivals.wait(wait)
-        pause = min(2 * pause, LONGEST_PAUSE)
+    try:
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                _require_room(error, what, arrivals)
+                problem = passing_error(error)
+                if problem is None:
+                    raise
+                arrivals.report_change()
+                arrivals.report_wait(connection_problem(error, host))
+                wait = max(pause, problem.retry_after)
+                if arrivals.silent_seconds + wait > arrivals.longest_wait:
+                    asked = problem.retry_after
+                    pause_wish = f", and asks for a pause of {asked:.0f} s" if asked else ""
+                    raise HubUnavailable(
+                        f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last "
+                        f"try failed with: {problem}{pause_wish}"
+                    ) from error
+            log.warning(f"{what}: {problem}; again in {wait:.0f} s")
+            arrivals.wait(wait)
+            pause = min(2 * pause, LONGEST_PAUSE)
+    finally:
+        arrivals.report_wait("")
 
 
 def passing_error(error: BaseException) -> TryLater | None:

@@ -22,7 +22,7 @@ from ..runtime.errors import BadInput
 from ..runtime.hidden_library import hide_libraries
 from ..runtime.logs import configure_logs
 from ..runtime.plan_file import read_plan
-from .findings import Findings, report_json
+from .findings import LAPTOP, POD, Findings, report_json
 
 log = logging.getLogger("grpo_trainer")
 
@@ -51,7 +51,6 @@ def main(arguments: list[str]) -> int:
         return 0
     hide_unused_libraries(plan.execution)
     from .checks import run_checks
-    from .findings import LAPTOP, POD
 
     options = _options(arguments)
     scope = LAPTOP if options.local else POD

@@ -21,6 +21,7 @@ from ..weights.model_files import (
     CONFIG,
     Dtype,
     Source,
+    architecture_of_config,
     load_tokenizer,
     locate_config,
     require_pad_token,
@@ -50,8 +51,6 @@ def check_policy(preflight: Preflight) -> Any:
         return None
     config = None
     with findings.check(path):
-        from ..weights.model_files import architecture_of_config
-
         config = _load_config(source, remote_code=model.trust_remote_code)
         _require_causal(config, remote_code=model.trust_remote_code)
         findings.architecture = architecture_of_config(config)

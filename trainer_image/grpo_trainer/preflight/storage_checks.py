@@ -22,10 +22,12 @@ from grpo_api.text.contract import (
     SIGNING_KEY,
     SIGNING_KEY_ENV,
 )
+from grpo_api.text.units import GIB
 
 from ..checkpoints.signing_key import FIELD, require_key
 from ..checkpoints.volume_checkpoints import REFUSALS, refusal_message
 from ..hub.push import require_target
+from ..hub.retry import bytes_in
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput, DiskFailed
 from ..runtime.paths import attempt_folder_name
@@ -33,7 +35,6 @@ from ..stores.run_store import require_conditions, run_store
 from .findings import Preflight
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-GIB = 2**30
 
 
 def check_places(preflight: Preflight) -> None:
@@ -54,10 +55,12 @@ def check_places(preflight: Preflight) -> None:
     elif plan.checkpoint_directory is not None:
         with findings.check("spec.checkpoint"):
             run_folder = Path(plan.checkpoint_directory)
-            folder = _nearest_folder(run_folder)
+            # The attempt makes the folders that are missing.
+            folder = next(place for place in (run_folder, *run_folder.parents) if place.is_dir())
             preflight.require_input("the checkpoint volume", is_there=folder != Path("/"))
             needed = bytes_needed(plan.checkpoint, plan.training, plan.export, plan.execution)
-            require_writable(folder, needed - _stored_bytes(run_folder))
+            # Later checkpoints replace those of earlier attempts.
+            require_writable(folder, needed - bytes_in(run_folder))
     export = plan.export
     if export and export.hub:
         with findings.check("spec.export.hub.repository"):
@@ -123,16 +126,6 @@ def require_writable(folder: Path, needed: int) -> None:
             f"the volume at {folder} has {free / GIB:.1f} GiB free, and the run is predicted to "
             f"write {needed / GIB:.1f} GiB; use a larger volume, or lower checkpoint.keep"
         )
-
-
-def _stored_bytes(folder: Path) -> int:
-    """What earlier attempts of the run have written; later checkpoints replace theirs."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists; the attempt makes those that are missing."""
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def check_image(preflight: Preflight) -> None:

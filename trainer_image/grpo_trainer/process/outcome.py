@@ -31,7 +31,7 @@ from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
 from ..runtime.first_sigterm import ignore_sigterm
 from ..runtime.paths import ATTEMPTS, attempt_folder, glob_run
-from ..stores.run_store import RunStore, run_store
+from ..stores.run_store import run_store
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +111,12 @@ def keep_outcome(
     its threads, of which the outcome has room for a few frames. A disk that fails costs these files
     only. An object store gets the success alone, for a run that is started again although it has
     ended. `replaces`: what the rank itself has written gives way to it."""
-    if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
-        run = run_store(plan)
-        if run:
-            _keep_on_store(run, outcome)
+    is_success = outcome.rank == 0 and outcome.result is Result.SUCCEEDED
+    if is_success and (run := run_store(plan)):
+        try:
+            replace(run, store=run.store.within(KEEP_ON_STORE_SECONDS)).finish(outcome)
+        except TrainingError as error:
+            log.warning(f"the outcome is in the termination message only: {error}")
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
     if folder is None:
         return
@@ -127,13 +129,6 @@ def keep_outcome(
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
     except OSError as error:
-        log.warning(f"the outcome is in the termination message only: {error}")
-
-
-def _keep_on_store(run: RunStore, outcome: Outcome) -> None:
-    try:
-        replace(run, store=run.store.within(KEEP_ON_STORE_SECONDS)).finish(outcome)
-    except TrainingError as error:
         log.warning(f"the outcome is in the termination message only: {error}")
 
 

@@ -74,8 +74,10 @@ class ProgressCollector:
         }
         yield _family(training_metrics.MEMORY, by_phase)
         for metric in training_metrics.LABELLED:
-            by_name = with_prefix(progress.metrics, metric.key)
-            yield _family(metric, {(name,): value for name, value in by_name.items()})
+            prefix = f"{metric.key}/"
+            names = [key for key in progress.metrics if key.startswith(prefix)]
+            by_name: Values = {(key.removeprefix(prefix),): progress.metrics[key] for key in names}
+            yield _family(metric, by_name)
         yield _family(training_metrics.STRAGGLER, _stragglers(progress))
         lost: Values = {(tracker.name,): float(tracker.lost_rows) for tracker in progress.trackers}
         yield _family(training_metrics.TRACKING_LOST, lost)
@@ -120,15 +122,6 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
             (name,): float(size) for name, size in phases.items()
         }
     return values_by_metric
-
-
-def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """The entries `<prefix>/<name>` by name."""
-    return {
-        key.removeprefix(f"{prefix}/"): value
-        for key, value in values.items()
-        if key.startswith(f"{prefix}/")
-    }
 
 
 def _stragglers(progress: Progress) -> Values:

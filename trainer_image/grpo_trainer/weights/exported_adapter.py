@@ -68,7 +68,10 @@ def _matching_tensors(model: PeftModel, folder: Path, source: Source) -> dict[st
     saved, shapes = _config(folder), _adapter_shapes(folder, source)
     differences = _base_differences(saved, source)
     differences += _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
-    differences += _module_differences(shapes, wanted)
+    # Which kinds of modules have an adapter, as PEFT resolved the names to modules.
+    theirs, ours = _kinds(shapes), _kinds(wanted)
+    if theirs != ours:
+        differences.append(_difference("adapter.targetModules", theirs, ours))
     # a wrong rank is in every shape: named once is enough
     if problems := differences or _tensor_differences(shapes, wanted):
         raise BadInput(
@@ -128,14 +131,6 @@ def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
         if theirs != ours:
             problems.append(_difference(_SPEC.get(name, name), theirs, ours))
     return problems
-
-
-def _module_differences(
-    shapes: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
-) -> list[str]:
-    """Which kinds of modules have an adapter, as PEFT resolved the names to modules."""
-    theirs, ours = _kinds(shapes), _kinds(wanted)
-    return [_difference("adapter.targetModules", theirs, ours)] if theirs != ours else []
 
 
 def _kinds(keys: dict[str, tuple[int, ...]]) -> list[str]:

@@ -53,18 +53,12 @@ def check_states(trainer: TrainerModels) -> None:
             raise TrainingError(
                 f"policy parameter {name} requires a gradient, but the optimizer does not have it"
             )
-    for kind, model in frozen_models(trainer):
-        _check_frozen(kind, model, optimized)
-
-
-def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
-    """The reference and the reward models, with a name for messages; without a DeepSpeed engine's
-    own, unused, mode."""
+    # Unwrapped, since a DeepSpeed engine has an unused mode of its own.
     if trainer.ref_model is not None:
-        yield "reference", unwrap_model(trainer.ref_model)
+        _check_frozen("reference", unwrap_model(trainer.ref_model), optimized)
     for number, reward in enumerate(trainer.reward_funcs):
         if isinstance(reward, nn.Module):
-            yield f"reward model {number}", unwrap_model(reward)
+            _check_frozen(f"reward model {number}", unwrap_model(reward), optimized)
 
 
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
