@@ -80,6 +80,7 @@ def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
             "whether spec.image has vLLM is not known: if it has, set spec.generation.engine",
         ),
         ({"generation__engine": "Transformers"}, "spec.generation.engine asks for it"),
+        ({"training__temperature": 0.005}, "vLLM samples at no temperature below 0.01"),
     ],
 )
 def test_why_there_is_no_engine(changes: dict[str, Any], why: str) -> None:
@@ -306,6 +307,8 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     assert "has 8 experts per layer: set it to Transformers" in experts.message
     asleep = result(job(MIXTRAL, generation={"engine": "Colocated", "sleep": True}), EIGHT)
     assert asleep.message == f"{experts.message} and remove spec.generation.sleep"
+    cold = result(job(generation__engine="Servers", training__temperature=0.005), EIGHT)
+    assert "vLLM samples at 0.01 or above: raise it, or set spec.generation.engine" in cold.message
     short = result(job(generation={"engine": "Colocated", "maxModelLength": 512}), EIGHT)
     assert (
         "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512"
@@ -313,7 +316,7 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     )
     odd = result(job(generation={"engine": "Servers", "servers": {"gpusPerReplica": 3}}), EIGHT)
     assert "28 heads and 4 key heads can't be split over 3 GPUs; 1, 2, 4 can" in odd.message
-    assert {one.reason for one in (experts, short, odd)} == {PlanReason.INVALID_COMBINATION}
+    assert {one.reason for one in (experts, cold, short, odd)} == {PlanReason.INVALID_COMBINATION}
 
 
 @pytest.mark.parametrize("model", [MIXTRAL, "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B"])

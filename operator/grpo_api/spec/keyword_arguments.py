@@ -299,6 +299,8 @@ PENALTIES = ("frequency_penalty", "presence_penalty")
 which its engines have in their logits."""
 MOST_PENALTY = 2.0
 """The largest that vLLM takes (sampling_params.py, _verify_args)."""
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at no lower one but 0 (sampling_params.py, _MAX_TEMP): it takes this instead."""
 
 FIELDS = {
     "temperature": "training.temperature",

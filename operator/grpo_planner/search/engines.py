@@ -17,6 +17,7 @@ from grpo_api.spec.generation import (
     EngineArguments,
     EngineServersSpec,
 )
+from grpo_api.spec.keyword_arguments import LEAST_TEMPERATURE
 
 from ..hardware.inventory import Inventory, declared_inventory
 from ..hardware.pools import Place, Pool, build_pools
@@ -49,6 +50,8 @@ def why_none(demand: Demand) -> str:
         return ""
     if spec.placement.accelerator == "CPU":
         return "on CPUs an engine is no faster"
+    if spec.training.temperature < LEAST_TEMPERATURE:
+        return f"vLLM samples at no temperature below {LEAST_TEMPERATURE:g}"
     # vLLM fuses the experts of a layer into one tensor of another layout, which no hash of ours can
     # compare yet.
     if model.shape.experts:
@@ -89,15 +92,10 @@ def check(demand: Demand) -> None:
             f"{spec.training.max_completion_length} = "
             f"{demand.length}: remove it, or lower one of them",
         )
-    if engine in ("Colocated", "Servers") and shape.experts:
+    is_asked_for = engine in ("Colocated", "Servers")
+    if is_asked_for and (why := _why_vllm_can_not(demand)):
         removed = "".join(f" and remove {path}" for path in settings_of_engines(spec))
-        raise SpecRejected(
-            PlanReason.INVALID_COMBINATION,
-            f"spec.generation.engine {engine}: vLLM keeps layers of experts in a layout of its "
-            "own, which can't be "
-            f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to "
-            f"Transformers{removed}",
-        )
+        raise SpecRejected(PlanReason.INVALID_COMBINATION, f"{why} Transformers{removed}")
     if spec.placement.accelerator == "CPU":
         return
     field = "tensorParallel"
@@ -105,7 +103,7 @@ def check(demand: Demand) -> None:
     if engine == "Servers":
         servers = wanted.servers or EngineServersSpec()
         field, gpus = "servers.gpusPerReplica", servers.gpus_per_replica
-    if engine in ("Colocated", "Servers") and not is_splittable(demand, gpus):
+    if is_asked_for and not is_splittable(demand, gpus):
         counts = ", ".join(str(count) for count in TENSOR_PARALLEL if is_splittable(demand, count))
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
@@ -121,6 +119,23 @@ def check(demand: Demand) -> None:
             f"split over a multiple of {gpus} GPUs: lower or remove it, or change "
             "spec.training.promptsPerStep",
         )
+
+
+def _why_vllm_can_not(demand: Demand) -> str:
+    """Why vLLM can't sample for the job, up to the name of what can; empty where it can."""
+    spec, experts = demand.spec, demand.shape.experts
+    if spec.training.temperature < LEAST_TEMPERATURE:
+        return (
+            f"spec.training.temperature {spec.training.temperature:g}: vLLM samples at "
+            f"{LEAST_TEMPERATURE:g} or above: raise it, or set spec.generation.engine to"
+        )
+    if experts:
+        return (
+            f"spec.generation.engine {spec.generation.engine}: vLLM keeps layers of experts in a "
+            f"layout of its own, which can't be proven yet, and {spec.model.name} has {experts} "
+            "experts per layer: set it to"
+        )
+    return ""
 
 
 def settings_of_engines(spec: GRPOJobSpec) -> list[str]:

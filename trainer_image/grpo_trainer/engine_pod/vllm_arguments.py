@@ -22,10 +22,6 @@ from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidde
 from ..runtime.errors import BadInput
 from .hash_check import SEEDS, mix_bits
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its
-place."""
-
 
 def completion_seed(seed: int, generation: int, place: int) -> int:
     """Seed of one completion: of spec.training.seed, its generation (from 0, over the whole run)

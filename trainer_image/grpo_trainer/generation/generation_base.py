@@ -31,9 +31,9 @@ from grpo_api.report.training_metrics import (
 )
 from grpo_api.spec.generation import EnginePlan
 
-from ..engine_pod.vllm_arguments import LEAST_TEMPERATURE, completion_seed, sampling_arguments
+from ..engine_pod.vllm_arguments import completion_seed, sampling_arguments
 from ..gang import ranks
-from ..runtime.errors import BadInput, EngineMismatch, EngineWeightsDiffer
+from ..runtime.errors import EngineMismatch, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
 from ..weights.offloaded_base import OffloadedBase
 from ..weights.parameters import TRAINED_ADAPTER
@@ -91,18 +91,7 @@ class EngineGeneration(ABC):
 
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a
-        completion.
-
-        Raises:
-            BadInput: vLLM would sample at another temperature than the trainer computes with.
-        """
-        temperature = setup.plan.training.temperature
-        if temperature < LEAST_TEMPERATURE:
-            raise BadInput(
-                f"spec.training.temperature is {temperature}, and vLLM samples at "
-                f"{LEAST_TEMPERATURE} or above: raise it, or set spec.generation.engine to "
-                "Transformers"
-            )
+        completion."""
         self.setup = setup
         self.model = model
         self.stop_tokens = stop_tokens
