@@ -76,7 +76,7 @@ class Quarantine:
             if key not in keys:
                 self.forget(plural, key)
 
-    def has(self, plural: str, key: ObjectKey) -> bool:
+    def is_quarantined(self, plural: str, key: ObjectKey) -> bool:
         """True if the object can't be read."""
         return key in self._problems.get(plural, {})
 

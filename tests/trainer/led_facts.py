@@ -25,7 +25,9 @@ class FakeMain:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def begin_generation(self, wanted: list[tuple[list[int], int]], _: Any) -> None:
+    def begin_generation(
+        self, wanted: list[tuple[list[int], int]], _: Any, **_options: bool
+    ) -> None:
         """Keep what is wanted."""
         self.wanted = wanted
 

@@ -51,6 +51,7 @@ from grpo_trainer.runtime.errors import (
     RewardError,
     classify_error,
 )
+from grpo_trainer.runtime.hidden_library import FinderWithout
 from grpo_trainer.runtime.plan_file import read_plan
 from grpo_trainer.training.guard import KLGuard
 from grpo_trainer.training.trl_config import (
@@ -279,7 +280,9 @@ def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # An earlier test of this process may have run a training, which hides some for good.
+    plain = [finder for finder in sys.meta_path if not isinstance(finder, FinderWithout)]
+    monkeypatch.setattr(sys, "meta_path", [*plain, FinderWithout(())])
     for name in ("bitsandbytes", "deepspeed"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     hide_unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution)

@@ -107,7 +107,7 @@ class Workloads:
         key = _key(job)
         workload = self.caches.workloads.get(key)
         problem = self.problem(key.namespace) if job.queue_name else ""
-        if self.caches.quarantine.has(WORKLOADS.plural, key):
+        if self.caches.quarantine.is_quarantined(WORKLOADS.plural, key):
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
         if workload and workload.grpojob_uid != job.uid:
             workload = None

@@ -47,14 +47,14 @@ class PodBytes(NamedTuple):
     """Those of rank 0 alone, which may be in any pod."""
     per_process: float
 
-    def of(self, processes: int) -> int:
+    def total(self, processes: int) -> int:
         """Those of a pod with `processes` processes."""
         return round(self.of_rank0 + processes * self.per_process)
 
 
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     """Bytes of host memory of one pod with `processes` processes."""
-    return pod_bytes(shape, setup).of(processes)
+    return pod_bytes(shape, setup).total(processes)
 
 
 def pod_bytes(shape: Shape, setup: Setup) -> PodBytes:

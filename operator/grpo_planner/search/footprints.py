@@ -211,7 +211,7 @@ class Variants:
         """Bytes of host memory that a pod of `processes` processes must have; the same for all
         variants."""
         if processes not in self._host:
-            bare = self._pod_bytes.of(processes)
+            bare = self._pod_bytes.total(processes)
             processes_bytes = round(bare * self._demand.learned.factor(HOST))
             self._host[processes] = processes_bytes + self._demand.tracker_bytes
         return self._host[processes]

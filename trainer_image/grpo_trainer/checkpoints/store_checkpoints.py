@@ -181,7 +181,8 @@ class StoreSource:
             self._run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, folder)))
 
     def _key(self, checkpoint: Path) -> str:
-        return checkpoint.relative_to(self.folder).as_posix()
+        # Rank 0 has named it, whose disk may be mounted elsewhere.
+        return f"{checkpoint.parent.name}/{checkpoint.name}"
 
     @property
     def run_address(self) -> str:
