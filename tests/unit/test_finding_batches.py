@@ -187,6 +187,16 @@ def test_an_entropy_that_collapses_in_a_third_of_a_short_run_is_named_at_once(se
     assert first_found(steps)["EntropyCollapsed"] < 46
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reasoning_that_doubles_half_a_hundred_steps_before_more_is_right_is_no_finding(
+    seed: int,
+) -> None:
+    beside = {"entropy": always(0.5), "completions/mean_length": ramp(350, 900, 130, 80)}
+    right = lambda step: 0.3 + max(0.0, learned(0.0, 0.35, 80)(step - 110))  # noqa: E731
+    steps = batches(seed, right, beside, prompts=16, steps=260)
+    assert "LengthExploding" not in first_found(steps)
+
+
 def penalised(
     seed: int, accuracy: Line, overlong: Line, length: Line, style: Line
 ) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from .run_numbers import (
     DEAD_GROUPS,
     GRADIENT,
     GRADIENTS,
+    HIGHER,
     KEPT,
     KL,
     LENGTH,
@@ -46,7 +47,10 @@ is clearly later."""
 LONG = 50
 """Steps over which a reward must gain for cut completions to count as paid for."""
 PATIENCE = 20
-"""Steps without a better reward after which a greater KL or length is held against it."""
+"""Rewards without a better one after which a greater KL or length is held against it."""
+LENGTH_PATIENCE = 60
+"""Steps in which answers of twice the length may come to be better: a policy that begins to reason
+writes more before more is right."""
 STILL_STEPS = 160
 """Steps within which a policy that learns has moved, after the warm-up of the learning rate: its
 newest mean reward is then of clearly later steps than the first one."""
@@ -199,8 +203,13 @@ def length_exploding(run: RunNumbers) -> Verdict | None:
 def _has_paid_for_length(run: RunNumbers) -> bool:
     """Whether the reward has gained since completions were half as long, or may still come to."""
     series = run.series[LENGTH]
-    then = run.first_above(LENGTH, series.level() / limits.LENGTH_GROWTH.value)
+    half = series.level() / limits.LENGTH_GROWTH.value
+    then = run.first_above(LENGTH, half)
     if then is None or series.count - then.num_values < PATIENCE:
+        return True
+    # A run that began at half of it has stood there, within its noise, until it grew.
+    growth = run.first_above(LENGTH, HIGHER**2 * half)
+    if growth is None or run.step - growth.step < LENGTH_PATIENCE:
         return True
     return _may_have_gained_since(run, then)
 

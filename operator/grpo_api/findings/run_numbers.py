@@ -260,6 +260,7 @@ class Record(NamedTuple):
     """A level of a number that was its highest when it was reached."""
 
     value: float
+    step: int
     num_values: int
     """Values of the number until then."""
     num_rewards: int
@@ -274,6 +275,7 @@ class RunNumbers:
     def __init__(self, max_kl: float | None) -> None:
         self.max_kl = max_kl
         """guard.maxKL of its spec, in nats per token; None where that is unset or not known."""
+        self.step = 0
         self.series: defaultdict[str, Series] = defaultdict(Series)
         self.rewards: defaultdict[str, Series] = defaultdict(Series)
         self.reward_peak = Peak()
@@ -311,6 +313,7 @@ class RunNumbers:
 
     def add(self, row: StepRow) -> None:
         """Take one more step."""
+        self.step = row.step
         row = self._without_repeated_generation(row)
         values = dict(row.values)
         if DEAD_GROUPS not in values and "reward_std" in values:
@@ -435,7 +438,7 @@ class RunNumbers:
         if REWARD in row.values:
             self._move_reward_peak(self.series[REWARD])
         for key in RECORDED:
-            self._add_record(key)
+            self._add_record(key, row.step)
         for name in row.rewards:
             series = self.rewards[name]
             for peak in self.peaks.setdefault(name, (Peak(), Peak(LONG_LEVEL))):
@@ -461,7 +464,7 @@ class RunNumbers:
         while self._best_rewards[0].value < least:
             self._best_rewards.popleft()
 
-    def _add_record(self, key: str) -> None:
+    def _add_record(self, key: str, step: int) -> None:
         """Remember the level, with the reward then, if it is clearly higher than ever."""
         if not self.has_values(key):
             return
@@ -472,7 +475,7 @@ class RunNumbers:
         num_rewards = series.count if series else 0
         average = series.average if series and num_rewards else math.nan
         count = self.series[key].count
-        records.append(Record(level, count, num_rewards, average))
+        records.append(Record(level, step, count, num_rewards, average))
 
     def _levels(self) -> dict[str, float]:
         """Levels of the numbers that are compared with those at a best one; a reward function's is

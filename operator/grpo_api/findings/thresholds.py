@@ -46,7 +46,7 @@ TRUNCATED_RISE = Threshold(
 LENGTH_GROWTH = Threshold(
     2.0,
     "mean length over its beginning",
-    "reasoning grows so too; its reward is better than at half the length",
+    "reasoning grows so too, and within 60 steps it is better than at half the length",
 )
 LENGTH_RISE = Threshold(32.0, "rise of the mean length in tokens", "short answers vary by a word")
 REWARD_LOSS = Threshold(
