@@ -49,7 +49,6 @@ MERGE_PATCH = "application/merge-patch+json"
 PAGE = 100
 """Objects per page of a LIST. Decoding a page holds everybody up: 20 ms for GRPOJobs of 10 KB."""
 TRIES = 4
-CONNECTIONS = 64
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0
 SILENCE_SECONDS = 150.0
 """A watch that is silent for so long is dead: the server sends a bookmark a minute or later."""
@@ -104,7 +103,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Opens the connection pool."""
-        self._session = open_session(self._configuration, CONNECTIONS, user_agent=self._user_agent)
+        self._session = open_session(self._configuration, user_agent=self._user_agent)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -127,14 +127,13 @@ async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.Clien
 
 def open_session(
     configuration: Configuration,
-    limit: int = 0,
     *middlewares: aiohttp.ClientMiddlewareType,
     user_agent: str = USER_AGENT,
 ) -> aiohttp.ClientSession:
-    """A session with the API server, of at most `limit` connections at a time (0: any number); the
-    caller closes it.
+    """A session with the API server; the caller closes it.
 
-    `middlewares` come before those of every session.
+    `middlewares` come before those of every session. Connections have no limit: each watch holds
+    one for ever, and an operator of fifty namespaces has hundreds.
     """
 
     certificate, tls = configuration.cert_file, _tls(configuration)
@@ -167,7 +166,7 @@ def open_session(
 
     return aiohttp.ClientSession(
         configuration.host,
-        connector=aiohttp.TCPConnector(limit=limit),
+        connector=aiohttp.TCPConnector(limit=0),
         headers={"User-Agent": user_agent, "Accept": "application/json"},
         middlewares=(*middlewares, authorize, WatchPace()),
         proxy=configuration.proxy,

@@ -3,6 +3,7 @@
 How they behave towards a real API server is in tests/integration/test_operator_lifecycle.py.
 """
 
+import asyncio
 import datetime
 import json
 import ssl
@@ -77,6 +78,32 @@ def status(code: int, message: str = "no") -> web.Response:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_retry_delay", lambda *_: 0.01)
+
+
+async def test_any_number_of_watches_leaves_connections_to_requests() -> None:
+    """Each holds one for ever. Who serves fifty namespaces by name has hundreds."""
+    opened: set[str] = set()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"watches": len(opened)})
+        opened.add(request.path)
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await asyncio.sleep(60)
+        return answer
+
+    async with talking(hold, seconds=5, tries=1) as (client, _):
+        watches = [
+            asyncio.create_task(watched(client, Selection(PODS, f"team-{number}")))
+            for number in range(100)
+        ]
+        async with asyncio.timeout(10):
+            while len(opened) < len(watches):  # noqa: ASYNC110  the server sets no event
+                await asyncio.sleep(0.05)
+        assert await client.get(PODS, "team-0", "run-1") == {"watches": 100}
+        for task in watches:
+            task.cancel()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def registry(
         asyncio.get_running_loop().call_soon(listen, ending)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        session = open_session(configuration, 0, EmptyLists(listed), json_only, user_agent=MANAGER)
+        session = open_session(configuration, EmptyLists(listed), json_only, user_agent=MANAGER)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:
