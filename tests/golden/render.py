@@ -43,7 +43,7 @@ from grpo_operator.kueue.workload_manifest import (
     finished_status,
     pause_patch,
     queue_patch,
-    ready_status,
+    readiness_status,
     status_without_admission,
     workload,
 )
@@ -314,12 +314,10 @@ def _body(write: Write, observation: Observation, item: Json | None) -> Json | s
         return "(recorded as a Workload)" if write is Write.CREATE else ""
     if write is Write.CLEAR:
         status = status_without_admission(item, NOW)
+    elif write is Write.FINISH:
+        status = finished_status(item, True, "training is done", NOW)
     else:
-        status = (
-            ready_status(item, NOW)
-            if write is Write.READY
-            else finished_status(item, True, "training is done", NOW)
-        )
+        status = readiness_status(item, write is Write.READY, NOW)
     return {**status, "conditions": [condition(one) for one in status["conditions"]]}
 
 

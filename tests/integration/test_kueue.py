@@ -122,7 +122,10 @@ def test_a_restart_keeps_quota_and_place(bench: KueueBench, operator: OperatorTh
     after = bench.workload()
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["spec"] == before["spec"]
+    for status in (before["status"], after["status"]):
+        status["conditions"] = [one for one in status["conditions"] if one["type"] != "PodsReady"]
     assert after["status"] == before["status"]
+    bench.wait("PodsReady", lambda: is_true(bench.workload(), "PodsReady"))
     assert bench.status()["restarts"] == 1
 
 

@@ -152,6 +152,7 @@ def test_an_eviction_in_mid_restart_takes_the_place_of_the_pause_and_the_end_cou
 
 
 WAITS: dict[str, Any] = {"attempt": 1, "conditions": [condition("Admitted", "False")]}
+READY = workload_condition("PodsReady")
 NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "queueName": None}}
 
 
@@ -173,11 +174,15 @@ NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "que
         (admitted(workload_condition("Finished")), WAITS, (make_pod(0),), None),
         # one that runs
         (admitted(), active_status(), TRAINERS, Write.READY),
-        (admitted(workload_condition("PodsReady")), active_status(), TRAINERS, None),
+        (admitted(READY), active_status(), TRAINERS, None),
         (admitted(), active_status(), (make_child(),), None),
+        # the next attempt: a gang that gets no node would keep its quota for ever
+        (admitted(READY), active_status(2, running=False), (), Write.RECOVER),
+        (admitted(READY), active_status(2, running=False), (make_child(2),), Write.RECOVER),
+        (admitted(), active_status(2, running=False), (make_child(2),), None),
         (evicted(), active_status(), TRAINERS, None),
         (
-            admitted(workload_condition("PodsReady")),
+            admitted(READY),
             active_status(),
             (make_child(), make_pod(0, state=terminated(1))),
             None,

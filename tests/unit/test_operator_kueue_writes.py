@@ -31,8 +31,10 @@ from tests.unit.operator_world import (
     NOW,
     PLAN,
     PODS,
+    TRAINERS,
     active_status,
     condition,
+    make_child,
     make_job,
     make_seen,
 )
@@ -256,15 +258,23 @@ async def test_a_denied_write_is_tried_again_soon(
     assert world.sent == ["PATCH status", "PATCH status"]
 
 
-async def test_pods_that_are_ready_are_told_once() -> None:
+async def test_pods_that_are_ready_or_not_yet_again_are_told_once() -> None:
     world = World(make_item(admitted()))
-    from tests.unit.operator_world import TRAINERS
-
     runs = make_queued(None, *TRAINERS, status=active_status())
-    await world.step(runs, Decision(Action.WAIT))
-    assert states(world.only())["PodsReady"] == "True"
-    await world.step(runs, Decision(Action.WAIT))
-    assert len(world.sent) == 1
+    starts_again = make_queued(None, make_child(2), status=active_status(2, running=False))
+    told = []
+    for seen in (runs, runs, starts_again, starts_again, runs):
+        await world.step(seen, Decision(Action.WAIT))
+        ready = next(
+            one for one in world.only()["status"]["conditions"] if one["type"] == "PodsReady"
+        )
+        told.append((ready["status"], ready["reason"]))
+    assert told == [
+        *[("True", "Started")] * 2,
+        *[("False", "WaitForRecovery")] * 2,
+        ("True", "Started"),
+    ]
+    assert len(world.sent) == 3
 
 
 async def test_a_suspended_jobs_workload_is_inactive_by_its_own_mark() -> None:

@@ -106,7 +106,8 @@ DEACTIVATED = "Deactivated"
 """Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like,
 once a Workload is set active again."""
 _OURS = (QUOTA_RESERVED, ADMITTED, EVICTED, PODS_READY, FINISHED, REQUEUED, "Preempted")
-WAIT_FOR_START = "WaitForStart"
+WAIT_FOR_START, WAIT_FOR_RECOVERY = "WaitForStart", "WaitForRecovery"
+"""Kueue's waitForPodsReady has a time limit for each: `timeout` and `recoveryTimeout`."""
 MOST_CONDITIONS = 16
 """The definition takes no more."""
 
@@ -128,11 +129,15 @@ def status_without_admission(workload: Fields, now: float) -> Fields:
     return {"admission": None, "conditions": _merge_conditions(workload, states, now)}
 
 
-def ready_status(workload: Fields, now: float) -> Fields:
-    """Return the status with all pods ready."""
-    message = "All pods were ready or succeeded since the workload admission"
-    state = (PODS_READY, True, "Started", message)
-    return {"conditions": _merge_conditions(workload, [state], now)}
+def readiness_status(workload: Fields, is_ready: bool, now: float) -> Fields:
+    """Return the status with all pods ready, or not yet ready again."""
+    reason = "Started" if is_ready else WAIT_FOR_RECOVERY
+    message = "At least one pod has failed, waiting for recovery"
+    if is_ready:
+        message = "All pods were ready or succeeded since the workload admission"
+    return {
+        "conditions": _merge_conditions(workload, [(PODS_READY, is_ready, reason, message)], now)
+    }
 
 
 def finished_status(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:

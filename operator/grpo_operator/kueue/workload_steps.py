@@ -128,6 +128,8 @@ class Write(StrEnum):
     CLEAR = "Clear"
     """Removes the admission that an eviction has revoked, so that the Workload queues again."""
     READY = "Ready"
+    RECOVER = "Recover"
+    """Says that the pods of a further attempt are not all ready yet."""
     FINISH = "Finish"
 
 
@@ -216,7 +218,7 @@ def _step_of_unfinished_job(
     if workload.paused:
         return Step(Write.RESUME)
     if job.is_active:
-        return Step(Write.READY) if _becomes_ready(observation, workload) else None
+        return _readiness_step(observation, workload)
     return Step(Write.AMEND) if _should_amend(job, workload, default_priority) else None
 
 
@@ -232,11 +234,16 @@ def _is_blocked(observation: Observation, decision: Decision) -> bool:
     return decision.reason not in WAITS_FOR_KUEUE
 
 
-def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
-    """True once the whole gang runs and the Workload does not say so yet."""
-    return (
-        observation.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
-    )
+def _readiness_step(observation: Observation, workload: WorkloadRecord) -> Step | None:
+    """The write of whether the whole gang runs, where the Workload says otherwise."""
+    is_ready = observation.has_gang_started
+    if not workload.may_continue or workload.is_true(PODS_READY) == is_ready:
+        return None
+    if is_ready:
+        return Step(Write.READY)
+    # Kueue limits how long a gang waits for nodes only while its pods are not ready. The end of one
+    # that has run is judged first: the next attempt may follow at once.
+    return None if observation.has_gang_run else Step(Write.RECOVER)
 
 
 def _once_idle(observation: Observation, write: Write) -> Step | None:

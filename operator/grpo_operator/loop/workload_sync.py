@@ -39,7 +39,7 @@ from ..kueue.workload_manifest import (
     finished_status,
     pause_patch,
     queue_patch,
-    ready_status,
+    readiness_status,
     status_without_admission,
     workload,
 )
@@ -213,8 +213,8 @@ class Workloads:
         now, job = self.clock(), observation.job
         if write is Write.CLEAR:
             status = status_without_admission(item, now)
-        elif write is Write.READY:
-            status = ready_status(item, now)
+        elif write in (Write.READY, Write.RECOVER):
+            status = readiness_status(item, write is Write.READY, now)
         else:
             final = next((job.condition(end) for end in _ENDS if job.is_true(end)), None)
             succeeded = job.is_true(ConditionType.SUCCEEDED)
