@@ -359,6 +359,61 @@ def test_a_setting_is_what_the_script_makes_of_it_or_named(
     assert is_named or trained == [setting.value if setting else 0.0]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "args.__setattr__('beta', 0.25)", "operator.setitem(vars(args), 'beta', 0.25)",
+        "vars(args).__setitem__('beta', 0.25)", "GRPOConfig.__setattr__(args, 'beta', 0.25)",
+        "GRPOConfig.__init__(args, beta=0.25)", "args.__dict__ = {'beta': 0.25}",
+        "args = type(args)(beta=0.25)", "args = args.__class__(beta=0.25)",
+        "class Late(GRPOConfig):\n    def __init__(self, **kw):\n"
+        "        GRPOConfig.__init__(self, **kw)\nargs = Late(beta=0.25)",
+        "class Kept:\n    def __setitem__(self, key, value):\n        setattr(args, key, value)\n"
+        "Kept()['beta'] = 0.25",
+        "class Made:\n    @cached_property\n    def args(self):\n"
+        "        return GRPOConfig(beta=0.25)\nargs = Made().args",
+        "os.environ['BETA'] = '0.25'\nargs.beta = float(os.environ['BETA'])",
+        "os.environ.update(BETA='0.25')\nargs.beta = float(os.getenv('BETA', '1'))",
+        "os.environ.setdefault('BETA', '0.25')\nargs.beta = float(os.environ.get('BETA', 1))",
+    ],
+)  # fmt: skip
+def test_a_setting_by_methods_that_python_itself_has_is_taken(line: str) -> None:
+    run = read_script(f"MODEL = 'a/b'\n{BEGIN}\n{line}\n{ENDS[0]}", "train.py", lambda _: None)
+    assert run.config["beta"].value == 0.25
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("type(trainer)._compute_loss = len", "type(trainer)._compute_loss = len: a job trains"),
+        ("vars(args)['beta'] = 1", "args.beta = 1: it changes here"),
+        ("vars(trainer).update(beta=1)", "trainer.beta = 1: it changes here"),
+        ("Trainer.create_optimizer = len", "Trainer.create_optimizer = len: a job trains by"),
+        ("max(trainer, key=lambda made: setattr(made, 'beta', 1))", "made.beta = 1: a condition"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "allow_tf32 = True: set training.o"),
+        ("torch.set_float32_matmul_precision('high')", "precision: set training.overrides.tf32"),
+        ("locals()['args'] = other", "locals()['args']: it may set anything"),
+        ("adapt(args)", "adapt(args): code of another file may change it"),
+        ("helpers.tune(5, config=trainer.args)", "tune(trainer.args): code of another file may"),
+    ],
+)
+def test_what_else_changes_the_training_is_named(line: str, says: str) -> None:
+    imports = (
+        "import helpers, torch\nfrom helpers import tune as adapt\n"
+        "from transformers import Trainer\nfrom trl import GRPOConfig, GRPOTrainer"
+    )
+    text = f"{imports}\nMODEL = 'a/b'\n{BEGIN}\n{ENDS[0]}\n{line}"
+    helpers = {"helpers": "def tune(config):\n    config.beta = 1"}
+    run = read_script(text, "train.py", helpers.get)
+    assert any(says in str(note) for note in run.notes), [str(note) for note in run.notes]
+
+
+def test_a_call_of_a_library_is_no_change_of_its_code() -> None:
+    text = f"import transformers\nMODEL = 'a/b'\n{BEGIN}\ntransformers.set_seed(3)\n{ENDS[0]}"
+    notes_of = [note.name for note in read_script(text, "train.py", lambda _: None).notes]
+    assert notes_of == ["train_dataset", "reward_funcs"]
+
+
 @pytest.mark.parametrize("decorator", ["added", "Added"])
 def test_a_function_is_what_its_decorator_makes_of_it(decorator: str) -> None:
     made = f"@{decorator}\ndef make(beta):\n    return GRPOConfig(beta=beta)\nargs = make(0.25)"

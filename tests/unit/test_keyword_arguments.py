@@ -69,6 +69,23 @@ def test_another_field_is_refused_with_what_to_use(name: str) -> None:
     assert len(problem) <= MOST_LETTERS
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("max_prompt_length", "set spec.training.maxPromptLength instead (got 1)"),
+        ("torch_dtype", "set spec.training.dtype instead (got 1)"),
+        ("use_liger_loss", "can't be set: the memory model knows eager modules"),
+        ("lora_r", "set spec.adapter.rank instead (got 1)"),
+    ],
+)
+def test_a_setting_of_an_earlier_trl_or_of_its_command_is_refused_with_what_to_use(
+    name: str, says: str
+) -> None:
+    (problem,) = problems({name: 1})
+    assert problem.startswith(f"{PATH}.{name}: ")
+    assert says in problem
+
+
 def test_a_place_is_a_field_of_the_spec() -> None:
     known = {path for path, _ in schema_fields(job_schema()["properties"]["spec"])}
     paths = {place.path for place in PLACES.values() if place.path}

@@ -72,6 +72,10 @@ PLACES: Mapping[str, Place] = (
     | {name: _place(decision) for decision in _TABLES["refused"] for name in decision["fields"]}
 )
 """Every field of GRPOConfig with its place."""
+FORMER: Mapping[str, Place] = {name: _place(path) for name, path in _TABLES["former"].items()}
+"""Fields of earlier TRL versions that a job has."""
+RENAMED: Mapping[str, str] = _TABLES["renamed"]
+"""Fields by the names that they had in earlier versions of TRL and transformers."""
 MODEL_PLACES: Mapping[str, Place] = {
     name: _place(decision) for name, decision in _TABLES["model"].items()
 }

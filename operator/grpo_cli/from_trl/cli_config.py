@@ -5,13 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.spec.trl_places import CLI_PLACES, FIELDS
+from grpo_api.spec.trl_places import CLI_PLACES, FIELDS, RENAMED
 
 from .config_fields import refusal_message
 from .dataset_reader import ROWS_FILE, is_folder
 from .reward_reader import RewardReader
 from .trl_run import (
-    RENAMED,
     ReadModule,
     RewardUse,
     TrlError,

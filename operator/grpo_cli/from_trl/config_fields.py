@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_api.spec.generation import TENSOR_PARALLEL
 from grpo_api.spec.tracking import TABLE_TRACKERS
-from grpo_api.spec.trl_places import FIELDS, PLACES, Place
+from grpo_api.spec.trl_places import FIELDS, FORMER, PLACES, Place
 
 from .trl_run import SpecBuilder, TrlRun, TrlSetting
 
@@ -23,11 +23,6 @@ OPTIMIZERS = {
 }
 """transformers' names of the optimizers that a job has."""
 SWITCHES = {True: "Enabled", False: "Disabled"}
-FORMER = {
-    "max_prompt_length": "training.maxPromptLength",
-    "warmup_ratio": "training.warmupRatio",
-}
-"""Fields of earlier TRL versions that a job has."""
 FOREIGN = {
     "accelerate_config": "the plan decides how ranks work together; use spec.placement",
     "dataset_prompt_column": "set dataset.promptColumn",
@@ -246,7 +241,7 @@ class ConfigFields:
         if is_replaced:
             self._note(name, setting, "warmup_steps was taken")
         elif setting.value is not None:
-            self.builder.set_field(FORMER[name], setting.value, name, setting)
+            self.builder.set_field(FORMER[name].path, setting.value, name, setting)
 
     def _put_warmup(self, name: str, setting: TrlSetting) -> None:
         """transformers takes a number below 1 as a share of the steps, and rounds it up."""

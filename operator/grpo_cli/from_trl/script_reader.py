@@ -8,7 +8,7 @@ can't be followed becomes a note with its line.
 import ast
 import sys
 
-from grpo_api.spec.trl_places import PLACES, Place
+from grpo_api.spec.trl_places import PLACES, RENAMED, Place
 
 from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
@@ -41,7 +41,6 @@ from .trl_run import (
     NOT_TAKEN,
     OTHER_TOKENIZER,
     POSITIONS,
-    RENAMED,
     SET_MODEL,
     TRAINED_ADAPTER,
     UNSLOTH_LORA,
@@ -93,6 +92,8 @@ class _ScriptReader:
         """Arguments of the trainer by the ids of their objects."""
         self._num_early_changes = 0
         """Changes of objects before the trainer was made."""
+        self._given: list[tuple[Object, dict[str, Use]]] = []
+        """Objects that the trainer was given, with their fields then."""
 
     def read(self) -> TrlRun:
         """The whole script.
@@ -107,9 +108,20 @@ class _ScriptReader:
         if self.trainer is None:
             raise TrlError(f"{self.run.source}: the {TRAINER} of line {call.lineno} is never made")
         self.run.add_notes(self.interpreter.assumed_choices)
+        self._add_unnamed_changes()
         note_changes(self.run, self.interpreter.changes, self._kinds, self._num_early_changes)
         note_side_settings(self.run, self.module, call)
         return self.run
+
+    def _add_unnamed_changes(self) -> None:
+        """Keep changes below the trainer of what an object holds, such as by `vars(args)`."""
+        late = self.interpreter.changes[self._num_early_changes :]
+        named = {(id(change.owner), change.attribute) for change in late}
+        for made, fields in self._given:
+            for name, use in made.fields.items():
+                if fields.get(name) is not use and (id(made), name) not in named:
+                    shown = f"{self._kinds.get(id(made))}.{name}"
+                    self.interpreter.note_change(made, name, use.node, use, shown)
 
     def _trainer(self) -> ast.Call:
         """The call that makes the trainer."""
@@ -151,12 +163,20 @@ class _ScriptReader:
     def _read_call(self, call: Object) -> None:
         """Read a call that the interpreter meets."""
         self.datasets.note_call(call)
+        module = call.path.rpartition(".")[0]
+        called, is_beside = call.node, module and self.read_module(module) is not None
+        if isinstance(called, ast.Call) and is_beside:
+            for use in call.arguments.uses:
+                shown = f"{ast.unparse(called.func)}({self.run.source_of(use.node)})"
+                self.interpreter.note_change(use.value, "", called, None, shown)
         if not call.is_made_by(TRAINER):
             return
         if self.trainer is None:
             self.trainer = call
             self._read_trainer(call)
             self._num_early_changes = len(self.interpreter.changes)
+            given = [call, *(use.value for use in call.fields.values())]
+            self._given = [(made, dict(made.fields)) for made in given if isinstance(made, Object)]
         else:
             self.run.note(call.line, TRAINER, "", _AGAIN)
 

@@ -15,13 +15,14 @@ from .interpreter.values import DTYPES, External, Unknown, owners
 from .trl_run import NO_CALLBACKS, TrlRun
 
 _RESUMES = "a job goes on from its own checkpoints; set resumeFrom for those of another job"
-_TRACKER_CALLS = {
-    "wandb.init": "wandb and runName",
-    "trackio.init": "trackio and runName",
-    "mlflow.set_tracking_uri": "mlflow.url",
-    "mlflow.set_experiment": "mlflow.experiment",
+_SIDE_CALLS = {
+    "wandb.init": "tracking.wandb and runName",
+    "trackio.init": "tracking.trackio and runName",
+    "mlflow.set_tracking_uri": "tracking.mlflow.url",
+    "mlflow.set_experiment": "tracking.mlflow.experiment",
+    "torch.set_float32_matmul_precision": "training.overrides.tf32",
 }
-"""Calls by which a script chooses where its run is tracked, and the job's fields."""
+"""Calls beside the trainer's arguments that set the run, and the job's fields."""
 _TRACKER_VARIABLES = {
     "WANDB_PROJECT": "wandb.project",
     "MLFLOW_TRACKING_URI": "mlflow.url",
@@ -40,8 +41,12 @@ TOKENIZER_LOADING = (
     "trust_remote_code", "use_fast",
 )  # fmt: skip
 """What a tokenizer may be loaded with that changes no token: TRL itself pads."""
+_LIBRARIES = ("accelerate", "peft", "transformers")
+"""What TRL trains by."""
 _WITHOUT_EFFECT = ("eval", "pad_token_id", "use_cache")
-_ALWAYS_NAMED = ("chat_template", "eos_token", "eos_token_id", "requires_grad", "requires_grad_")
+_ALWAYS_NAMED = (
+    "allow_tf32", "chat_template", "eos_token", "eos_token_id", "requires_grad", "requires_grad_",
+)  # fmt: skip
 """Fields that are named whatever object they belong to."""
 
 
@@ -60,9 +65,9 @@ def note_side_settings(run: TrlRun, module: ast.Module, trainer: ast.Call) -> No
                 if not run.value("push_to_hub"):
                     advice = "set export.to to Hub, and export.hub.repository"
                     run.note(node.lineno, ast.unparse(node.func), "", advice)
-            case ast.Call() if dotted_name(node.func) in _TRACKER_CALLS:
+            case ast.Call() if dotted_name(node.func) in _SIDE_CALLS:
                 name = dotted_name(node.func)
-                run.note(node.lineno, name, "", f"set tracking.{_TRACKER_CALLS[name]}")
+                run.note(node.lineno, name, "", f"set {_SIDE_CALLS[name]}")
             case ast.Call(func=ast.Attribute(attr=method)) if method in _MODEL_CALLS:
                 run.note(node.lineno, ast.unparse(node.func), "", _CHANGED_MODEL)
             case ast.Call() if called_name(node).endswith("Trainer") and node is not trainer:
@@ -93,7 +98,7 @@ def _may_bind_anything(node: ast.expr) -> bool:
             ast.Subscript(ctx=ast.Store(), value=owner)
             | ast.Call(func=ast.Attribute(attr="update", value=owner))
         ):
-            return isinstance(owner, ast.Call) and called_name(owner) == "globals"
+            return isinstance(owner, ast.Call) and called_name(owner) in ("globals", "locals")
     return False
 
 
@@ -148,11 +153,13 @@ def note_changes(
 
 
 def _owner_kind(change: Change, kinds: Mapping[int, str]) -> str | None:
-    """The argument of the trainer that a change is of, "trainer", or "trl" for what is imported of
-    it; "unknown" if only the run shows whether a field belongs to the config."""
+    """The argument of the trainer that a change is of, "trainer", or "library" for code that trains
+    the run; "unknown" if only the run shows whether a field belongs to the config."""
     for depth, owner in enumerate(owners(change.owner)):
-        if isinstance(owner, External) and owner.path.partition(".")[0] == "trl":
-            return "trl"
+        library = owner.path.partition(".")[0] if isinstance(owner, External) else ""
+        # Calls such as transformers.set_seed change no code.
+        if library == "trl" or (library in _LIBRARIES and change.call is None):
+            return "library"
         kind = kinds.get(id(owner))
         if kind is not None:
             return kind if depth == 0 or kind in ("trainer", "model") else None
@@ -176,7 +183,11 @@ def _change_advice(kind: str | None, change: Change) -> str:
         return "a job trains all parameters, or an adapter"
     if change.attribute == "add_callback":
         return NO_CALLBACKS
-    advice = {"trl": OWN_CODE, "model": _CHANGED_MODEL}.get(kind or "")
+    if change.attribute == "allow_tf32":
+        return "set training.overrides.tf32"
+    if not change.attribute:
+        return "code of another file may change it: compare, and set it in the job"
+    advice = {"library": OWN_CODE, "model": _CHANGED_MODEL}.get(kind or "")
     if advice is None:
         advice = "a condition decides on it" if change.is_conditional else "it changes here"
         advice += "; set it in the job"

@@ -27,16 +27,6 @@ _KNOWN_KEY = re.compile(r"(?:Bearer )?(?:hf_|sk-|ghp_|gsk_|xai-|AKIA|AIza)[\w-]{
 _KEY = re.compile(r"(?=.*\d)[\w.+/=-]{16,}")
 """What may be the key of any service."""
 
-RENAMED = {
-    "evaluation_strategy": "eval_strategy",
-    "torch_dtype": "dtype",
-    "use_liger_loss": "use_liger_kernel",
-    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-    "vllm_max_model_len": "vllm_max_model_length",
-    "wandb_log_unique_prompts": "log_unique_prompts",
-}
-"""Fields by the names that they had in earlier versions of TRL and transformers."""
-
 POSITIONS = (
     "model",
     "reward_funcs",

@@ -8,7 +8,15 @@ from dataclasses import replace
 from functools import partial
 
 from .constant_folding import TEXT_METHODS, call_text_method, operate
-from .functions import FUNCTIONS, LIBRARY_FUNCTIONS, call_method, find_parser, parse_options
+from .functions import (
+    FUNCTIONS,
+    LIBRARY_FUNCTIONS,
+    SPECIAL_METHODS,
+    call_method,
+    call_special_method,
+    find_parser,
+    parse_options,
+)
 from .heap import Way
 from .objects import POSITIONAL_FIELDS, Objects, computed_key, merge_cells, unpack
 from .values import (
@@ -236,9 +244,8 @@ class Evaluator(Objects):
                 named = callee.arguments.named | arguments.named
                 joined = Arguments([*given, *arguments.positional], named, arguments.has_unknown)
                 return self.apply(function.value, joined, node)
-            case Part(owner=Object() as made, name="__init__"):  # of a library's class
-                for name, use in arguments.named.items():
-                    self.write(made.fields, name, use)
+            case Part(name=name) | External(name=name) if name in SPECIAL_METHODS:
+                value = call_special_method(self, callee, arguments, node)
             case Part(owner=Known(value=str()) as text, name=name) if name in TEXT_METHODS:
                 values = [text, *arguments.values]
                 return self.fold(partial(call_text_method, name), values, node)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..trl_run import Note
 from .constant_folding import PLAIN_FUNCTIONS, call_plain
-from .objects import Objects, computed_key, merge_cells
+from .objects import ENVIRONMENT, Objects, computed_key, has_computed_key, merge_cells
 from .values import (
     MISSING,
     Arguments,
@@ -51,13 +51,14 @@ _CHANGES = (
 _WITH_KEY = ("get", "insert", "pop", "setdefault")
 _WITH_ALL = ("items", "keys", "popitem", "reverse", "values")
 """Methods whose result is known where all items are."""
+_COMPUTED = ("filter", "functools.reduce", "map", "reversed", "set", "sorted", "zip")
 Call = Callable[[Objects, Arguments, ast.Call], Value | None]
 """Returns None for a call that is not known."""
 
 
 def _plain(objects: Objects, given: Arguments, node: ast.Call, *, name: str) -> Value:
     if given.named or given.has_unknown:
-        return Unknown(node)
+        return _computed(objects, given, node)
     return objects.fold(partial(call_plain, name), given.values, node)
 
 
@@ -140,6 +141,24 @@ def _getattr(objects: Objects, given: Arguments, node: ast.Call) -> Value:
     return Unknown(node)
 
 
+def _initialize(objects: Objects, given: Arguments, node: ast.Call) -> Value | None:
+    """Set the fields that a library's class is made with."""
+    made = given.first
+    if not isinstance(made, Object):
+        return None
+    for name, use in given.named.items():
+        objects.write(made.fields, name, use)
+    return Known(node, None)
+
+
+def _setitem(objects: Objects, given: Arguments, node: ast.Call) -> Value | None:
+    if len(given.positional) != 3:
+        return None
+    owner, key, use = given.positional
+    objects.set_item(owner.value, owner.node, key, use)
+    return Known(node, None)
+
+
 def _setattr(objects: Objects, given: Arguments, node: ast.Call) -> Value | None:
     if len(given.positional) != 3:
         return None
@@ -167,9 +186,19 @@ def _super(objects: Objects, _: Arguments, node: ast.Call) -> Value | None:
     return Object(node, view, Arguments(), made.fields)
 
 
-def _environment(_: Objects, given: Arguments, node: ast.Call) -> Value:
-    """The default that a script has for a variable of the environment."""
+def _type(objects: Objects, given: Arguments, node: ast.Call) -> Value | None:
+    made = given.first if len(given.uses) == 1 else None
+    return objects.attribute(made, "__class__", node) if isinstance(made, Object) else None
+
+
+def _environment(objects: Objects, given: Arguments, node: ast.Call) -> Value:
+    """A variable of the environment: as the script sets it, or the script's default of it."""
+    variables = objects.environment.cells
     match given.values:
+        case [Known(value=str(name)), *_] if name in variables:
+            return variables[name].value
+        case _ if has_computed_key(variables):
+            return Unknown(node)
         case [Known(value=str(name)), default]:
             if name in _LAUNCHED:
                 return Unknown(node, f"what launches the script sets {name}")
@@ -178,11 +207,25 @@ def _environment(_: Objects, given: Arguments, node: ast.Call) -> Value:
     return Unknown(node)
 
 
+def _set_environment(objects: Objects, given: Arguments, node: ast.Call, *, name: str) -> Value:
+    return _call_container(objects, objects.environment, name, given, node)
+
+
+SPECIAL_METHODS: dict[str, Call] = {
+    "__init__": _initialize,
+    "__setattr__": _setattr,
+    "__setitem__": _setitem,
+}
+"""Methods of Python's own object and dict, which set something."""
 FUNCTIONS: dict[str, Call] = {
+    **{
+        f"{environment}.{name}": partial(_set_environment, name=name)
+        for environment in ENVIRONMENT
+        for name in ("pop", "setdefault", "update")
+    },
     **{name: partial(_plain, name=name) for name in PLAIN_FUNCTIONS},
-    **dict.fromkeys(("filter", "map", "reversed", "set", "sorted", "zip"), _computed),
+    **dict.fromkeys(_COMPUTED, _computed),
     **dict.fromkeys(("environ.get", "getenv", "os.environ.get"), _environment),
-    **dict.fromkeys(("object.__setattr__", "setattr"), _setattr),
     **dict.fromkeys(("list", "tuple"), _list),
     "asdict": _asdict,
     "copy": _copy,
@@ -190,12 +233,25 @@ FUNCTIONS: dict[str, Call] = {
     "dict": _dict,
     "getattr": _getattr,
     "len": _len,
+    "operator.setitem": _setitem,
     "replace": _replace,
+    "setattr": _setattr,
     "super": _super,
+    "type": _type,
     "vars": _vars,
 }
 LIBRARY_FUNCTIONS = ("asdict", "copy", "dedent", "deepcopy", "getenv", "replace")
 """Those that scripts import, and may call by the name of their module."""
+
+
+def call_special_method(
+    objects: Objects, callee: Part | External, given: Arguments, node: ast.Call
+) -> Value | None:
+    """Call one of SPECIAL_METHODS: of an object, or of a class, which is given the object."""
+    if isinstance(callee, Part) and not isinstance(callee.owner, Class):
+        first = Use(callee.owner, getattr(node.func, "value", node))
+        given = replace(given, positional=[first, *given.positional])
+    return SPECIAL_METHODS[callee.name](objects, given, node)
 
 
 def call_method(objects: Objects, callee: Part, given: Arguments, node: ast.Call) -> Value | None:

@@ -32,6 +32,7 @@ from .values import (
     constant,
     key_of,
     line_of,
+    make_dict,
     make_object,
     make_value,
 )
@@ -39,6 +40,7 @@ from .values import (
 MAX_LETTERS = 1_000_000
 MAX_BITS = 4096
 POSITIONAL_FIELDS = {"GRPOConfig": ("output_dir",), "LoraConfig": LORA_POSITIONS}
+ENVIRONMENT = ("environ", "os.environ")
 _DEFAULT_MAKERS = ("field", "Field", "Argument", "Option")
 """Functions of dataclasses and typer that wrap a default."""
 
@@ -70,6 +72,8 @@ class Objects(Heap):
         """Changes of objects, in order."""
         self.assumed_choices: list[Note] = []
         """Defaults by which a function or an object was chosen of several."""
+        self.environment = make_dict({}, ast.Pass())
+        """Variables of the environment that the script sets."""
         self.calling: list[Function] = []
         """Functions of the script that are followed, each called by the one before."""
         self._on_call = on_call
@@ -145,6 +149,8 @@ class Objects(Heap):
     def _field(self, value: Object | Class, name: str, node: ast.AST) -> Value:
         if name == "__dict__":
             return Entries(node, value.fields)
+        if name == "__class__" and isinstance(value, Object) and value.name[:1].isupper():
+            return value.maker
         if name in value.fields and isinstance(value, Object):
             return value.fields[name].value
         if isinstance(value, Object) and has_computed_key(value.fields):
@@ -168,7 +174,8 @@ class Objects(Heap):
         if isinstance(owner, Class):
             return replace(member, owner=owner) if "classmethod" in marks else member
         bound = replace(member, owner=definition if "classmethod" in marks else owner)
-        return self.follow(bound, Arguments()) if "property" in marks else bound
+        is_property = any(mark.endswith("property") for mark in marks)
+        return self.follow(bound, Arguments()) if is_property else bound
 
     def item(self, value: Value, key: Use, node: ast.AST) -> Value:
         """What `value[key]` is."""
@@ -190,6 +197,8 @@ class Objects(Heap):
                 return Unknown(node)
             case Unknown():
                 return Unknown(node, value.why)
+            case External(path=path) if path in ENVIRONMENT:
+                return self.item(self.environment, key, node)
         return make_object(Part(node, value, ITEM), Arguments([key]), {}, node)
 
     def assume_choice(self, item: Value, notes: tuple[Note, ...]) -> Value:
@@ -281,7 +290,10 @@ class Objects(Heap):
         definition = owner.maker if isinstance(owner, Object) else None
         if isinstance(definition, Class) and definition.has_method(name, "__setattr__"):
             use = Use(Unknown(node, "a method of its class sets it"), node)
-        if isinstance(owner, Object | Class | Function):
+        fields = use.value if isinstance(use, Use) else None
+        if name == "__dict__" and isinstance(owner, Object) and isinstance(fields, Entries):
+            self.refill(owner.fields, fields.cells)
+        elif isinstance(owner, Object | Class | Function):
             self.write(owner.fields, name, use)
         shown = f"{ast.unparse(node)}.{name}"
         self.note_change(owner, name, node, use if isinstance(use, Use) else None, shown)
@@ -310,6 +322,12 @@ class Objects(Heap):
                 self.forget(owner, key.node)
             case Part(owner=container, name=name):
                 self.change_part(container, name, node)
+            case External(path=path) if path in ENVIRONMENT:
+                self.set_item(self.environment, node, key, use)
+            case Object(maker=Class()) if isinstance(use, Use):
+                method = self._field(owner, "__setitem__", node)
+                if isinstance(method, Function):
+                    self.follow(method, Arguments([key, use]))
             case Object() if owner.method and owner.name == ITEM:
                 self.set_item(owner.method[0], getattr(node, "value", node), key, use)
 
