@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.report import MAX_PROBLEM
+from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Silence
 from grpo_operator.report.events import event, telling_change
 from tests.generated import cases
 from tests.unit.operator_world import (
@@ -16,6 +18,7 @@ from tests.unit.operator_world import (
     active_status,
     after,
     condition,
+    judged,
     make_child,
     make_job,
     make_pod,
@@ -44,6 +47,39 @@ def test_a_checkpoint_that_could_not_be_written_is_told_until_one_could() -> Non
         "a new operator process has not heard of it yet"
     )
     assert degraded(known, checkpoint_problem="")[0] == "False"
+
+
+LOST = [{"type": "Ready", "status": "False"}]
+
+
+def test_a_gang_of_which_a_node_has_fallen_silent_is_not_said_to_be_whole() -> None:
+    """Kubernetes ends the pod after five minutes; until then nothing else shows why it stands."""
+    job, pull = make_job(status=active_status()), make_pull()
+    lost = make_seen(job, make_child(), make_pod(0), make_pod(1, conditions=LOST), pull=pull)
+    assert of_type(after(lost, judged(lost)), "Degraded") == (
+        "True",
+        "NodeNotReady",
+        "node node-1 of pod run-1-1-abcde is not ready; unless it comes back, Kubernetes ends the "
+        "pod, after five minutes by default, and the gang starts again. Look at the node (`kubectl "
+        "describe node`)",
+    )
+    back = make_seen(job, make_child(), make_pod(0), make_pod(1), pull=pull)
+    assert of_type(after(back, judged(back)), "Degraded")[:2] == ("False", "AsExpected")
+
+
+def test_a_rank_0_whose_node_has_fallen_silent_is_not_looked_for_behind_a_network_policy() -> None:
+    silence = Silence(Observed(NOW - 121), "10.0.0.7:8080: no answer in time")
+    status = active_status(progress={"attempt": 1, "step": 3})
+    lost = make_seen(
+        make_job(status=status), make_child(), make_pod(0, conditions=LOST), make_pod(1),
+        silence=silence,
+    )  # fmt: skip
+    assert of_type(after(lost, judged(lost)), "Degraded") == (
+        "True",
+        "ProgressUnknown",
+        "rank 0 has not answered for minutes, so its progress is unknown: node node-0 of pod "
+        "run-1-0-abcde is not ready",
+    )
 
 
 @pytest.mark.parametrize(("heard", "degraded"), [(False, "True"), (True, "False")])

@@ -13,7 +13,7 @@ from grpo_api.status.status import ConditionType
 from grpo_operator.decide.observation import Observation
 from grpo_operator.decide.start_checks import asks_about, current_warning, start_event
 from grpo_operator.records.parsing import pod_record
-from grpo_operator.report.status import build_status
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     LIMITS,
@@ -35,6 +35,7 @@ SANDBOX = {"type": "PodReadyToStartContainers", "status": "True"}
 CREATING = {"waiting": {"reason": "ContainerCreating"}}
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 BACK_OFF = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+NO_SECRET = {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret hub"}}
 RUNS = {"running": {"startedAt": at(-3000)}}
 
 
@@ -53,6 +54,8 @@ STATES: dict[str, dict[str, Any]] = {
     "volumes are mounted": pod(CREATING),
     "the image is pulled": pod(CREATING, SANDBOX),
     "the image is not there": pod(BACK_OFF, SANDBOX),
+    "its secret is not there": pod(NO_SECRET, SANDBOX),
+    "an init container's secret is not there": pod(INITIALIZING, SANDBOX, init=NO_SECRET),
     "an init container runs": pod(INITIALIZING, SANDBOX, init=RUNS),
     "an init container's image is not there": pod(INITIALIZING, SANDBOX, init=BACK_OFF),
     "a sidecar runs": pod(INITIALIZING, SANDBOX, init=RUNS, sidecar=True),
@@ -135,10 +138,12 @@ def starting(state: str, names: Sequence[str], ago: float) -> Observation:
 
 def expected_trouble(state: str, names: Sequence[str], ago: float) -> str:
     """What Degraded has to say; empty for nothing."""
-    if state == "the image is not there":
-        return f"pod {POD} waits: ImagePullBackOff: no such image"
-    if state == "an init container's image is not there":
-        return f"pod {POD} waits: init container fetch: ImagePullBackOff: no such image"
+    if "is not there" in state:
+        why = "ImagePullBackOff: no such image"
+        if "secret" in state:
+            why = "CreateContainerConfigError: no secret hub"
+        subject = "init container fetch: " if "init" in state else ""
+        return f"pod {POD} waits: {subject}{why}"
     warning = expected_warning(names)
     if state == "an init container runs" or ago < LIMITS.start_warning_seconds or not warning:
         return ""
@@ -167,6 +172,34 @@ def test_what_a_user_reads_of_a_pod_that_starts(
     assert running == (init if state == "an init container runs" else "attempt 1 starts")
     stage = status.progress.stage if status.progress else None
     assert stage == STAGES.get(state)
+
+
+@settings(max_examples=cases(200))
+@given(
+    st.sampled_from(sorted(STATES)),
+    st.sampled_from(sorted(STATES)),
+    st.sampled_from(["PodWaiting", "NameTaken"]),
+)
+def test_a_trouble_that_is_over_is_taken_back(before: str, state: str, reason: str) -> None:
+    seen = starting(before, ("mount",), 60.0)
+    status = build_status(seen, judged(seen))
+    known = to_json(status)
+    for one in known["conditions"]:
+        if one["type"] == "Degraded" and one["status"] == "True":
+            one["reason"] = reason
+    seen = starting(state, ("mount", "pulling"), 60.0)
+    later = replace(seen, job=make_job(status=known))
+    degraded = build_status(later, judged(later)).condition(ConditionType.DEGRADED)
+    is_told = degraded is not None and degraded.status == "True"
+    assert is_told == bool(expected_trouble(state, ("mount", "pulling"), 60.0))
+
+
+def test_how_the_last_attempt_ended_is_told_until_the_gang_runs() -> None:
+    seen = starting("the image is pulled", (), 60.0)
+    known = to_json(build_status(seen, judged(seen)))
+    known["conditions"].append({**condition("Degraded", reason="Error"), "message": "it crashed"})
+    seen = replace(seen, job=make_job(status=known))
+    assert of_type(build_status(seen, judged(seen)), "Degraded") == ("True", "Error", "it crashed")
 
 
 def test_an_init_container_that_runs_for_too_long_is_named_with_its_duration() -> None:

@@ -363,7 +363,7 @@ def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTer
         node = ""
     elif pod.node_lost and any_ended:
         node = pod.node
-        message = f"node {node} of pod {pod.name} is not ready"
+        message = pod.lost_node_message
     else:
         return None
     outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), message)

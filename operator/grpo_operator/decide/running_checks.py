@@ -66,14 +66,19 @@ def silent(observation: Observation, limits: Limits) -> Decision | RequeueAfter 
         since = f"within {patience:.0f} s (spec.restarts.startTimeoutSeconds)"
     if silence < patience:
         return RequeueAfter(patience - silence)
-    message = (
-        f"rank 0 has not answered {since}, so its progress is unknown: "
+    why = lost_node_message(observation) or (
         f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "
         "check that NetworkPolicies let the operator reach the pod"
     )
+    message = f"rank 0 has not answered {since}, so its progress is unknown: {why}"
     creation = engines_gone(observation, limits)
     action = creation.action if creation else Action.WAIT
     return Decision(action, Reason.PROGRESS_UNKNOWN, message)
+
+
+def lost_node_message(observation: Observation) -> str:
+    """The first training pod whose node has fallen silent; empty if none has."""
+    return next(filter(None, (pod.lost_node_message for pod in observation.pods)), "")
 
 
 def keep_running(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001

@@ -30,7 +30,14 @@ from .names import (
     is_engines_job,
 )
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
-from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, SharedRecord
+from .records import (
+    CREATION_REASONS,
+    ClaimRecord,
+    GRPOJobRecord,
+    JobRecord,
+    PodRecord,
+    SharedRecord,
+)
 from .terminations import pack_termination as pack_end
 from .terminations import pod_termination, preflight_report, trainer_container
 from .workloads import child_fields, kueue_metadata, object_fields
@@ -159,13 +166,14 @@ _IMAGE_REASONS = ("ErrImage", "ImagePull", "InvalidImageName", "ImageInspect", "
 """How the kubelet's reasons begin for a container whose image it can't get."""
 
 
-def _waiting(status: JsonObject, state: JsonObject) -> str:
-    """Why the first container that keeps the pod from starting waits; empty when none does."""
+def _waiting(status: JsonObject, state: JsonObject) -> tuple[str, JsonObject]:
+    """The first container that keeps the pod from starting, as the beginning of a sentence, and how
+    it waits; an empty object when none does."""
     for container in status.parts("initContainerStatuses"):
         waiting = container.part("state").part("waiting")
         if waiting.text("reason", MAX_OBJECT) not in ("", "PodInitializing"):
-            return f"init container {container.text('name')}: {waiting.reason_and_message()}"
-    return state.part("waiting").reason_and_message()
+            return f"init container {container.text('name')}: ", waiting
+    return "", state.part("waiting")
 
 
 def _running_init_container(whole: JsonObject) -> str:
@@ -192,15 +200,16 @@ def _do_others_run(status: JsonObject) -> bool:
     )
 
 
-def _start_stage(status: JsonObject, state: JsonObject) -> str:
-    """What the kubelet does for a pod that has its node and whose container waits."""
-    if "waiting" not in state:
-        return ""
-    waiting = state.part("waiting").text("reason", MAX_OBJECT)
-    has_sandbox = status.condition("PodReadyToStartContainers").text("status") == "True"
-    if has_sandbox or waiting.startswith(_IMAGE_REASONS):
+def _start_stage(status: JsonObject, waiting: JsonObject) -> str:
+    """What the kubelet does for a pod that has its node and a container that waits; empty for one
+    whose container it can't create, such as without a Secret."""
+    reason = waiting.text("reason", MAX_OBJECT)
+    if reason.startswith(_IMAGE_REASONS):
         return "PullingImage"
-    return "Mounting"
+    if reason not in CREATION_REASONS:
+        return ""
+    has_sandbox = status.condition("PodReadyToStartContainers").text("status") == "True"
+    return "PullingImage" if has_sandbox else "Mounting"
 
 
 def pod_record(item: object) -> PodRecord:
@@ -227,6 +236,7 @@ def pod_record(item: object) -> PodRecord:
     state = trainer_container(status).part("state")
     end = pod_termination(status, attempt, node)
     init_container = _running_init_container(whole)
+    subject, waiting = _waiting(status, state)
     return PodRecord(
         **fields,
         grpojob_uid=labels.text(LABEL_UID),
@@ -238,8 +248,8 @@ def pod_record(item: object) -> PodRecord:
         node=node,
         ip=status.text("podIP"),
         phase=sys.intern(status.text("phase") or "Pending"),
-        waiting=_waiting(status, state),
-        start_stage="" if init_container else _start_stage(status, state),
+        waiting=f"{subject}{waiting.reason_and_message()}",
+        start_stage="" if init_container else _start_stage(status, waiting),
         init_container=init_container,
         unschedulable=_unschedulable(scheduled),
         disruption=_disruption(status),

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     ALL_PODS_RUNNING = "AllPodsRunning"
     POD_WAITING = "PodWaiting"
+    NODE_NOT_READY = "NodeNotReady"
     PROGRESS_UNKNOWN = "ProgressUnknown"
     WAITING_FOR_HUB = "WaitingForHub"
     WAITING_FOR_REWARDS = "WaitingForRewards"

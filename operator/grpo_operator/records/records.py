@@ -26,6 +26,8 @@ from .terminations import PodTermination
 from .terminations import unpack_termination as unpack_end
 from .workloads import ChildRecord, KueueMetadata, ObjectRecord
 
+CREATION_REASONS = ("ContainerCreating", "PodInitializing")
+"""The kubelet's reasons for a container that waits as it should."""
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
 
@@ -308,8 +310,12 @@ class PodRecord(ChildRecord):
     @property
     def is_stuck(self) -> bool:
         """True if its container waits for more than its image's first pull and its sandbox."""
-        is_creating = self.waiting.startswith(("ContainerCreating", "PodInitializing"))
-        return bool(self.waiting) and not is_creating
+        return bool(self.waiting) and not self.waiting.startswith(CREATION_REASONS)
+
+    @property
+    def lost_node_message(self) -> str:
+        """That its node has fallen silent; empty if it has not."""
+        return f"node {self.node} of pod {self.name} is not ready" if self.node_lost else ""
 
     @property
     def is_orphan(self) -> bool:

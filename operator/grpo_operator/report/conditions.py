@@ -9,7 +9,7 @@ from typing import Literal
 
 from grpo_api.findings.diagnosis import LEAST_STEPS, UNSEEN_ADVICE, UNSEEN_MEANING, place_message
 from grpo_api.report.report import STEP_STAGES, Progress
-from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
+from grpo_api.report.training_metrics import PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
 from grpo_api.text.quantity import MAX_COUNT
@@ -18,10 +18,10 @@ from grpo_planner.search.engine_plan import sampler_name
 
 from ..decide.decisions import ENDS_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
-from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
+from ..decide.start_checks import count_bound, init_container_of, unschedulable
 from ..records.names import child_job
 from ..records.reasons import UNCREATED, WAITS, Reason
-from .degraded_causes import advice, message_since, network_cause, wait_cause
+from .degraded_causes import advice, message_since, running_cause
 from .pod_reports import lasting_address
 
 Statement = tuple[ConditionType, bool | None, str, str]
@@ -420,16 +420,28 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         awaits_rank0 = observation.pull is None and is_told_by_rank0
         # A gang of which a pod has ended is not whole; what comes of it is decided in a moment.
         if not (has_trouble or awaits_rank0 or observation.first_seen.over):
-            yield from _degraded_condition(observation)
+            cause = running_cause(observation)
+            reason, message = cause or (Reason.AS_EXPECTED, "the gang is whole")
+            yield C.DEGRADED, cause is not None, reason, message
     else:
-        # A gang that has run doesn't start again: its end is judged next, by how long it ran.
-        if not job.is_true(C.RUNNING):
-            yield _not_running(observation)
-        if degraded and not has_trouble:
-            is_degraded = degraded.status == "True"
-            yield C.DEGRADED, is_degraded, degraded.reason, degraded.message
+        yield from _starting(observation, has_trouble)
     if has_trouble:
         yield C.DEGRADED, True, decision.reason, decision.message
+
+
+def _starting(observation: Observation, has_trouble: bool) -> Iterator[Statement]:
+    """A gang that does not run yet; how the attempt before it ended is told until it does."""
+    job = observation.job
+    degraded = job.condition(C.DEGRADED)
+    # A gang that has run doesn't start again: its end is judged next, by how long it ran.
+    if not job.is_true(C.RUNNING):
+        yield _not_running(observation)
+    if degraded is None or has_trouble:
+        return
+    if degraded.reason in _START_TROUBLES:
+        yield from _no_longer_degraded(observation, f"attempt {job.status.attempt} starts")
+    else:
+        yield C.DEGRADED, _IS_TRUE[degraded.status], degraded.reason, degraded.message
 
 
 def _not_running(observation: Observation) -> Statement:
@@ -454,6 +466,8 @@ def _not_running(observation: Observation) -> Statement:
 
 _TROUBLES = (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
 """Reasons of a decision that make a gang Degraded."""
+_START_TROUBLES = (Reason.POD_WAITING, Reason.NAME_TAKEN, Reason.INVALID_SPEC)
+"""Reasons of Degraded that say no more than what keeps the gang from starting now."""
 _TOLD_BY_RANK_0 = (
     Reason.PROGRESS_UNKNOWN,
     Reason.CHECKPOINT_NOT_WRITTEN,
@@ -462,27 +476,6 @@ _TOLD_BY_RANK_0 = (
     *WAITS.values(),
 )
 """Reasons of Degraded that only its answer, or its silence, can change."""
-
-
-def _degraded_condition(observation: Observation) -> Iterator[Statement]:
-    """Whether a gang whose training pods are well is Degraded: by its engines, or by what rank 0
-    reports."""
-    progress = observation.pull.progress if observation.pull else None
-    if progress and progress.checkpoint_problem:
-        checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
-        message = (
-            f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
-            f"to step {checkpoint_step:.0f}"
-        )
-        yield C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
-    elif lost := lost_engines(observation):
-        yield C.DEGRADED, True, Reason.ENGINES_LOST, lost
-    elif wait := wait_cause(observation):
-        yield C.DEGRADED, True, *wait
-    elif network := network_cause(observation):
-        yield C.DEGRADED, True, *network
-    else:
-        yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
 
 
 _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {

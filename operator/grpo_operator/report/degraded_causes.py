@@ -1,12 +1,12 @@
-"""Explains why a running gang is Degraded, from rank 0's report. Either a service does not answer,
-or the network is slower than planned.
+"""Explains why a running gang is Degraded: by its nodes and engines, and by rank 0's report. It may
+not have written a checkpoint, a service does not answer, or the network is slower than planned.
 
 The services are a hub, a reward service, a store and engines. Of the network two things are
 reported: RDMA that is requested and not used, and links that are far slower than assumed. The run
 goes on, since a restart would meet the same network.
 """
 
-from grpo_api.report.training_metrics import ALLREDUCE
+from grpo_api.report.training_metrics import ALLREDUCE, CHECKPOINT_STEP
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.contract import NODE_GBPS_LABEL
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -14,8 +14,12 @@ from grpo_kube.objects.times import timestamp
 
 from ..decide.observation import Observation
 from ..decide.oom_feedback import measured_links
+from ..decide.running_checks import lost_node_message
+from ..decide.start_checks import lost_engines
 from ..records.reasons import WAITS, Reason
 
+Cause = tuple[Reason, str]
+"""Reason and message of Degraded."""
 WAIT_SECONDS = 30.0
 """A service that is away for less is no news: requests are repeated."""
 _SERVICES = {
@@ -33,8 +37,36 @@ _ADVICE = {
 }
 
 
-def wait_cause(observation: Observation) -> tuple[Reason, str] | None:
-    """Reason and message of what rank 0 has waited for longer than WAIT_SECONDS, or None."""
+def running_cause(observation: Observation) -> Cause | None:
+    """Why a gang is Degraded whose training pods all run; None if it is not."""
+    if lost_node := lost_node_message(observation):
+        message = (
+            f"{lost_node}; unless it comes back, Kubernetes ends the pod, after five minutes by "
+            "default, and the gang starts again. Look at the node (`kubectl describe node`)"
+        )
+        return Reason.NODE_NOT_READY, message
+    if unwritten := _checkpoint_cause(observation):
+        return unwritten
+    if lost := lost_engines(observation):
+        return Reason.ENGINES_LOST, lost
+    return _wait_cause(observation) or _network_cause(observation)
+
+
+def _checkpoint_cause(observation: Observation) -> Cause | None:
+    """The checkpoint that rank 0 could not write."""
+    progress = observation.pull.progress if observation.pull else None
+    if progress is None or not progress.checkpoint_problem:
+        return None
+    checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
+    message = (
+        f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
+        f"to step {checkpoint_step:.0f}"
+    )
+    return Reason.CHECKPOINT_NOT_WRITTEN, message
+
+
+def _wait_cause(observation: Observation) -> Cause | None:
+    """What rank 0 has waited for longer than WAIT_SECONDS."""
     pull = observation.pull
     wait = pull.progress.waiting if pull else None
     if wait is None or wait.seconds < WAIT_SECONDS or wait.target not in WAITS:
@@ -63,8 +95,8 @@ def message_since(stated: Condition | None, message: str, unix: float, end: str 
 GIGA = 1e9
 
 
-def network_cause(observation: Observation) -> tuple[Reason, str] | None:
-    """Reason and message of what rank 0 reports of the network; None where all is as planned."""
+def _network_cause(observation: Observation) -> Cause | None:
+    """What rank 0 reports of the network; None where all is as planned."""
     if observation.pull is None:
         return None
     slow_links = _slow_links_message(observation)
