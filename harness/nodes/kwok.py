@@ -69,7 +69,12 @@ def _node(name: str, gpus: GpuSettings) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "annotations": {key: value},
-            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **gpus.labels},
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                **gpus.labels,
+            },
         },
         "status": {"capacity": capacity, "allocatable": capacity},
     }

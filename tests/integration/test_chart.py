@@ -283,7 +283,7 @@ def test_architectures_of_the_image_become_flags_that_the_operator_reads() -> No
     def chosen(*values: str) -> tuple[str, ...]:
         deployment = only(rendered(*values), "Deployment")
         arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        return settings.parse(arguments, AS_POD).image_architectures
+        return settings.parse(arguments, AS_POD).pods.architectures
 
     assert chosen() == ("amd64",)
     assert chosen("trainerImage.architectures={amd64,arm64}") == ("amd64", "arm64")

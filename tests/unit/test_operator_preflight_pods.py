@@ -1,6 +1,7 @@
 """The Job of a preflight: what its pod has of the gang's, and which changes call for another."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,25 @@ def job_body(unbound: Any = (), **spec: Any) -> dict[str, Any]:
     return preflight_job(job, job.valid_spec, None, ON, unbound)
 
 
+@pytest.mark.parametrize(
+    ("built_for", "image", "selected"),
+    [
+        (("amd64",), None, "amd64"),
+        (("amd64", "arm64"), None, None),
+        ((), None, None),
+        (("amd64",), "own:1", None),
+    ],
+)
+def test_it_goes_to_nodes_that_the_trainer_s_image_is_built_for(
+    built_for: tuple[str, ...], image: str | None, selected: str | None
+) -> None:
+    """Beside x86 nodes with GPUs a cluster may have arm64 nodes without, which can't pull it."""
+    job = gpu_job(image=image, placement={"nodeSelector": {"pool": "a"}})
+    body = preflight_job(job, job.valid_spec, None, replace(ON, architectures=built_for))
+    selector = body["spec"]["template"]["spec"]["nodeSelector"]
+    assert (selector["pool"], selector.get("kubernetes.io/arch")) == ("a", selected)
+
+
 CLAIMS: dict[str, Any] = {
     "checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}},
     "model": {**GPUS["model"], "cache": {"claimName": "hub"}},
@@ -96,7 +116,7 @@ def test_its_pod_is_the_gang_s_without_gpus_and_without_what_makes_it_one_of_the
     assert container["command"] == ["python", "-m", "grpo_trainer.preflight"]
     assert container["resources"] == {
         "requests": {"cpu": "1", "memory": "2Gi"},
-        "limits": {"memory": "4Gi"},
+        "limits": {"cpu": "2", "memory": "4Gi"},
     }
     assert "ports" not in container
     assert "resources" not in pod["spec"]["initContainers"][0]

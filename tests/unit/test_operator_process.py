@@ -51,7 +51,7 @@ def test_flags_become_settings() -> None:
     line += " --gpu-hour-price NVIDIA-H100-80GB-HBM3=2.49 --gpu-hour-price A=B=0"
     line += " --trainer-image-architecture arm64 --trainer-image-architecture amd64"
     chosen = settings.parse(line.split())
-    assert chosen.image_architectures == ("arm64", "amd64")
+    assert chosen.pods.architectures == ("arm64", "amd64")
     assert chosen.gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A=B": 0.0}
     assert (chosen.namespaces, chosen.pods.image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
     assert (

@@ -34,7 +34,7 @@ from grpo_planner.hardware.cloud_labels import (
 from grpo_planner.hardware.inventory import Node
 from grpo_planner.hardware.products import is_slice, lookup_product
 
-from ..pods.pod_spec import GPU_TAINTS
+from ..pods.pod_spec import ARCHITECTURE_LABEL, GPU_TAINTS
 from ..records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID
 from ..records.records import ENDED_PHASES
 
@@ -122,7 +122,6 @@ def _node_port(spec: JsonObject) -> Amounts:
 
 
 NVIDIA, AMD = GPU_TAINTS
-ARCHITECTURE_LABEL = "kubernetes.io/arch"
 IMAGE_ARCHITECTURES = ("amd64",)
 """CPU architectures of the trainer's image; the operator's settings may name more."""
 MIG_PREFIX = "nvidia.com/mig-"

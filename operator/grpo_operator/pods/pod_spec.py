@@ -77,6 +77,8 @@ class PodDefaults:
     """Names of pull secrets, in each job's namespace, beside those that the job names."""
     preflight: bool = False
     """True if a pod checks each job on GPUs whose spec.preflight is Auto."""
+    architectures: tuple[str, ...] = ()
+    """Architectures of CPUs that the image is built for; empty: not known."""
 
 
 def add_arguments(parser: ArgumentParser, image: str) -> None:
@@ -126,6 +128,7 @@ HUB_SECONDS = "30"
 HOST_DNS = "ClusterFirstWithHostNet"
 """The DNS policy by which a pod on the node's network finds rank 0 by its name."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
 
 
 def pod_spec(

@@ -36,7 +36,7 @@ from ..records.names import (
 )
 from ..records.records import GRPOJobRecord
 from .manifests import Attempt, attempt_of, owner_reference, plan_json, training_plan
-from .pod_spec import GPU_TAINTS, PodDefaults, pod_spec
+from .pod_spec import ARCHITECTURE_LABEL, GPU_TAINTS, PodDefaults, pod_spec
 from .pod_volumes import Manifest
 from .roles import Role
 
@@ -126,7 +126,10 @@ IGNORE_DISRUPTIONS: Manifest = {
 
 
 COMMAND = ["python", "-m", "grpo_trainer.preflight"]
-RESOURCES = ResourceRequirements(requests={"cpu": "1", "memory": "2Gi"}, limits={"memory": "4Gi"})
+RESOURCES = ResourceRequirements(
+    requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "2", "memory": "4Gi"}
+)
+"""A quota refuses pods that leave out what it counts, such as limits of cores."""
 _POLICY: Manifest = {
     # It exits with 0 whatever it finds: a failure is one of the node, or a fault of the program.
     "backoffLimit": 2,
@@ -184,7 +187,13 @@ def preflight_job(
     settings = pod_settings.model_copy(update={"init_containers": init_containers})
     template = spec.pod_template.model_copy(update={"spec": settings})
     own_spec = cpu_spec(spec.model_copy(update={"pod_template": template}), COMMAND)
-    own_spec = own_spec.model_copy(update={"resources": RESOURCES})
+    placement = own_spec.placement
+    if spec.image is None and len(pods.architectures) == 1:
+        # Nodes without GPUs may have other CPUs, on which the image is never pulled: the job would
+        # wait for ever for what its own pods don't meet.
+        selector = {ARCHITECTURE_LABEL: pods.architectures[0], **placement.node_selector}
+        placement = placement.model_copy(update={"node_selector": selector})
+    own_spec = own_spec.model_copy(update={"resources": RESOURCES, "placement": placement})
     own_attempt = attempt_of(job, own_spec, CPU_PLAN, attempt.number)
     labels = {
         # as the gang's: policies by which a cluster lets the trainer out select by it

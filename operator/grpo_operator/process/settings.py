@@ -21,10 +21,10 @@ from grpo_api.text.log_lines import JsonFormatter, TextFormatter
 from grpo_kube.leader_election import Election, Terms
 from grpo_kube.objects.resources import ObjectKey
 
-from ..admission.inventory import ARCHITECTURE_LABEL, IMAGE_ARCHITECTURES
+from ..admission.inventory import IMAGE_ARCHITECTURES
 from ..decide.decisions import Limits
 from ..pods import pod_spec
-from ..pods.pod_spec import PodDefaults
+from ..pods.pod_spec import ARCHITECTURE_LABEL, PodDefaults
 from ..pods.pod_volumes import Manifest
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
@@ -76,8 +76,6 @@ class Settings:
     the API server is the bottleneck, and the Job controller needs its share of it."""
     gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
     """Price of one GPU for an hour by product; a label of the node goes before it."""
-    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES
-    """Architectures of CPUs that the trainer's image is built for."""
     tracing: Tracing | None = None
     """None: no traces."""
     election: Election | None = None
@@ -106,7 +104,11 @@ def parse(
         parser.error(str(error))
     return Settings(
         namespaces=tuple(dict.fromkeys(flags.namespace)),
-        pods=replace(pod_spec.defaults_from_flags(flags), preflight=flags.preflight),
+        pods=replace(
+            pod_spec.defaults_from_flags(flags),
+            preflight=flags.preflight,
+            architectures=tuple(dict.fromkeys(flags.trainer_image_architecture)),
+        ),
         watchers=flags.network_policy_from,
         metrics_address=flags.metrics_address,
         metrics_port=flags.metrics_port,
@@ -117,9 +119,6 @@ def parse(
         progress_interval=flags.progress_seconds,
         workers=max(1, flags.workers),
         gpu_hour_prices=dict(flags.gpu_hour_price),
-        image_architectures=tuple(
-            dict.fromkeys(flags.trainer_image_architecture or IMAGE_ARCHITECTURES)
-        ),
         tracing=tracing,
         election=election,
         fenced=flags.fence,

@@ -36,7 +36,7 @@ from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
-from ..admission.inventory import node_facts
+from ..admission.inventory import IMAGE_ARCHITECTURES, node_facts
 from ..admission.queue import AdmissionQueue
 from ..decide.first_seen import FirstSeenTracker
 from ..loop.attempt_starter import AttemptStarter
@@ -123,7 +123,7 @@ class Operator:
         parse_node = partial(
             node_facts,
             prices=settings.gpu_hour_prices,
-            image_architectures=settings.image_architectures,
+            image_architectures=settings.pods.architectures or IMAGE_ARCHITECTURES,
         )
         self.facts = ClusterState(
             cluster,
