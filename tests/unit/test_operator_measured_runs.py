@@ -131,6 +131,15 @@ async def test_a_new_leader_adds_what_the_one_before_did_not_come_to() -> None:
     assert len(server.writes) == writes, "what is stored is not written again"
 
 
+@pytest.mark.parametrize("date", ["2026-99-99T00:00:00Z", "2026-11-21T25:00:00Z", "2026-1-1"])
+async def test_a_row_whose_date_is_none_is_replaced_and_ends_no_operator(date: str) -> None:
+    server = Server()
+    await World(server).lead(2 * WRITE_PAUSE, job("first", 10))
+    server.text = json.dumps({"runs": [server.rows[0] | {"date": date}]})
+    await World(server, job("first", 10)).lead(2 * WRITE_PAUSE)
+    assert [row["date"] for row in server.rows] == [at(10)]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": 1}', '{"runs": [{"a": 1}]}', "[" * 9999])
 async def test_whatever_stands_there_is_replaced_by_what_is_known(text: str) -> None:
     server = Server(text)

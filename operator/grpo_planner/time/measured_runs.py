@@ -24,6 +24,7 @@ from grpo_api.plan.learned import MOST_FACTOR, MeasuredStep
 from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.problems import requirement
 from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.timing import Time
 
 from ..memory.setup import Engine
 from .constants import FITTED
@@ -120,7 +121,7 @@ class MeasuredRow(RunRow):
     kind: Literal["measured"] = "measured"
     cluster: Annotated[str, Field(max_length=253)] = ""
     """Name of the cluster; empty in the operator's own rows."""
-    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    date: Annotated[Time, Field(pattern=r"^[0-9]{4}-[0-9-]{5}T[0-9:]{8}Z$")]
     """When the run ended."""
     nodes: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     parameters: Annotated[int, Field(ge=1, le=MAX_COUNT)]
