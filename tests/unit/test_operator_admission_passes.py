@@ -38,6 +38,8 @@ class Bench:
 
     def __init__(self, jobs: list[GRPOJobRecord], snapshot: Snapshot) -> None:
         self.jobs, self.snapshot, self.now = Jobs(jobs), snapshot, NOW
+        self.set_back = 0
+        """Seconds by which the wall clock was set back."""
         self.problem: Unavailable | None = None
         self.heard: list[tuple[str, bool]] = []
         self.queue = AdmissionQueue(
@@ -46,7 +48,7 @@ class Bench:
             self.tell,
             limits=LIMITS,
             pods=PODS,
-            clock=ProcessClock(lambda: self.now, lambda: Observed(self.now)),
+            clock=ProcessClock(lambda: self.now - self.set_back, lambda: Observed(self.now)),
             first_seen_tracker=FirstSeenTracker(),
         )
         for one in jobs:
@@ -193,7 +195,7 @@ async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while(set
     bench = Bench([first, second], cluster(8))
     await bench.news()
     bench.queue.release_denied(first)
-    bench.now -= set_back
+    bench.set_back = set_back
     assert await bench.action(first) is None
     assert await bench.news() == [("j1", False)]
     assert await bench.action(second) is Action.COMMIT

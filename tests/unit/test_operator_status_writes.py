@@ -13,7 +13,7 @@ from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.status_writer import StatusWriter
+from grpo_operator.loop.status_writer import MOST_UNCONFIRMED, StatusWriter
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.status import StatusThrottle, build_status, to_json
 from tests.unit.operator_world import (
@@ -141,6 +141,16 @@ async def test_a_write_whose_answer_is_lost_is_reported_if_the_api_server_took_i
     await api.writer.publish(replace(RUNNING, job=job), WAIT)
     assert api.reported == ["run"], "reported once, by the first write or by its repetition"
     assert len(api.taken) == (1 if applied else 2)
+
+
+async def test_writes_that_fail_for_days_take_no_more_memory() -> None:
+    api = Api(denies="conditions")
+    for number in range(100):
+        waits = Decision(Action.QUEUE, "WaitingForGPUs", f"{number} free", plan=PLAN)
+        with pytest.raises(Denied):
+            await api.writer.publish(STARTING, waits)
+    (remembered,) = api.writer._unconfirmed.values()
+    assert len(remembered[1]) == MOST_UNCONFIRMED
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ class AdmissionQueue:
             self.wake()
             return None
         self._accept(cycle_input, cycle)
-        denial_pauses = self._assumptions.denial_pauses(self._clock.wall()).values()
+        denial_pauses = self._assumptions.denial_pauses(self._clock.monotonic()).values()
         return shortest_pause(cycle.requeue_after, self._jobs.requeue_after, *denial_pauses)
 
     def _wake_held_up(self) -> None:
@@ -278,7 +278,7 @@ class AdmissionQueue:
         snapshot = self._snapshot()
         jobs = tuple(self._jobs)
         assumed = self._assumptions.claims()
-        denied_recently = frozenset(self._assumptions.denial_pauses(self._clock.wall()))
+        denied_recently = frozenset(self._assumptions.denial_pauses(self._clock.monotonic()))
         waiting = (job for job in jobs if job.is_waiting_for_admission)
         pauses = {job.uid: self._pause(job) for job in waiting}
         counted = jobs if snapshot.quotas else ()
@@ -314,7 +314,7 @@ class AdmissionQueue:
 
     def release_denied(self, job: GRPOJobRecord) -> None:
         """Release the place of a job whose commit the API server denied."""
-        if self._assumptions.drop_denied(job.uid, self._clock.wall()):
+        if self._assumptions.drop_denied(job.uid, self._clock.monotonic()):
             self.wake()
 
     async def answer(self, observation: Observation, decision: Decision) -> Decision | None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed
 
 from ..records.records import GRPOJobRecord
 from .capacity import Claim
@@ -125,7 +126,7 @@ class Assumptions:
         """Start without assumptions; `jobs` shows which of them have been committed since."""
         self._jobs = jobs
         self._claims: dict[str, Claim] = {}
-        self._denied_until: dict[str, float] = {}
+        self._denied_until: dict[str, Observed] = {}
 
     def claims(self) -> dict[str, Claim]:
         """The claims of assumed attempts by uid, without committed and unwanted ones."""
@@ -157,21 +158,16 @@ class Assumptions:
         next_attempt = job.status.attempt + 1
         return may_commit and next_attempt == claim.attempt
 
-    def drop_denied(self, uid: str, now: float) -> bool:
+    def drop_denied(self, uid: str, at: Observed) -> bool:
         """Drop the assumption of a job whose commit was denied; False if it had none."""
         if self._claims.pop(uid, None) is None:
             return False
         # Else the next cycle would admit it again at once, and its denial would keep the place from
         # all behind it.
-        self._denied_until[uid] = now + DENIED_PAUSE
+        self._denied_until[uid] = Observed(at.at + DENIED_PAUSE)
         return True
 
-    def denial_pauses(self, now: float) -> dict[str, float]:
+    def denial_pauses(self, at: Observed) -> dict[str, float]:
         """By uid, the seconds for which a job takes no place because its commit was denied."""
-        # A clock that was set back makes no pause longer.
-        self._denied_until = {
-            uid: min(until, now + DENIED_PAUSE)
-            for uid, until in self._denied_until.items()
-            if until > now
-        }
-        return {uid: until - now for uid, until in self._denied_until.items()}
+        self._denied_until = {uid: until for uid, until in self._denied_until.items() if until > at}
+        return {uid: until - at for uid, until in self._denied_until.items()}

@@ -24,6 +24,8 @@ from ..report.status import REPORTED, StatusThrottle, build_status, with_unknown
 
 log = logging.getLogger(__name__)
 
+MOST_UNCONFIRMED = 8
+"""Statuses that are remembered of a job: a webhook may let all of its writes fail for days."""
 Written = Callable[[GRPOJobRecord, GRPOJobStatus, float], None]
 """Takes the job before a status write, its new status, and the unix time in seconds."""
 
@@ -134,6 +136,7 @@ class StatusWriter:
         _, statuses = self._unconfirmed.setdefault(job.key, (job, []))
         if all(earlier.conditions != sent.conditions for earlier in statuses):
             statuses.append(sent)
+        del statuses[:-MOST_UNCONFIRMED]
 
     async def _read_again(self, job: GRPOJobRecord) -> None:
         """Bring the cache up to date with a job that is not as it was observed."""
