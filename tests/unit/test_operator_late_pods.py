@@ -54,8 +54,22 @@ async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disr
     assert (judged(after).reason, judged(after).counted) == ("Error", True)
 
 
-@pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, make_pod(), make_pod(1))])
-async def test_nobody_is_asked_while_the_job_runs_or_all_pods_are_known(things: Any) -> None:
+async def test_pods_that_seem_to_run_after_the_end_of_their_job_are_asked_for() -> None:
+    """Their watch may be dead without a sign: it is silent for minutes until that is noticed."""
+    killed = terminated(137, reason="OOMKilled")
+    items = (pod_object(state=killed), pod_object(1, state=terminated(143)))
+    cluster, caches = Listed(*items), Caches()
+    before = seen(ENDED, make_pod(), make_pod(1))
+    assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]
+    after = seen(ENDED, *caches.pods.owned_by(KEY))
+    assert (judged(after).reason, judged(after).counted) == ("OutOfMemory", True)
+
+
+ENDS = (make_pod(state=terminated(1)), make_pod(1, state=terminated(143)))
+
+
+@pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, *ENDS)])
+async def test_nobody_is_asked_while_the_job_runs_or_all_ends_are_known(things: Any) -> None:
     cluster = Listed(away=True)
     assert not await fetch_missing_pods(cluster, Caches(), seen(*things))  # type: ignore[arg-type]
     assert cluster.asked == []

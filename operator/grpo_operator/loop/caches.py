@@ -6,9 +6,10 @@ reconciled yet then, or the result of that may not be in the status. So the last
 pods is kept, which shows how long each held its GPUs. It is in memory only and makes the account of
 GPU time exact. Without it a pod is timed by the end of its Job.
 
-After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose
-pods are not known. Without pods no cause is known, and a failure that counts would pass for a
-disruption. So the pods are listed before the end is judged.
+After an outage the watch of Jobs may be back before the watch of pods, which may be dead without a
+sign for minutes. Then a Job has ended whose pods are not known, or seem to run. So no cause is
+known, and a failure that counts would pass for a disruption. So the pods are listed before the end
+is judged.
 
 A pod's status does not say that a container waits for a volume, a Secret or its sandbox. A Job's
 status does not say that the API server refuses its pods. The kubelet and the Job controller write
@@ -132,7 +133,8 @@ class Caches:
 
 
 async def fetch_missing_pods(cluster: Client, caches: Caches, observation: Observation) -> bool:
-    """List the current attempt's pods into the cache if its Job has ended and some are not known.
+    """List the current attempt's pods into the cache if its Job has ended, and the ends of some are
+    not known.
 
     Return True if pods were listed.
 
@@ -144,7 +146,7 @@ async def fetch_missing_pods(cluster: Client, caches: Caches, observation: Obser
         not job.is_active
         or observation.child is None
         or not observation.child.ended
-        or len(observation.pods) >= job.nodes
+        or len(observation.terminations) >= job.nodes
     ):
         return False
     # By the Job controller's own label: a pod that has lost ours is out of the watch.
