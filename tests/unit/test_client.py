@@ -254,6 +254,13 @@ def test_a_run_consists_of_the_steps_that_were_not_rolled_back() -> None:
     assert client(Phase.RUNNING).history("tiny") == [{"step": 1}]
 
 
+def test_a_job_of_another_namespace_is_not_started_where_its_name_would_not_be_found() -> None:
+    elsewhere = job("tiny", SPEC)
+    elsewhere["metadata"]["namespace"] = "team-b"
+    with Cluster(None).as_kubectl(), pytest.raises(GRPOError, match=r"namespace='team-b'\)"):
+        GRPOClient().train(elsewhere)
+
+
 def test_a_model_goes_into_a_new_or_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from grpo_cli.commands.jobs import change
 from grpo_cli.commands.logs import find_pod
 from grpo_cli.inputs import job_classes, manifest, plan_inputs
 from grpo_cli.inputs.run_history import load_job_history
+from grpo_cli.show.errors import OptionError
 from grpo_planner.result.result import PlanResult
 
 from .job import Event, Job, job_of, readable_jobs
@@ -37,7 +38,19 @@ class Kubernetes:
         return plan_inputs.make_plan(options, spec)
 
     def create(self, job: manifest.Job) -> str:
-        """Create the object."""
+        """Create the object.
+
+        Raises:
+            OptionError: it names another namespace, in which no method would find it.
+        """
+        namespace = job.metadata.get("namespace")
+        if namespace and not self._options.namespace:
+            own_namespace = kubectl.context_namespace(self._options)
+            if namespace != own_namespace:
+                raise OptionError(
+                    f"metadata.namespace is {namespace}, and the client's is {own_namespace}: use "
+                    f"Kubernetes(namespace={namespace!r})"
+                )
         return kubectl.create_object(self._options, manifest.document_of(job))
 
     def jobs(self) -> list[Job]:
