@@ -122,6 +122,9 @@ def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:
     known = make_job()
     lines = list(explanation({"name": "run"}, GRPOJob(spec=known.valid_spec)))
     assert "No operator has seen it" in lines[1]
+    elsewhere = known.valid_spec.model_copy(update={"managed_by": "example.com/dispatcher"})
+    lines = list(explanation({"name": "run"}, GRPOJob(spec=elsewhere)))
+    assert lines[1].startswith("spec.managedBy leaves it to example.com/dispatcher")
 
 
 def test_submit_reads_standard_input_once_and_creates_all_of_it(

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_api.findings.diagnosis import finding_message
 from grpo_api.job_object import GRPOJob
 from grpo_api.status.status import Condition
+from grpo_api.text.contract import MANAGED_BY
 
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line
@@ -35,8 +36,10 @@ def explanation(metadata: Mapping[str, Any], job: GRPOJob) -> Iterator[str]:
     yield f"{metadata['name']} is {progress_line(job, metadata)}"
     if finalizers := metadata.get("deletionTimestamp") and metadata.get("finalizers"):
         yield f"Its deletion waits for its finalizers: {', '.join(finalizers)}"
-    if not status.conditions:
+    if not status.conditions and job.spec.managed_by in (None, MANAGED_BY):
         yield "No operator has seen it yet: look whether one runs (`kubectl get pods -A`)."
+    elif not status.conditions:
+        yield f"spec.managedBy leaves it to {job.spec.managed_by}: look whether that runs."
     for condition in telling_conditions(job):
         yield f"{condition.type} since {condition.last_transition_time}: {condition.message}"
     progress = status.progress
