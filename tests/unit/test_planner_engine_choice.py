@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.pods.platform import PlatformSpec
 from grpo_api.spec.generation import PROVEN_FAMILIES
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.products import lookup_product, usable_bytes
@@ -310,13 +311,14 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     cold = result(job(generation__engine="Servers", training__temperature=0.005), EIGHT)
     assert "vLLM samples at 0.01 or above: raise it, or set spec.generation.engine" in cold.message
     short = result(job(generation={"engine": "Colocated", "maxModelLength": 512}), EIGHT)
-    assert (
-        "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512"
-        in short.message
-    )
+    assert "512 is less than training.maxPromptLength 512 + maxCompletionLength" in short.message
     odd = result(job(generation={"engine": "Servers", "servers": {"gpusPerReplica": 3}}), EIGHT)
     assert "28 heads and 4 key heads can't be split over 3 GPUs; 1, 2, 4 can" in odd.message
-    assert {one.reason for one in (experts, cold, short, odd)} == {PlanReason.INVALID_COMBINATION}
+    served = job(generation__engine="Servers").on_platform(PlatformSpec(host_network=True))
+    hosted = result(served, EIGHT)
+    assert "engines': set spec.generation.engine to Colocated or Transformers" in hosted.message
+    answers = (experts, cold, short, odd, hosted)
+    assert {answer.reason for answer in answers} == {PlanReason.INVALID_COMBINATION}
 
 
 @pytest.mark.parametrize("model", [MIXTRAL, "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B"])

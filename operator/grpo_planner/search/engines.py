@@ -135,6 +135,11 @@ def _why_vllm_can_not(demand: Demand) -> str:
             f"layout of its own, which can't be proven yet, and {spec.model.name} has {experts} "
             "experts per layer: set it to"
         )
+    if spec.platform.host_network and spec.generation.engine == "Servers":
+        return (
+            "spec.jobClassName: pods on the node's network can't share a node with engines': set "
+            "spec.generation.engine to Colocated or"
+        )
     return ""
 
 
@@ -172,8 +177,9 @@ class Engines:
     def may_have_own_gpus(self) -> bool:
         """True if engines may have GPUs beside the trainer's."""
         # Auto may choose Servers that the spec declares: how many is the user's to say.
-        generation = self._demand.spec.generation
-        return self._asks_servers or (generation.engine == "Auto" and bool(generation.servers))
+        spec = self._demand.spec
+        may_choose = spec.generation.engine == "Auto" and not spec.platform.host_network
+        return self._asks_servers or (may_choose and bool(spec.generation.servers))
 
     def candidates(
         self, place: Place, precision: Precision, *, may_offload_base: bool = False
