@@ -107,6 +107,7 @@ def test_a_job_that_pauses_is_restarting_and_says_why() -> None:
     assert status.phase == "Restarting"
     assert of_type(status, "Running")[:2] == ("False", "RestartBackoff")
     assert "attempt 3 ended with Error" in of_type(status, "Degraded")[2]
+    assert "the next attempt begins after a pause of 20 s" in of_type(status, "Running")[2]
     assert (status.restarts, len(status.ends)) == (0, 2)
 
 

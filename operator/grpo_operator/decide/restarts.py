@@ -66,7 +66,10 @@ def restart_or_fail(
     pause = restart_pause(observation, limits)
     seconds_left = pause - observation.over_for
     if seconds_left > 0:
-        message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
+        message = (
+            f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}; the next "
+            f"attempt begins after a pause of {pause:g} s, for those before it ended soon, too"
+        )
         return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, requeue_after=seconds_left)
     avoided = avoided_nodes(status, node, straggler_node(observation))
     return Decision(

@@ -358,18 +358,10 @@ def _going_on(observation: Observation, decision: Decision) -> Iterator[Statemen
     if observation.is_gang_bound or not is_past:
         yield _scheduled_condition(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
-        yield from _backing_off(decision)
+        yield C.RUNNING, False, decision.reason, decision.message
+        yield C.DEGRADED, True, decision.reason, decision.message
     else:
         yield from _running(observation, decision)
-
-
-def _backing_off(decision: Decision) -> Iterator[Statement]:
-    message = (
-        f"{decision.message}; the next attempt begins after a pause, for those before it "
-        "ended soon, too"
-    )
-    yield C.RUNNING, False, decision.reason, message
-    yield C.DEGRADED, True, decision.reason, message
 
 
 def _current_conditions(observation: Observation) -> Iterator[Statement]:
