@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from examples.demo.prepare import make_files
 from grpo.client import GRPOClient, LocalProcess
@@ -64,12 +65,18 @@ class Run(NamedTuple):
     files: Path
 
 
-def run_here(folder: Path, processes: int) -> Run:
-    """Train on a tiny model to the end."""
+def make_files_of_job(folder: Path) -> Path:
+    """The folder of the job's claim `files`: a tiny model, and prompts."""
     files = folder / "files"
     demo_model.save_policy(files / "model")
     rows = [json.dumps({"prompt": f"say {number}"}) for number in range(10)]
     (files / "prompts.jsonl").write_text("\n".join(rows))
+    return files
+
+
+def run_by_client(folder: Path, processes: int) -> Run:
+    """Train on a tiny model to the end."""
+    files = make_files_of_job(folder)
     backend = LocalProcess(
         folder / "runs", volumes={"files": files}, config_maps={"judge": {"judge.py": REWARD}}
     )
@@ -77,6 +84,16 @@ def run_here(folder: Path, processes: int) -> Run:
     name = client.train(job("tiny", processes))
     client.wait_for_job_status(name, timeout=400, polling_interval=0.2)
     return Run(client, name, folder, files)
+
+
+def run_by_command(folder: Path) -> Run:
+    """The same by `grpo run --local`, of a file that has the ConfigMap, too."""
+    files, runs, file = make_files_of_job(folder), folder / "runs", folder / "job.yaml"
+    judge = {"kind": "ConfigMap", "metadata": {"name": "judge"}, "data": {"judge.py": REWARD}}
+    file.write_text(yaml.safe_dump_all([judge, job("tiny", 1)]))
+    given = ["run", "-f", str(file), "--local", "--folder", str(runs)]
+    assert main([*given, "--volume", f"files={files}"]) == 0
+    return Run(GRPOClient(LocalProcess(runs)), "tiny", folder, files)
 
 
 def outcome_of_pods(run: Run, processes: int) -> tuple[Outcome, list[dict[str, Any]]]:
@@ -106,7 +123,7 @@ def outcome_of_pods(run: Run, processes: int) -> tuple[Outcome, list[dict[str, A
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with one process."""
-    return run_here(tmp_path_factory.mktemp("local"), 1)
+    return run_by_command(tmp_path_factory.mktemp("local"))
 
 
 def digits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -124,7 +141,7 @@ def require_same_digits(run: Run, processes: int) -> None:
 
 
 @pytest.mark.realtime
-def test_a_local_process_trains_the_same_digits_as_a_pod(run: Run) -> None:
+def test_a_local_run_trains_the_same_digits_as_a_pod(run: Run) -> None:
     assert len(run.client.history(run.name)) == STEPS
     require_same_digits(run, 1)
 
@@ -132,7 +149,7 @@ def test_a_local_process_trains_the_same_digits_as_a_pod(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.realtime
 def test_two_local_processes_train_the_same_digits_as_two_pods(tmp_path: Path) -> None:
-    require_same_digits(run_here(tmp_path, 2), 2)
+    require_same_digits(run_by_client(tmp_path, 2), 2)
 
 
 @pytest.mark.realtime
