@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
+from grpo_api.text.problems import requirement
 
 from ..show.errors import KubectlError, KubectlExitError, OptionError
 
@@ -271,7 +272,8 @@ def read_job(item: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
 def version_error(name: object, error: ValidationError, path: str = "") -> KubectlError:
     """What to raise of a job, or of the part of it at this path, that can't be read."""
     problems = [
-        f"{path}{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
+        f"{path}{dotted_path(problem['loc'])}: {requirement(problem, {})}"
+        for problem in error.errors()
     ]
     wrong = "; ".join(problems)
     return KubectlError(f"{name} was written by another version of the operator: {wrong}")
