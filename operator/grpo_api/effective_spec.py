@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from .job import GRPOJobSpec, SpecInvalid, parse_spec
 from .job_class import ClassLimits, GRPOJobClassSpec
 from .plan.plan import ExecutionPlan
-from .pods.platform import VOLUME_PREFIX
+from .pods.platform import VOLUME_PREFIX, PlatformSpec
+from .spec.run_policy import GPURange, PlacementSpec
 from .status.status import AppliedJobClass
 from .text.base import Model, dotted_path
 from .text.contract import CLASS_KIND, LABEL_QUEUE
@@ -117,14 +118,22 @@ def _resolve_spec(text: str, class_text: str, name: str) -> Resolution:
     except SpecInvalid as error:
         sentences = (f"{CLASS_KIND} {name}: with it {problem}" for problem in error.problems)
         return Resolution(None, tuple(sentences))
-    clashing_names = {f"{VOLUME_PREFIX}{volume.name}" for volume in job_class.platform.volumes}
-    clashing_names &= spec.pod_template.spec.volume_names
-    clashes = (
-        f"spec.podTemplate.spec.volumes[{volume_name}]: rename it"
-        for volume_name in sorted(clashing_names)
-    )
+    problems += tuple(_volume_clashes(spec, job_class.platform))
     spec = spec.on_platform(job_class.platform, job_class.limits.gpus)
-    return Resolution(spec, (*problems, *clashes))
+    return Resolution(spec, problems)
+
+
+def _volume_clashes(spec: GRPOJobSpec, platform: PlatformSpec) -> Iterator[str]:
+    """A sentence for each name and folder that a volume of the job shares with one of its class:
+    the API server takes no such pod."""
+    folders = {mount.mount_path for mount in spec.volume_mounts}
+    for volume in platform.volumes:
+        name = f"{VOLUME_PREFIX}{volume.name}"
+        if name in spec.pod_template.spec.volume_names:
+            yield f"spec.podTemplate.spec.volumes[{name}]: rename it"
+        if volume.mount_path in folders:
+            folder = f"spec.volumeMounts[{volume.mount_path:.100}]"
+            yield f"{folder}: the class mounts its own there; choose another mountPath"
 
 
 def _set_fields(model: Model) -> Fields:
@@ -193,7 +202,7 @@ def _cap(fields: Fields, limits: ClassLimits) -> None:
     is_open = placement.get("accelerator") != "CPU" and "gpusPerNode" not in placement
     if limits.gpus is not None and is_open:
         gpus = placement.setdefault("gpus", {})
-        fewest = gpus.get("min", 1)
+        fewest = max(gpus.get("min", 1), placement.get("nodes", 1))
         gpus.setdefault("max", max(fewest, limits.gpus))
     longest = limits.active_deadline_seconds
     if longest is not None:
@@ -204,16 +213,14 @@ def _limit_problems(
     spec: GRPOJobSpec, effective: GRPOJobSpec, limits: ClassLimits, labels: Mapping[str, str]
 ) -> Iterator[str]:
     """A sentence for each limit that the job exceeds."""
-    placement = effective.placement
-    gpus = placement.declared_gpus or (placement.gpus.max if placement.gpus else None) or 0
+    path, gpus = _asked_gpus(spec.placement)
     if limits.gpus is not None and gpus > limits.gpus:
-        path = "gpusPerNode" if placement.declared_gpus else "gpus.max"
         yield f"spec.placement.{path} asks for {gpus} GPUs; at most {limits.gpus} are allowed"
     seconds = spec.active_deadline_seconds or 0
     longest = limits.active_deadline_seconds
     if longest is not None and seconds > longest:
         yield f"spec.activeDeadlineSeconds is {seconds}; at most {longest} is allowed"
-    priority = placement.priority_class_name
+    priority = effective.placement.priority_class_name
     names = limits.priority_class_names
     if priority and names and priority not in names:
         allowed = ", ".join(names)
@@ -221,3 +228,19 @@ def _limit_problems(
     for label in limits.required_labels:
         if not labels.get(label):
             yield f"metadata.labels: {label} is missing; set it on the GRPOJob"
+
+
+def _asked_gpus(placement: PlacementSpec) -> tuple[str, int]:
+    """The field by which a job asks for the most GPUs, and their number; 0 on CPUs."""
+    if placement.accelerator == "CPU":
+        return "accelerator", 0
+    gpus = placement.gpus or GPURange()
+    asked = {
+        "gpusPerNode": placement.declared_gpus,
+        "gpus.max": gpus.max,
+        "gpus.min": gpus.min,
+        "nodes": placement.nodes,
+    }
+    counts = {path: count or 0 for path, count in asked.items()}
+    path = max(counts, key=lambda path: counts[path])
+    return path, counts[path]

@@ -58,6 +58,13 @@ def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
     assert "has no GRPOJobClass h100-rdma" in capsys.readouterr().err
     assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(alone)]) == 2
     assert "job.yaml holds no GRPOJobClass" in capsys.readouterr().err
+    annotations = {"grpojobclass.grpo.dev/is-default-class": True}
+    for wrong in ({}, {"name": 5}, [], {"name": "h100-rdma", "annotations": annotations}):
+        file.write_text(yaml.safe_dump(job_class("h100-rdma", {}) | {"metadata": wrong}))
+        assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2
+        assert (
+            "class.yaml has a GRPOJobClass with a wrong field: metadata" in capsys.readouterr().err
+        )
 
 
 def test_a_change_that_the_class_refuses_is_no_plan(

@@ -2,6 +2,7 @@
 class."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,11 @@ MOST_CHARACTERS = 300
 LABELS = {"cost-center": "17"}
 GPU = {"accelerator": "GPU", "nodes": None}
 NAMED = {"jobClassName": "h100"}
+MOUNT = {"podTemplate.spec.volumes": [{"name": "mine", "emptyDir": {}}]}
+CREATED_NODES = {
+    **{"provisioning": "CreatePods", "gpuProduct": "H100", "gpusPerNode": 8, "nodes": 4},
+    "nodeSelector": {"pool": "h100"},
+}
 
 
 def applied(spec: dict[str, Any], generation: int = 3) -> AppliedJobClass:
@@ -142,19 +148,9 @@ def test_a_job_overrides_defaults_and_adds_to_what_is_fixed() -> None:
         ({"podTemplate.spec.runtimeClassName": "kata"}, r"runtimeClassName is 'kata'"),
         ({"resources.limits": {"rdma/hca": 2}}, r"spec\.resources\.limits\.rdma/hca is '2'"),
         ({"placement.gpus": {"max": 32}}, r"gpus\.max asks for 32 GPUs; at most 16 are allowed"),
-        ({"placement.gpus": {"min": 17}}, r"gpus\.max asks for 17 GPUs; at most 16 are allowed"),
-        (
-            {
-                "placement": {
-                    "provisioning": "CreatePods",
-                    "gpuProduct": "H100",
-                    "gpusPerNode": 8,
-                    "nodes": 4,
-                    "nodeSelector": {"pool": "h100"},
-                }
-            },
-            r"gpusPerNode asks for 32 GPUs",
-        ),
+        ({"placement.gpus": {"min": 17}}, r"gpus\.min asks for 17 GPUs; at most 16 are allowed"),
+        ({"placement.nodes": 17}, r"placement\.nodes asks for 17 GPUs; at most 16 are allowed"),
+        ({"placement": CREATED_NODES}, r"gpusPerNode asks for 32 GPUs"),
         ({"activeDeadlineSeconds": 86401}, r"activeDeadlineSeconds is 86401; at most 86400 is"),
         ({"placement.priorityClassName": "high"}, r"is high; allowed: low, normal"),
         ({"generation": {"engine": "Servers", "servers": {"replicas": 2}}}, ""),
@@ -162,6 +158,10 @@ def test_a_job_overrides_defaults_and_adds_to_what_is_fixed() -> None:
         (
             {"podTemplate.spec.volumes": [{"name": "class-ca", "emptyDir": {}}]},
             r"spec\.podTemplate\.spec\.volumes\[class-ca\]: rename it",
+        ),
+        (
+            MOUNT | {"volumeMounts": [{"name": "mine", "mountPath": "/etc/proxy-ca"}]},
+            r"spec\.volumeMounts\[/etc/proxy-ca\]: the class mounts its own there",
         ),
     ],
 )
@@ -197,6 +197,9 @@ def test_a_class_of_a_newer_version_is_a_problem_of_its_own() -> None:
     assert found.problems == (says,)
     wrong = resolve(parse_spec(SPEC), applied({"limits": {"gpus": -1}}), {})
     assert wrong.problems[0].endswith("version: spec.limits.gpus: must be at least 1")
+    price = {"platform": {"gpuHourPrices": {"H100 80GB": 2}}}
+    says = "version: spec.platform.gpuHourPrices.H100 80GB: must be the value of a label"
+    assert says in resolve(parse_spec(SPEC), applied(price), {}).problems[0]
 
 
 VALUES = st.sampled_from(["a", "b", "c"])
@@ -274,16 +277,15 @@ def test_root_alone_needs_baseline() -> None:
     assert str(root.pod_security_level) == "baseline"
 
 
-def pods(spec: dict[str, Any]) -> dict[str, Any]:
+def pods(spec: dict[str, Any], job_changes: Mapping[str, Any]) -> dict[str, Any]:
     """The pod of each Job that is made for a job of a class."""
-    cache = {"model.cache": {"claimName": "hub"}}
-    attempt = Attempt(key=KEY, uid=UID, spec=resolved(cache, spec), plan=SERVED_GPU_PLAN, number=1)
+    effective = resolved({"model.cache": {"claimName": "hub"}, **job_changes}, spec)
+    attempt = Attempt(key=KEY, uid=UID, spec=effective, plan=SERVED_GPU_PLAN, number=1)
     return pods_of_jobs(attempt, PodDefaults(image="trainer:1"))
 
 
 def test_every_pod_of_a_gang_has_the_devices_the_proxy_and_the_pull_secret() -> None:
-    found = pods(CLASS)
-    for kind, pod in found.items():
+    for kind, pod in pods(CLASS, {}).items():
         container = pod["containers"][0]
         limits = container["resources"].get("limits", {})
         assert limits.get("rdma/hca") == ("1" if kind in ("gang", "engines") else None)
@@ -296,7 +298,10 @@ def test_every_pod_of_a_gang_has_the_devices_the_proxy_and_the_pull_secret() -> 
 
 def test_what_goes_beyond_restricted_reaches_the_gang_alone() -> None:
     plugin = {"hostNetwork": True, **GOOD_CLASSES["plugin"]["platform"], **ROOT["platform"]}
-    for kind, pod in pods({"platform": plugin}).items():
+    # On the node's network Kubernetes takes the policy ClusterFirst for the node's own.
+    dns = {"podTemplate.spec.dnsPolicy": "ClusterFirst"}
+    made = [pods({"platform": plugin}, changes) for changes in ({}, dns)]
+    for kind, pod in [*made[0].items(), *made[1].items()]:
         in_gang = kind in ("gang", "engines")
         container = pod["containers"][0]
         assert pod.get("hostNetwork", False) == in_gang

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..text.base import MapList, Model, Rule, exactly_one
-from ..text.names import Name, Path
+from ..text.names import LABEL_VALUE, UPWARDS, Name, Path
 from .containers import ResourceRequirements, SeccompProfile, TrainerMount
 
 VOLUME_PREFIX = "class-"
@@ -86,6 +86,10 @@ class PlatformVolume(TrainerMount):
     RULES = (
         *TrainerMount.RULES,
         exactly_one("hostPath", "configMap"),
+        Rule(
+            f"!has(self.hostPath) || !self.hostPath.matches(r'{UPWARDS}')",
+            "hostPath must not contain `..`: write the folder that is meant",
+        ),
     )
 
     name: Annotated[str, Field(min_length=1, max_length=50, pattern=_VOLUME_NAME)]
@@ -99,7 +103,7 @@ class PlatformVolume(TrainerMount):
 
 
 Price = Annotated[float, Field(ge=0, le=1e6)]
-Product = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")]
+Product = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_VALUE)]
 
 
 class PlatformSpec(Model):
@@ -111,6 +115,10 @@ class PlatformSpec(Model):
             "amounts.all(name, name.contains('/') || name.startsWith('hugepages-')))",
             "resources are extended ones, such as rdma/hca, and hugepages: cores and memory are "
             "the plan's",
+        ),
+        Rule(
+            "self.volumes.all(a, self.volumes.filter(b, b.mountPath == a.mountPath).size() == 1)",
+            "volumes must have different folders: two have the same mountPath",
         ),
     )
 

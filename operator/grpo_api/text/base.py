@@ -201,6 +201,8 @@ def dotted_path(location: Sequence[int | str]) -> str:
     """A pydantic error location as users write it: `spec.rewards[1].format.pattern`."""
     path = ""
     for part in location:
+        if part == "[key]":  # pydantic's mark behind a wrong key
+            continue
         if isinstance(part, int):
             path += f"[{part}]"
         elif path:

@@ -122,8 +122,7 @@ def problem_message(
 
     `other_name`: of the path of an unknown field what to write, if it is another program's.
     """
-    # A wrong key has pydantic's mark behind it.
-    path = ["spec", *(part for part in problem["loc"] if part != "[key]")]
+    path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
         message = _unknown_field_message(problem["loc"], schema, other_name(problem["loc"]))
         return f"{dotted_path(path)}: {message}"

@@ -70,10 +70,14 @@ def _class_of_items(
     """The class of these that the job names, or the default one; None without any."""
     # The operator's own reading of classes; a plan without a cluster waits for no other of its
     # modules.
+    from grpo_kube.objects.json_reader import Unreadable
     from grpo_operator.records.job_class import job_class_facts, named_classes
 
     name = spec.job_class_name or ""
-    job_class = named_classes(map(job_class_facts, items)).get(name)
+    try:
+        job_class = named_classes(map(job_class_facts, items)).get(name)
+    except Unreadable as error:
+        raise ManifestError(f"{where} has a {CLASS_KIND} with a wrong field: {error}") from error
     if job_class is None and name:
         raise ManifestError(f"spec.jobClassName: {where} has no {CLASS_KIND} {name}")
     return job_class

@@ -183,10 +183,17 @@ def pod_spec(
         "runtimeClassName": settings.runtime_class_name,
         "schedulerName": settings.scheduler_name,
         "hostNetwork": platform.host_network,
-        "dnsPolicy": settings.dns_policy or (HOST_DNS if platform.host_network else None),
+        "dnsPolicy": _dns_policy(spec),
         "dnsConfig": _user_fields(settings.dns_config),
     }
     return pod | {field: value for field, value in optional.items() if value}
+
+
+def _dns_policy(spec: GRPOJobSpec) -> str | None:
+    policy = spec.pod_template.spec.dns_policy
+    # There, Kubernetes takes ClusterFirst for the node's own, which knows no pods.
+    is_on_host = spec.platform.host_network and policy != "None"
+    return HOST_DNS if is_on_host else policy
 
 
 def _user_fields(part: BaseModel | None) -> Manifest:
