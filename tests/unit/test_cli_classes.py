@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -59,7 +60,9 @@ def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
     assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(alone)]) == 2
     assert "job.yaml holds no GRPOJobClass" in capsys.readouterr().err
     annotations = {"grpojobclass.grpo.dev/is-default-class": True}
-    for wrong in ({}, {"name": 5}, [], {"name": "h100-rdma", "annotations": annotations}):
+    named = {"name": "h100-rdma", "annotations": annotations}
+    wrong_metadata: list[Any] = [{}, {"name": 5}, [], named]
+    for wrong in wrong_metadata:
         file.write_text(yaml.safe_dump(job_class("h100-rdma", {}) | {"metadata": wrong}))
         assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2
         assert (

@@ -91,6 +91,10 @@ def test_a_run_is_a_table_of_the_steps_that_it_consists_of(
             ("2", "2", "0.7"),
         ]
         assert (rows[0]["kl"], rows[0]["findings"]) == ("nan", '["NoSignal"]')
+    assert json.loads(printed(capsys, "history", run_folder, "-o", "json", "--key", "reward")) == [
+        {"step": 1, "reward": 0.5},
+        {"step": 2, "reward": 0.7},
+    ]
     everything = printed(capsys, "history", run_folder, "--rolled-back", "--key", "rolledBack")
     assert everything == "step,rolledBack\n1,\n2,True\n2,\n"
 

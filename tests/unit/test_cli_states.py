@@ -39,11 +39,12 @@ STATES: dict[str, Object | None] = {
     "damaged": grpojob({**SPEC, "training": {"beta": "much"}}, {"conditions": "none"}),
 }
 READS = (
-    "list", "list -o json", "list -o yaml", "why run", "status run", "status run -o json",
-    "status run -o yaml", "usage", "usage -o json", "usage -o yaml", "logs run",
-    "logs run -o json", "export run --to /nowhere/at/all", "history run", "samples run -o json",
-    "samples run -o yaml", "diagnose run -o json", "diagnose run -o yaml",
-    "calibrate run --to /nowhere/at/all", "wait run --timeout 0",
+    "list", "list -o json", "list -o yaml", "why run", "why run -o json", "why run -o yaml",
+    "status run", "status run -o json", "status run -o yaml", "usage", "usage -o json",
+    "usage -o yaml", "logs run", "logs run -o json", "export run --to /nowhere/at/all",
+    "history run", "history run -o json", "samples run -o json", "samples run -o yaml",
+    "diagnose run -o json", "diagnose run -o yaml", "calibrate run --to /nowhere/at/all",
+    "wait run --timeout 0",
 )  # fmt: skip
 CHANGES = {
     "suspend": {"new", "queued", "running", "newer", "damaged"},
@@ -143,6 +144,20 @@ def test_an_api_server_that_does_not_answer_is_quoted(line: str) -> None:
             break
         assert printed.code == CLUSTER
         require_sentence(printed, FAULTS[fault])
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "1h"])
+def test_a_timeout_that_is_no_time_is_refused(seconds: str) -> None:
+    cluster = Cluster(deepcopy(STATES["running"]))
+    printed = grpo(cluster, f"wait run --timeout={seconds}")
+    assert (printed.code, cluster.requests) == (2, 0)
+    require_sentence(printed, "write seconds, such as 3600")
+
+
+@pytest.mark.parametrize("name", [None, 5, ["run"], ""])
+def test_what_is_no_name_is_refused_by_the_client(name: Any) -> None:
+    with pytest.raises(GRPOError, match="the job's name is"):
+        GRPOClient(Kubernetes()).get_job(name)
 
 
 def test_events_of_no_job_are_an_error() -> None:

@@ -4,6 +4,7 @@ import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -34,10 +35,11 @@ def add_timeout(parser: ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise OptionError(f"--timeout {text}: write seconds, such as 3600") from None
+    with suppress(ValueError):
+        seconds = float(text)
+        if seconds >= 0:  # `nan` is not
+            return seconds
+    raise OptionError(f"--timeout {text}: write seconds, such as 3600")
 
 
 def wait_for_end(

@@ -206,7 +206,7 @@ def require_name(name: str) -> None:
     Raises:
         OptionError: no job can have this name.
     """
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise OptionError(
             f"the job's name is {name!r:.80}; it takes small letters, digits and hyphens"
         )

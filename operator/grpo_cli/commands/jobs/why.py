@@ -12,20 +12,27 @@ from grpo_api.text.contract import MANAGED_BY
 
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line
+from ...show.documents import add_output, print_document
 from ...show.terminal import console, plain_text
 
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
+    add_output(parser, "text")
     kubectl.add_arguments(parser)
 
 
 def run(options: Namespace) -> int:
     """Prints the lines; exit code 0 whatever the job's state."""
     metadata, job = kubectl.get_job(options, options.name)
+    lines = list(explanation(metadata, job))
+    if options.output != "text":
+        named = {key: metadata[key] for key in ("namespace", "name")}
+        print_document(options.output, named | {"lines": lines})
+        return 0
     out = console()
-    for line in explanation(metadata, job):
+    for line in lines:
         out.print(plain_text(line), overflow="fold")
     return 0
 
