@@ -111,7 +111,7 @@ class Job:
             "placement": placement, "resumeFrom": {"grpoJob": "first"},
             "preflight": chance.choice(["Auto", "Off", "Off"]),
         }  # fmt: skip
-        self.name, self.generation = name, 1
+        self.name, self.generation, self.resource_version = name, 1, 1
         self.meta: dict[str, Any] = META[chance.choice([*META])]
         self.check = CHECKS[0]
         for edit in chance.sample([*EDITS], 2):
@@ -126,7 +126,7 @@ class Job:
         }  # fmt: skip
         return make_job(
             self.spec, status, name=self.name, uid=f"uid-{self.name}", generation=self.generation,
-            creationTimestamp=at(-100), **self.meta,
+            creationTimestamp=at(-100), resourceVersion=str(self.resource_version), **self.meta,
         )  # fmt: skip
 
     def edit(self, **spec: Any) -> None:
@@ -169,7 +169,8 @@ class World:
         self.queue.wake()
 
     def touch(self, job: Job) -> None:
-        """The watch shows the job as it is now."""
+        """The watch shows the job as it is now, after a write."""
+        job.resource_version += 1
         record = job.record()
         self.records[:] = [record if old.key == record.key else old for old in self.records]
         self.called.add(record.key)
