@@ -23,6 +23,7 @@ from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.manifest import Owner
 from grpo_trainer.checkpoints.store_checkpoints import StoreSource, StoreTarget
+from grpo_trainer.delivery import serving
 from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
@@ -200,6 +201,35 @@ def test_the_newest_attempts_history_stays_and_a_deposed_ones_changes_nothing(
     assert set(new.store.object_sizes()) == named(new) | {
         f"attempt-2/{name}" for name in HISTORY_FILES
     }
+
+
+def test_a_history_that_is_read_while_the_next_attempt_begins_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = runs.plan(tmp_path, folder=tmp_path / "disk")
+    readers = list[RunStore]()
+    monkeypatch.setattr(serving, "run_store", lambda *_, **__: readers[-1])
+    for number in count():
+        backend = MemoryStore()
+        store = WatchedStore(backend)
+        old, new = run_of(1, WatchedStore(backend)), run_of(2, WatchedStore(backend))
+        old.claim()
+        history(old, tmp_path, 4)
+        new.claim()
+        store.interrupt(number, partial(begin_steps, new, tmp_path))
+        readers.append(run_of(1, store))
+        serving.copy_history(plan, tmp_path / str(number))
+        copies = {path.read_text() for path in (tmp_path / str(number)).iterdir()}
+        assert copies == ({"1 4"} if store.requests <= number else {"2 6"}), number
+        if store.requests <= number:
+            assert number > 2, "a history is several requests"
+            return
+
+
+def begin_steps(run: RunStore, folder: Path) -> None:
+    """Takes steps up to a checkpoint, which deletes what earlier attempts have of the history."""
+    history(run, folder, 6)
+    save(run, 6)
 
 
 def test_rows_of_earlier_attempts_outlast_a_store_that_is_away_for_a_minute(

@@ -7,7 +7,7 @@ that a rollback resumed from stay in them, marked.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..text.contract import ATTEMPT_PREFIX
@@ -116,3 +116,9 @@ def newest_attempt(paths: Iterable[str]) -> str | None:
         if name == METRICS_FILE and folder.startswith(ATTEMPT_PREFIX) and number.isdecimal():
             numbers.append(int(number))
     return f"{ATTEMPT_PREFIX}{max(numbers)}" if numbers else None
+
+
+def newest_history(paths: Collection[str]) -> dict[str, str]:
+    """The paths of the newest attempt's history files, by their names."""
+    newest = newest_attempt(paths)
+    return {name: f"{newest}/{name}" for name in HISTORY_FILES if f"{newest}/{name}" in paths}

@@ -13,14 +13,16 @@ asked last. So no pod stays behind whose user has gone.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
-from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_history
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_api.text.units import MIB
@@ -34,6 +36,8 @@ from ..runtime.paths import run_folder
 from ..runtime.plan_file import read_plan
 from ..stores.run_store import run_store
 from ..stores.store_client import Store
+
+T = TypeVar("T")
 
 CHUNK = MIB
 """Bytes that are read at a time."""
@@ -141,33 +145,40 @@ def copy_history(plan: TrainingPlan, folder: Path, clock: Clock = SYSTEM_CLOCK) 
     root = run_folder(plan.checkpoint_directory)
     run = run_store(plan, clock=clock)
     if run:
-        for name, key in run.history_keys().items():
-            (folder / name).write_bytes(b"".join(run.store.stream(key)))
+        _copy_newest(run.history_keys, partial(_copy_object, run.store), folder)
     elif root:
-        _copy_newest(root, folder)
+        _copy_newest(partial(_history_files, root), shutil.copyfile, folder)
     if not (folder / METRICS_FILE).exists():
         where = run.store.url if run else root
         raise BadInput(f"{where} has no history: no attempt has taken a step")
     return FolderSource(folder)
 
 
-def _copy_newest(root: Path, folder: Path) -> None:
+def _copy_newest(
+    find_files: Callable[[], dict[str, T]], copy: Callable[[T, Path], object], folder: Path
+) -> None:
     """Copy the newest attempt's files, and again where a newer attempt has begun meanwhile: it
     deletes the older ones."""
-    newest = _newest_attempt(root)
-    copied: str | None = None
+    newest = find_files()
+    copied: dict[str, T] | None = None
     while newest != copied:
         for name in HISTORY_FILES:
             (folder / name).unlink(missing_ok=True)
+        for name, file in newest.items():
             with suppress(FileNotFoundError):
-                shutil.copyfile(root / str(newest) / name, folder / name)
-        newest, copied = _newest_attempt(root), newest
+                copy(file, folder / name)
+        newest, copied = find_files(), newest
 
 
-def _newest_attempt(root: Path) -> str | None:
-    """Folder of the newest attempt that has rows; None for none."""
-    paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
-    return newest_attempt(paths)
+def _copy_object(store: Store, key: str, path: Path) -> None:
+    if stored := store.get(key):
+        path.write_bytes(stored[0])
+
+
+def _history_files(root: Path) -> dict[str, Path]:
+    """The newest attempt's files below a run's folder, by their names."""
+    paths = [path.relative_to(root).as_posix() for path in root.glob("*/*.jsonl")]
+    return {name: root / path for name, path in newest_history(paths).items()}
 
 
 _LISTING = "listing.json"

@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import files_of
-from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_history
 from grpo_api.report.report import Outcome
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.base import Model
@@ -186,12 +186,7 @@ class StoredRun:
         """Keys of the newest attempt's history files, by their names."""
         if self.head() is None:
             return {}
-        return _history_keys(self.store.object_sizes())
-
-
-def _history_keys(keys: Collection[str]) -> dict[str, str]:
-    newest = newest_attempt(keys)
-    return {name: f"{newest}/{name}" for name in HISTORY_FILES if f"{newest}/{name}" in keys}
+        return newest_history(self.store.object_sizes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +327,7 @@ class RunStore(StoredRun):
         current = {each.key for each in now.checkpoints}
         current |= {export_key(now.export)} if now.export else set()
         keys = self.store.object_sizes()
-        current |= set(_history_keys(keys).values())
+        current |= set(newest_history(keys).values())
         self.store.delete([key for key in keys if self._is_left(key, current)])
 
     def _move_head_and_tidy(self, changed: HeadChange) -> None:
