@@ -228,7 +228,8 @@ def test_writes_of_one_name_keep_their_order() -> None:
 
 class Network(nn.Module):
     """What an engine may hold: a head of its own or the embedding, norms, biases, a rotary table,
-    and the cache's scale, which vLLM keeps as a buffer, as a number and as a tensor."""
+    the cache's scale, which vLLM keeps as a buffer, as a number and as a tensor, and flags and
+    numbers of its own, of a backend and of its configuration."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -240,6 +241,9 @@ class Network(nn.Module):
         self.register_buffer("_k_scale", torch.tensor(1.0))
         self._k_scale_float = 1.0
         self._k_scale_cpu = torch.tensor(1.0)
+        self.is_neox_style, self.compiled = True, False
+        self.impl = SimpleNamespace(scale=0.5, sliding_window=(-1, -1), logits_soft_cap=None)
+        self.config = SimpleNamespace(embedding_multiplier=2.0)
 
     def load_weights(self, weights: Weights) -> None:
         """Each to the parameter of its name."""
@@ -372,6 +376,11 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         lambda network: setattr(network.norm, "eps", 1e-6),
         lambda network: setattr(network.square, "in_features", 3),
         lambda network: setattr(network, "scale", 2.0),
+        lambda network: setattr(network, "is_neox_style", False),
+        lambda network: setattr(network.impl, "scale", 0.25),
+        lambda network: setattr(network.impl, "sliding_window", (7, 0)),
+        lambda network: setattr(network.impl, "logits_soft_cap", 30.0),
+        lambda network: setattr(network.config, "embedding_multiplier", 1.0),
         lambda network: setattr(network.square.weight, "data", network.square.weight.clone()),
         lambda network: delattr(network, "norm"),
         lambda network: setattr(network.square, "weight", None),
@@ -382,6 +391,9 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         network, differing = synced_worker(tied)
         poison(network)
         assert differing() != []
+    network, differing = synced_worker(tied)
+    network.compiled = True
+    assert differing() == []
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,12 @@ from .transfer import Meeting, WeightGroup, join_group
 from .vllm_arguments import LOGITS_TEMPERATURE
 from .weight_layout import Layout, Strided, learn_layout, live_part, parameter_views
 
+COMPILATION = ("compiled", "first_compile", "was_aot_compile_fn_loaded_from_disk")
+"""Flags that change as vLLM compiles its model (vllm/compilation/wrapper.py)."""
+ATTENTION = ("scale", "sliding_window", "logits_soft_cap")
+"""Numbers that every backend of attention computes with, which is no module but a module's
+`impl`."""
+
 
 class WeightsWorker:
     """Methods for loading and proving the weights of this worker's part of the model."""
@@ -113,8 +119,8 @@ class WeightsWorker:
 
     def _describe_fixed(self) -> dict[str, object]:
         """What no sync changes, by name: buffers with their hashes, parameters with their views,
-        and the numbers that modules compute with, such as epsilons, head counts and windows. vLLM
-        also keeps the cache's scales as numbers, and in tensors that are no buffers."""
+        and the numbers and flags that modules compute with, such as epsilons and windows. vLLM also
+        keeps the cache's scales as numbers, and in tensors that are no buffers."""
         model = self.model_runner.model
         fixed: dict[str, object] = {
             f"{name} (buffer)": (
@@ -126,13 +132,19 @@ class WeightsWorker:
         }
         for name, view in parameter_views(model).items():
             fixed[f"{name} (view)"] = view
-        for name, module in model.named_modules():
-            for attribute, value in vars(module).items():
-                # Flags are left out, since some change as vLLM's model is compiled.
-                if isinstance(value, float | int) and not isinstance(value, bool):
+        holders: list[tuple[str, object]] = [*model.named_modules()]
+        # Granite reads its multiplier there in every pass.
+        if hasattr(model, "config"):
+            holders.append(("config", model.config))
+        for name, holder in holders:
+            for attribute, value in vars(holder).items():
+                if isinstance(value, float | int) and attribute not in COMPILATION:
                     fixed[f"{name}.{attribute}"] = repr(value)
                 elif isinstance(value, torch.Tensor) and attribute.endswith("_scale_cpu"):
                     fixed[f"{name}.{attribute}"] = repr(value.tolist())
+                elif attribute == "impl":
+                    numbers = [getattr(value, number, None) for number in ATTENTION]
+                    fixed[f"{name}.impl"] = repr(numbers)
         return fixed
 
 
