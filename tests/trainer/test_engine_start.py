@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import MISMATCH_LIMITS, TrainingPlan
 from grpo_api.report.report import Outcome, Result, Standstill
-from grpo_api.report.root_cause import is_engine_start
+from grpo_api.report.root_cause import blame_engine_of_gang, is_engine_start
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EngineArguments, EnginePlan
 from grpo_trainer.engine_pod.vllm_arguments import engine_environment, vllm_arguments
@@ -254,6 +254,8 @@ def test_a_hang_and_a_crash_are_the_engines_until_it_has_sampled_once(
             dump = stacks.replace("Current", "Fatal Python error: Segmentation fault\n\nCurrent")
             taken.append(is_engine_start(crash_frames(dump)))
             assert taken[-1] == (results is Result.ENGINE_FAILED)
+            of_gang = blame_engine_of_gang(placed, [placed], is_repeated=True).result
+            assert of_gang is (Result.HANG if taken[-1] else Result.ENGINE_FAILED)
 
     monkeypatch.setattr(FailingEngine, "_reach", take_stack)
     generation = generated(make_plan(folder), folder)

@@ -10,27 +10,24 @@ from hypothesis import strategies as st
 
 from grpo_operator.decide.decisions import Action
 from tests.generated import cases
-from tests.unit.operator_world import judged, make_child, make_pod, running, said, terminated
+from tests.unit.operator_world import at, judged, make_child, make_pod, running, said, terminated
 
 MINUTES = 1800.0
 ENGINE_START = "grpo_trainer/engine_pod/engine_start.py:36 in start_engine"
+WAITS = "torch/distributed/distributed_c10d.py:3 in barrier"
+IN_REWARD = "user/reward.py:9 in judge"
+IN_VLLM = [
+    "vllm/v1/worker/gpu/model_runner.py:70 in execute_model",
+    "grpo_trainer/generation/colocated.py:205 in _call",
+    "grpo_trainer/generation/colocated.py:153 in sample",
+]
 
 
 def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
     """A container that said that it had no progress, and where it stood."""
-    frame = (
-        "torch/distributed/distributed_c10d.py:3 in barrier"
-        if waiting
-        else "user/reward.py:9 in judge"
-    )
-    still = {
-        "silentSeconds": silent,
-        "waiting": waiting,
-        "frames": [
-            frame,
-            more.pop("caller", "grpo_trainer/training/reference_trainer.py:7 in step"),
-        ],
-    }
+    caller = more.pop("caller", "grpo_trainer/training/reference_trainer.py:7 in step")
+    frames = more.pop("frames", [WAITS if waiting else IN_REWARD, caller])
+    still = {"silentSeconds": silent, "waiting": waiting, "frames": frames}
     return terminated(
         41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more)
     )
@@ -80,6 +77,47 @@ def test_ranks_that_all_wait_in_the_start_of_an_engine_blame_it(
     )
     assert decision.ended is not None
     assert (decision.ended.engine_cause == "NotStarted") == (result == "EngineFailed")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "frames", "step", "last", "result"),
+    [
+        ((False, True), IN_VLLM, 0, "", "EngineFailed"),
+        ((True, True), IN_VLLM, 0, "", "EngineFailed"),
+        ((False, True), IN_VLLM, 9, "Hang", "EngineFailed"),
+        ((False, True), IN_VLLM, 9, "", "Hang"),
+        ((False, True), IN_VLLM, 9, "Error", "Hang"),
+        ((False, True), [IN_REWARD, "grpo_trainer/rewards/reward_set.py:9 in f"], 0, "", "Hang"),
+        ((True, True), [WAITS, "grpo_trainer/gang/ranks.py:7 in gather"], 0, "Hang", "Hang"),
+        ((False, True), ["grpo_trainer/engine_pod/hash_check.py:9 in f", *IN_VLLM], 0, "", "Hang"),
+    ],
+)
+def test_a_gang_that_hangs_in_vllm_after_its_first_completions_blames_the_engine(
+    waiting: tuple[bool, bool], frames: list[str], step: int, last: str, result: str
+) -> None:
+    """At once in the run's first step, later at the second hang in a row."""
+    ended = {"attempt": 1, "reason": last, "runningSeconds": 7000, "endTime": at(-30)}
+    stands = [frames, [WAITS, "grpo_trainer/gang/ranks.py:7 in any_rank"]]
+    pods = [
+        make_pod(
+            index,
+            state=hung(MINUTES - index, waits, rank=index, step=step, frames=stands[index]),
+        )
+        for index, waits in enumerate(waiting)
+    ]
+    decision = judged(running(*pods, ago=16, ends=[ended] if last else []))
+    assert decision.reason == result
+    assert ("vLLM hangs after its first completions" in decision.message) == (
+        result == "EngineFailed"
+    )
+
+
+def test_ranks_that_hang_in_vllm_and_elsewhere_blame_no_engine() -> None:
+    pods = [
+        make_pod(0, state=hung(MINUTES, waiting=False, rank=0, frames=IN_VLLM)),
+        make_pod(1, state=hung(MINUTES - 9, waiting=False, rank=1)),
+    ]
+    assert judged(running(*pods, ago=16)).reason == "Hang"
 
 
 def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> None:

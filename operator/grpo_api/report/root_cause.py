@@ -5,6 +5,7 @@ first failure that is reported is therefore often only a symptom. A pod's superv
 results of its processes by this order, and the operator ranks those of its pods by the same one.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from enum import IntEnum
 
@@ -102,20 +103,42 @@ def is_engine_start(frames: Iterable[str]) -> bool:
     return any(frame.startswith(ENGINE_START) for frame in frames)
 
 
-def blame_engine_of_gang(hang: Outcome, outcomes: Collection[Outcome]) -> Outcome:
-    """The attributed hang, as the engine's if every rank waits, and the one that is blamed does so
-    in vLLM before that has sampled: then the ranks of one engine wait for each other.
+_ENGINE_CALL = re.compile(r"grpo_trainer/generation/colocated\.py:[0-9]+ in _call")
+"""The frame from which a rank calls vLLM."""
 
-    `outcomes` are those of all pods. One alone does not know what the others do.
+
+def _is_in_vllm(standstill: Standstill) -> bool:
+    """True if a rank stood in vLLM: no frame of the trainer is within the one that calls it."""
+    own = (frame for frame in standstill.frames if frame.startswith("grpo_trainer/"))
+    return _ENGINE_CALL.fullmatch(next(own, "")) is not None
+
+
+def blame_engine_of_gang(
+    hang: Outcome, outcomes: Collection[Outcome], *, is_repeated: bool
+) -> Outcome:
+    """The attributed hang, as the engine's where no rank can be its cause outside of vLLM.
+
+    Before vLLM has sampled, its ranks then all wait for each other, for one that does not is known
+    by itself. Later every rank that does not wait is in vLLM. A single hang after steps is no
+    reason for another engine, which is slower for the rest of the run.
+
+    `outcomes` are those of all pods. One alone does not know what the others do. `is_repeated`: the
+    attempt before this one has hung, too.
     """
-    standstills = [outcome.standstill for outcome in outcomes]
-    if not all(standstill and standstill.waiting for standstill in standstills):
+    standstills = [outcome.standstill for outcome in outcomes if outcome.standstill]
+    if hang.standstill is None or len(standstills) < len(outcomes):
         return hang
-    if hang.standstill is None or not is_engine_start(hang.standstill.frames):
+    busy = [standstill for standstill in standstills if not standstill.waiting]
+    is_in_start = is_engine_start(hang.standstill.frames) and not busy
+    is_in_vllm = all(map(_is_in_vllm, busy or [hang.standstill]))
+    if is_in_start:
+        cause, what = "NotStarted", "before its first completions: its ranks wait for each other"
+    elif is_in_vllm and (is_repeated or not hang.step):
+        cause, what = None, "after its first completions"
+    else:
         return hang
-    changes = {"result": Result.ENGINE_FAILED, "engine_cause": "NotStarted"}
-    what = "vLLM hangs before its first completions, and its ranks wait for each other"
-    return truncate_to_fit(hang.model_copy(update=changes), f"{what}: {hang.message}")
+    changes = {"result": Result.ENGINE_FAILED, "engine_cause": cause}
+    return truncate_to_fit(hang.model_copy(update=changes), f"vLLM hangs {what}: {hang.message}")
 
 
 def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:

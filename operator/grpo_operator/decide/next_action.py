@@ -308,8 +308,11 @@ def _attributed_outcome(cause: PodTermination, observation: Observation) -> Outc
         return cause.outcome
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
     hang = attribute_hang(cause.outcome, reported_outcomes)
-    has_all = len(reported_outcomes) >= observation.job.nodes
-    return blame_engine_of_gang(hang, reported_outcomes) if has_all else hang
+    if len(reported_outcomes) < observation.job.nodes:
+        return hang
+    ends = observation.job.status.ends
+    is_repeated = bool(ends) and ends[-1].reason == Result.HANG
+    return blame_engine_of_gang(hang, reported_outcomes, is_repeated=is_repeated)
 
 
 def _suspected_node(cause: PodTermination) -> str:
