@@ -43,6 +43,10 @@ def machine(kind: str, count: int, **more: str) -> tuple[dict[str, str], int]:
     }, count
 
 
+def arm(group: tuple[dict[str, str], int]) -> tuple[dict[str, str], int]:
+    return group[0] | {"kubernetes.io/arch": "arm64"}, group[1]
+
+
 Group = tuple[dict[str, str], int]
 """Labels of a node, and how many GPUs it offers."""
 
@@ -73,6 +77,12 @@ CLUSTERS: dict[str, tuple[list[Group], str, dict[str, str], list[str]]] = {
         "NVIDIA-L40S",
         {TYPE: "g6e.12xlarge"},
         [],
+    ),
+    "EKS with managed nodes of RTX PRO 6000, and GB200 whose CPUs are of ARM": (
+        [machine("g7e.12xlarge", 2), arm(machine("p6e-gb200.36xlarge", 4))],
+        "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+        {TYPE: "g7e.12xlarge"},
+        ["arm64"],
     ),
     "AKS": (
         [machine("Standard_ND96isr_H200_v5", 8, accelerator="nvidia")],
@@ -126,6 +136,7 @@ def test_every_row_names_a_product_whose_memory_is_known(row: Any) -> None:
         (karpenter("l4", 2861, 0)[0], 1),
         (machine("g6f.xlarge", 1)[0], 1),
         (machine("Standard_NV6ads_A10_v5", 1)[0], 1),
+        (machine("Standard_NC36ds_xl_RTXPRO6000BSE_v6", 1)[0], 1),
         (gke("nvidia-tesla-k80", 1)[0], 1),
         (machine("xp5.48xlarge", 8)[0], 8),
         ({"kubernetes.azure.com/accelerator": "nvidia"}, 1),

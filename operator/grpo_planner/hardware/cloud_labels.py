@@ -4,8 +4,8 @@ NVIDIA's GPU feature discovery names the product itself, and goes first. A manag
 does not run it. Its nodes have the cloud's label, though, or at least the type of their machine.
 Each row of ROWS gives such a value the product of products.yaml that it means.
 
-A row is about a whole GPU. Machines with a part of one (g6f, Standard_NV6ads_A10_v5) are in no row,
-so their GPUs stay unknown.
+A row is about a whole GPU. Machines with a part of one (g6f, Standard_NV6ads_A10_v5, the smaller
+ones of RTXPRO6000BSE_v6) are in no row, so their GPUs stay unknown.
 
 Sources: the instance types page of Karpenter (karpenter-provider-aws, website/…/instance-types.md),
 and the accelerator types of GKE's page "About GPUs". Those of Azure are in the pages of its sizes
@@ -82,6 +82,7 @@ ROWS = (
     _gke("nvidia-h200-141gb", "NVIDIA-H200"),
     _gke("nvidia-b200", "NVIDIA-B200"),
     _gke("nvidia-gb200", "NVIDIA-GB200"),
+    _gke("nvidia-gb300", "NVIDIA-GB300"),
     _gke("nvidia-rtx-pro-6000", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
     _karpenter("t4", "16384", "Tesla-T4"),
     _karpenter("v100", "16384", "Tesla-V100-SXM2-16GB"),
@@ -108,6 +109,10 @@ ROWS = (
     _machine(r"g6e\.(2|4|8|16)?xlarge", 1, "NVIDIA-L40S"),
     _machine(r"g6e\.(12|24)xlarge", 4, "NVIDIA-L40S"),
     _machine(r"g6e\.48xlarge", 8, "NVIDIA-L40S"),
+    _machine(r"g7e\.[248]xlarge", 1, "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
+    _machine(r"g7e\.12xlarge", 2, "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
+    _machine(r"g7e\.24xlarge", 4, "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
+    _machine(r"g7e\.48xlarge", 8, "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
     _machine(r"p3dn\.24xlarge", 8, "Tesla-V100-SXM2-32GB"),
     _machine(r"p4d\.24xlarge", 8, "NVIDIA-A100-SXM4-40GB"),
     _machine(r"p4de\.24xlarge", 8, "NVIDIA-A100-SXM4-80GB"),
@@ -116,6 +121,7 @@ ROWS = (
     _machine(r"p5en?\.48xlarge", 8, "NVIDIA-H200"),
     _machine(r"p6-b200\.48xlarge", 8, "NVIDIA-B200"),
     _machine(r"p6-b300\.48xlarge", 8, "NVIDIA-B300"),
+    _machine(r"p6e-gb200\.36xlarge", 4, "NVIDIA-GB200"),
     _machine("Standard_NC(4|8|16)as_T4_v3", 1, "Tesla-T4"),
     _machine("Standard_NC64as_T4_v3", 4, "Tesla-T4"),
     _machine("Standard_NV36adm?s_A10_v5", 1, "NVIDIA-A10"),
@@ -129,6 +135,8 @@ ROWS = (
     _machine("Standard_NC80adis_H100_v5", 2, "NVIDIA-H100-NVL"),
     _machine("Standard_ND96isrf?_H100_v5", 8, "NVIDIA-H100-80GB-HBM3"),
     _machine("Standard_ND96isrf?_H200_v5", 8, "NVIDIA-H200"),
+    _machine("Standard_ND128isr_NDR_GB200_v6", 4, "NVIDIA-GB200"),
+    _machine("Standard_ND128isr_GB300_v6", 4, "NVIDIA-GB300"),
 )
 """The first row that a node is of counts."""
 
