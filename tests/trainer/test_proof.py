@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from grpo_api.spec.rewards import ModelReward
+from grpo_trainer.gang import ranks
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.runtime.errors import BadInput, DiskFailed, WeightsDiffer
 from grpo_trainer.weights import model_files, models
@@ -94,6 +95,24 @@ def test_the_fingerprint_is_the_weights_alone(tmp_path: Path) -> None:
     other = demo_model.save_policy(tmp_path / "c", seed=1)
     first, second = (proof(load(folder), folder).fingerprint for folder in same)
     assert first == second != proof(load(other), other).fingerprint
+
+
+def test_ranks_that_compute_otherwise_with_the_same_weights_are_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has another config.json, so that its rank and its engine agree with each other."""
+    model, other = load(folder), load(folder)
+    other.config.rms_norm_eps = 0.5
+
+    def gather(mine: object) -> list[object]:
+        others = other.config.to_dict() | {"_name_or_path": ""}
+        return [mine, others if isinstance(mine, dict) else mine]
+
+    monkeypatch.setattr(ranks, "gather", gather)
+    with pytest.raises(WeightsDiffer, match=r"rms_norm_eps in config\.json is 0\.5 on rank 1"):
+        proof(model, folder)
+    other.config.rms_norm_eps = model.config.rms_norm_eps
+    proof(model, folder)
 
 
 def test_one_bit_in_memory_is_named_with_both_fingerprints(folder: Path) -> None:

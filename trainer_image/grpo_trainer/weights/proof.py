@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -111,6 +112,7 @@ def prove_weights(
     if adapter_only:
         keys = {name: key for name, key in keys.items() if adapter_key(name)}
     _same_keys(keys, what)
+    _same_configuration(model, what)
     finding = _Finding()
     parameters = parameters_by_name(model)
     for name, key in keys.items():
@@ -168,6 +170,22 @@ def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
                 f"{what}: rank {number} finds {_parameter_description(mine)} in its files, rank 0 "
                 f"{_parameter_description(first)}; the ranks have different files"
             )
+
+
+def _same_configuration(model: nn.Module, what: str) -> None:
+    """Equal weights compute other numbers with another epsilon, scale or rotary base. Each rank's
+    own engine would compute them, too."""
+    config: Any = model.config
+    # Where a node has the files says nothing of them.
+    everyone = ranks.gather(config.to_dict() | {"_name_or_path": ""})
+    for number, theirs in enumerate(everyone):
+        for name in sorted(theirs.keys() | everyone[0].keys()):
+            mine, first = theirs.get(name), everyone[0].get(name)
+            if mine != first:
+                raise WeightsDiffer(
+                    f"{what}: {name} in config.json is {mine!s:.80} on rank {number}, and "
+                    f"{first!s:.80} on rank 0. Compare the model's files on the nodes"
+                )
 
 
 def _parameter_description(item: tuple[str, TensorKey] | None) -> str:
