@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -254,7 +255,11 @@ def test_a_hang_and_a_crash_are_the_engines_until_it_has_sampled_once(
             dump = stacks.replace("Current", "Fatal Python error: Segmentation fault\n\nCurrent")
             taken.append(is_engine_start(crash_frames(dump)))
             assert taken[-1] == (results is Result.ENGINE_FAILED)
-            of_gang = blame_engine_of_gang(placed, [placed], is_repeated=True).result
+            # By another thread, as the watchdog takes them: this one's would have its own frames.
+            with ThreadPoolExecutor(1) as thread:
+                seen = thread.submit(Stacks().take).result()
+            hang = add_standstill(Outcome(result=Result.HANG), 1800, seen)
+            of_gang = blame_engine_of_gang(hang, [hang], is_repeated=True).result
             assert of_gang is (Result.HANG if taken[-1] else Result.ENGINE_FAILED)
 
     monkeypatch.setattr(FailingEngine, "_reach", take_stack)
