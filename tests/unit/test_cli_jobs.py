@@ -111,11 +111,14 @@ def test_a_timeout_ends_the_wait_and_not_much_later(timeout: float) -> None:
 def test_why_quotes_the_condition_that_gives_the_reason() -> None:
     admitted = condition("Admitted", status="False", reason="WaitingForGPUs")
     admitted["message"] = "8 GPUs are needed and 2 are free; give other jobs a lower priority"
+    # The operator says the same of what follows from it.
+    repeated = [admitted, admitted | {"type": "Running"}, admitted | {"type": "Reconciling"}]
     others = [condition("Planned"), condition("Scheduled", status="False")]
-    job = job_in("Queued", conditions=[*others, admitted], reason="WaitingForGPUs")
-    lines = list(explanation({"name": "run"}, job))
-    assert lines[0] == "run is Queued: WaitingForGPUs"
-    assert any("give other jobs a lower priority" in line for line in lines)
+    job = job_in("Queued", conditions=[*others, *repeated], reason="WaitingForGPUs")
+    assert list(explanation({"name": "run"}, job)) == [
+        "run is Queued: WaitingForGPUs",
+        f"Admitted is False since {admitted['lastTransitionTime']}: {admitted['message']}",
+    ]
 
 
 def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:

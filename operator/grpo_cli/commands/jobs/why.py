@@ -48,7 +48,8 @@ def explanation(metadata: Mapping[str, Any], job: GRPOJob) -> Iterator[str]:
     elif not status.conditions:
         yield f"spec.managedBy leaves it to {job.spec.managed_by}: look whether that runs."
     for condition in telling_conditions(job):
-        yield f"{condition.type} since {condition.last_transition_time}: {condition.message}"
+        stated = f"{condition.type} is {condition.status}"
+        yield f"{stated} since {condition.last_transition_time}: {condition.message}"
     progress = status.progress
     if progress and progress.stage and status.completion_time is None:
         yield f"Stage {progress.stage} since {progress.stage_since}"
@@ -59,10 +60,14 @@ def explanation(metadata: Mapping[str, Any], job: GRPOJob) -> Iterator[str]:
 
 
 def telling_conditions(job: GRPOJob) -> list[Condition]:
-    """The conditions that give `status.reason`, or, where all is well, the newest one."""
+    """The conditions that give `status.reason`, the first of each message; or, where all is well,
+    the newest one."""
     conditions = [condition for condition in job.status.conditions if condition.message]
-    named = [condition for condition in conditions if condition.reason == job.status.reason]
-    if named:
-        return named
+    by_message: dict[str, Condition] = {}
+    for condition in conditions:
+        if condition.reason == job.status.reason:
+            by_message.setdefault(condition.message, condition)
+    if by_message:
+        return list(by_message.values())
     newest = max(conditions, key=lambda condition: condition.last_transition_time, default=None)
     return [] if newest is None else [newest]
