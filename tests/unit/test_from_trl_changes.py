@@ -414,6 +414,12 @@ def test_a_call_of_a_library_is_no_change_of_its_code() -> None:
     assert notes_of == ["train_dataset", "reward_funcs"]
 
 
+def test_a_loop_that_may_end_early_does_not_leave_the_script_by_its_else() -> None:
+    wait = "for _ in range(9):\n    if ready():\n        break\nelse:\n    raise TimeoutError"
+    run = read_script(f"MODEL = 'a/b'\n{BEGIN}\n{wait}\n{ENDS[0]}", "train.py", lambda _: None)
+    assert run.config["beta"].value == 0.75
+
+
 @pytest.mark.parametrize("decorator", ["added", "Added"])
 def test_a_function_is_what_its_decorator_makes_of_it(decorator: str) -> None:
     made = f"@{decorator}\ndef make(beta):\n    return GRPOConfig(beta=beta)\nargs = make(0.25)"

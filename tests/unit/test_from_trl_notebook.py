@@ -13,7 +13,7 @@ from grpo_cli.__main__ import main
 from grpo_cli.from_trl.notebook import code_cells
 from grpo_cli.from_trl.trl_run import TrlError
 from tests.generated import cases
-from tests.unit.trl_scripts import init, notes, script, spec_of
+from tests.unit.trl_scripts import MODEL, init, notes, script, spec_of
 
 MAGICS = (
     "%pip install -q trl[vllm]", "!nvidia-smi",
@@ -210,3 +210,46 @@ def test_a_recipe_s_processes_are_those_that_launch_it(
     assert f"  promptsPerStep: {prompts}\n" in captured.out
     assert ("give the number by --processes" in captured.err) == (prompts != 4)
     assert ("one process was assumed" in captured.err) == (prompts == 1)
+
+
+def test_a_shell_command_of_several_lines_is_left_out(tmp_path: Path) -> None:
+    command = (
+        "if True:\n    !uv pip install -q \\\n        a==1 \\\n        git+https://b.c@0add68\n"
+    )
+    spec = spec_of(tmp_path, notebook(f"{command}{script('beta=0.5')}"), name="train.ipynb")
+    assert spec["training"]["beta"] == 0.5
+
+
+MARIMO = f"""
+import marimo
+app = marimo.App()
+@app.cell
+def _():
+    from datasets import load_dataset
+    from trl import GRPOConfig, GRPOTrainer
+    return GRPOConfig, GRPOTrainer, load_dataset
+@app.cell(hide_code=True)
+def _(GRPOConfig):
+    LEAST = 3
+    args = GRPOConfig(beta=0.5)
+    return LEAST, args
+@app.cell
+def _(LEAST):
+    def letters(completions, **kwargs):
+        return [float(len(text) > LEAST) for text in completions]
+    return (letters,)
+@app.cell
+def _(GRPOTrainer, args, letters, load_dataset):
+    rows = load_dataset("openai/gsm8k", "main", split="train")
+    trainer = GRPOTrainer("{MODEL}", letters, args, rows)
+    trainer.train()
+    return
+"""
+
+
+def test_a_notebook_of_marimo_makes_the_job_of_its_cells(tmp_path: Path) -> None:
+    rewards, job = init(tmp_path, MARIMO)
+    assert job["spec"]["training"]["beta"] == 0.5
+    assert job["spec"]["dataset"]["name"] == "openai/gsm8k"
+    assert "LEAST = 3\n\ndef letters(" in rewards["data"]["rewards.py"]
+    assert notes(tmp_path) == []

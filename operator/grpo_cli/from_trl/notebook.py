@@ -79,8 +79,10 @@ def _without_ipython(text: str) -> str:
         try:
             parse("\n".join(lines))
         except SyntaxError as error:
-            index = (error.lineno or 1) - 1
-            line = lines[index] if index < len(lines) else ""
+            index = min((error.lineno or 1), len(lines)) - 1
+            while index > 0 and lines[index - 1].endswith("\\"):
+                index -= 1  # Python may stop where a shell command goes on
+            line = lines[index]
             if not _IPYTHON.match(line):
                 break
             _blank_continuations(lines, index)

@@ -13,7 +13,7 @@ from grpo_api.spec.trl_places import PLACES, RENAMED, Place
 from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
 from .interpreter.statements import Interpreter
-from .interpreter.syntax import called_name, dotted_name, parse
+from .interpreter.syntax import called_name, dotted_name, join_cells, parse
 from .interpreter.values import (
     COMPUTED,
     ITEM,
@@ -64,7 +64,7 @@ def read_script(text: str, source: str, read_module: ReadModule) -> TrlRun:
         TrlError: it is no Python, has no GRPOTrainer or several, or is nested too deeply.
     """
     try:
-        return _ScriptReader(parse(text), text, source, read_module).read()
+        return _ScriptReader(join_cells(parse(text)), text, source, read_module).read()
     except SyntaxError as error:
         if not source.endswith((".py", SUFFIX)):
             advice = "no Python script: give the script or the YAML file that it launches"

@@ -198,6 +198,8 @@ class Interpreter(Evaluator):
             return None if way == "loop" else way
 
         self.repeat(follow_once)
+        if any(isinstance(node, ast.Break) for node in ast.walk(loop)):
+            return self._ways([loop.orelse, []], frame)
         return self._block(loop.orelse, frame)
 
     # Functions and classes

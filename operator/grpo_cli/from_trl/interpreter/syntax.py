@@ -19,6 +19,22 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+def join_cells(module: ast.Module) -> ast.Module:
+    """The module with the statements of marimo's cells, which share their names, in the place of
+    the functions that hold them."""
+    body: list[ast.stmt] = []
+    for statement in module.body:
+        marks = [
+            dotted_name(mark.func if isinstance(mark, ast.Call) else mark)
+            for mark in getattr(statement, "decorator_list", [])
+        ]
+        if "app.cell" in marks and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            body += [part for part in statement.body if not isinstance(part, ast.Return)]
+        else:
+            body.append(statement)
+    return ast.Module(body, [])
+
+
 def dotted_name(node: ast.AST) -> str:
     """`a.b.c` of an expression of names; empty for others."""
     parts: list[str] = []
