@@ -4,17 +4,22 @@ becomes of a class that changes while a gang runs."""
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_api.text.contract import API_VERSION
+from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from harness.fixtures import job_classes_served
+from harness.programs.processes import until
 from tests.class_samples import BAD_CLASSES, GOOD_CLASSES, job_class
-from tests.integration.operator_bench import Bench, Object, outcome
+from tests.integration.operator_bench import GRPOJOBS, SPEC, Bench, Object, outcome
 from tests.integration.operator_thread import OperatorThread
 from tests.integration.test_bad_specs import refusal_at
+from tests.samples import job
 
 CLASSES = f"/apis/{API_VERSION}/grpojobclasses"
 PROXY = {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}
@@ -27,6 +32,8 @@ H100: dict[str, Any] = {
     "platform": {"resources": {"limits": {"rdma/hca": "1"}}},
 }
 RDMA_NODES = {"rdma/hca": "8"}
+POLICIES = "/apis/admissionregistration.k8s.io/v1"
+ROOT = Path(__file__).parents[2]
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
@@ -159,3 +166,41 @@ def test_a_default_class_is_that_of_jobs_that_name_none(bench: Bench) -> None:
         bench.client.request("DELETE", f"{CLASSES}/usual")
     shown = bench.status("unnamed")["jobClass"]
     assert json.dumps(shown["spec"]) == json.dumps(spec)
+
+
+def test_the_page_s_policy_forces_jobs_to_name_the_class(bench: Bench) -> None:
+    page = (ROOT / "docs/how-to/operate/job-classes.md").read_text()
+    (block,) = re.findall(
+        r"^```yaml\n(apiVersion: admission.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    policy = yaml.safe_load(block)
+    name = policy["metadata"]["name"]
+    here = {"matchLabels": {"kubernetes.io/metadata.name": bench.namespace}}
+    binding = {
+        "apiVersion": policy["apiVersion"],
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {
+            "policyName": name,
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": here},
+        },
+    }
+    kinds = {"validatingadmissionpolicies": policy, "validatingadmissionpolicybindings": binding}
+    for kind, document in kinds.items():
+        bench.client.request("POST", f"{POLICIES}/{kind}", document)
+    path = f"{GRPOJOBS.format(bench.namespace)}?dryRun=All"
+
+    def is_refused() -> bool:
+        try:
+            bench.client.request("POST", path, job("free", SPEC))
+        except ApiStatusError as error:
+            return "set spec.jobClassName to h100-rdma" in str(error)
+        return False
+
+    try:
+        until("the policy to refuse a job without the class", is_refused)
+        bench.client.request("POST", path, job("named", SPEC | {"jobClassName": "h100-rdma"}))
+    finally:
+        for kind in kinds:
+            bench.client.request("DELETE", f"{POLICIES}/{kind}/{name}")
