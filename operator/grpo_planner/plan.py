@@ -31,6 +31,7 @@ from .explain.no_capacity import (
 from .hardware.inventory import Inventory, declared_inventory
 from .hardware.inventory_file import DEFAULT_HOST_GIB
 from .hardware.pools import UNPRICED, Pool, build_pools
+from .hardware.products import is_of_product
 from .memory.disk import disk_request
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve_model
@@ -279,13 +280,16 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
     spec = footprints.demand.spec
     hardware = smallest_hardware(spec, plan)
     if hardware:
-        message = f"{result.message}; the smallest hardware that would do: {hardware.message}"
+        is_taken = is_of_product(hardware.gpu_product, spec.placement.gpu_product or "")
+        pin = "" if is_taken else "without spec.placement.gpuProduct "
+        message = f"{result.message}; {pin}the smallest hardware that would do: {hardware.message}"
         return result.model_copy(update={"hardware": hardware, "message": message})
     without_demands = smallest_hardware(without_size(spec), plan)
     if without_demands:
+        product = "gpuProduct, " if spec.placement.gpu_product else ""
         would_do = (
-            "without spec.placement.nodes, gpus.min and spec.resources the smallest hardware that "
-            f"would do: {without_demands.message}"
+            f"without spec.placement.{product}nodes, gpus.min and spec.resources the smallest "
+            f"hardware that would do: {without_demands.message}"
         )
     else:
         would_do = (

@@ -296,13 +296,6 @@ def test_an_engine_on_cpus_is_had_only_by_asking(engine: str) -> None:
     assert f"completions by vLLM {engine}" in chosen.reason
 
 
-@pytest.mark.parametrize(("setting", "value"), [("tensorParallel", 8), ("memoryShare", 0.01)])
-def test_a_setting_that_leaves_no_engine_a_place_is_named(setting: str, value: float) -> None:
-    chosen = auto(QWEN_7B, nodes(1, 4, H100), **{f"generation__{setting}": value})
-    reason = f"by Transformers: no engine has a place on these GPUs with spec.generation.{setting}"
-    assert chosen.reason.endswith(reason)
-
-
 def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     experts = result(job(MIXTRAL, generation__engine="Colocated"), EIGHT)
     assert "has 8 experts per layer: set it to Transformers" in experts.message

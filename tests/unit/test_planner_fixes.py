@@ -342,6 +342,23 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
     assert plan_job(spec(LLAMA_1B), Inventory()).hardware is not None
 
 
+def test_hardware_that_the_pinned_product_leaves_out_says_so() -> None:
+    for product, is_pinned in ((A100, True), (None, False)):
+        answer = result(spec(placement__gpuProduct=product), nodes(1, 1, L4, host_gib=16))
+        assert answer.hardware is not None
+        assert answer.hardware.gpu_product != product
+        hint = "; without spec.placement.gpuProduct the smallest hardware that would do: "
+        assert (hint in answer.message) == is_pinned
+    large = result(spec(placement={"nodes": 16, "gpuProduct": L4}), nodes(1, 8, L4))
+    assert "without spec.placement.gpuProduct, nodes, gpus.min and spec." in large.message
+
+
+def test_no_more_gpus_are_advised_than_the_batch_can_be_split_over() -> None:
+    job = spec(placement__gpus={"min": 3, "max": 3})
+    (fix,) = result(job, nodes(1, 8, H100)).fixes
+    assert (fix.changes[0].path, fix.changes[0].value) == ("spec.placement.gpus.max", "4")
+
+
 def test_too_few_gpus_offers_fewer() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
@@ -437,6 +454,7 @@ def test_pins_that_exclude_one_another_name_them_all() -> None:
         "reference.sync",
     ):
         assert pin in answer.message
+    assert "IfNeeded" not in answer.message
 
 
 def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:

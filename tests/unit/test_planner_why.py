@@ -28,6 +28,7 @@ from tests.unit.planning import (
     counted_risk,
     inventory,
     nodes,
+    plan,
     spec,
 )
 
@@ -192,6 +193,53 @@ def test_an_adapter_that_was_not_asked_for_is_explained() -> None:
         r"host memory [0-9.]+ GiB, has 100.0 GiB",
         decision_message(answer),
     )
+
+
+def test_an_adapter_that_is_trained_for_time_says_so_and_has_its_sizes() -> None:
+    job = spec("Qwen/Qwen3-32B", training__maxCompletionLength=2048, placement__objective="Fastest")
+    there = inventory(nodes(4, 1, A100, host_gib=256, node_gbps=1.25))
+    answer = plan_job(job, there)
+    assert answer.chosen is not None
+    assert answer.chosen.method == "LoRA"
+    assert "or none in time" in answer.changes[0]
+    why = "an adapter, because training all parameters would take [0-9]{5,} s per step"
+    assert re.fullmatch(why, decision_message(answer))
+    sizes = Planner(job).curve(there)
+    assert all(size.method.startswith("LoRA") for size in sizes)
+    (chosen,) = [size for size in sizes if size.chosen]
+    assert chosen.step_seconds == answer.chosen.estimated_step_seconds
+
+
+def test_an_adapter_beside_a_pinned_optimizer_names_the_pin() -> None:
+    answer = plan_job(spec(training__optimizer="AdamW8bit"), inventory(nodes(1, 4, H100)))
+    assert "without ZeRO, which optimizer AdamW8bit excludes" in answer.changes[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "setting", "value", "why"),
+    [
+        (QWEN_7B, 4, "tensorParallel", 8, "28 heads and 4 key heads can't be split over 8 GPUs; 1"),
+        (LLAMA_70B, 8, "tensorParallel", 16, "an engine's GPUs are on one node, and none has more"),
+        (QWEN_7B, 4, "memoryShare", 0.01, "of 78.9 GiB is too little for an engine, whose weights"),
+    ],
+)
+def test_a_setting_that_leaves_no_engine_a_place_says_why(
+    model: str, gpus: int, setting: str, value: float, why: str
+) -> None:
+    there = nodes(1, gpus, H100, host_gib=2048)
+    chosen = plan(spec(model, **{f"generation__{setting}": value}), there)
+    assert f"by Transformers: spec.generation.{setting} {value:g}" in chosen.reason
+    assert why in chosen.reason
+
+
+def test_gpus_that_an_engine_can_not_share_evenly_are_transformers() -> None:
+    job = spec(
+        placement__gpus={"min": 6, "max": 6}, training__promptsPerStep=6,
+        generation__tensorParallel=4,
+    )  # fmt: skip
+    chosen = plan(job, nodes(1, 6, H100))
+    reason = "no engine has a place on these GPUs with spec.generation.tensorParallel"
+    assert chosen.reason.endswith(f"by Transformers: {reason}")
 
 
 def test_what_lacks_memory_of_both_kinds_says_so() -> None:

@@ -140,9 +140,11 @@ def changes(demand: Demand, option: Option) -> list[str]:
         adapter_parameters = demand.shape.adapter_parameters(rank, tuple(modules))
         share = adapter_parameters / demand.shape.parameters
         rate = f"{low_rate_message(spec)}; " if spec.adapter.learning_rate is None else ""
+        is_without_zero = spec.training.optimizer == "AdamW8bit"
+        pin = " without ZeRO, which optimizer AdamW8bit excludes" if is_without_zero else ""
         sentences.append(
             f"trains a LoRA adapter of rank {rank} on {module_names} only ({share:.2%} of the "
-            f"parameters), because no plan with all parameters fits; {rate}"
+            f"parameters), because no plan with all parameters fits{pin}, or none in time; {rate}"
             "adapter.use Never refuses an adapter, Always asks for one"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
@@ -292,10 +294,9 @@ def decision_message(result: PlanResult) -> str:
     others = result.candidates[1:]
     # Of those that don't fit, the first lacks least.
     lacking = [other for other in others if _is_rejected(other, "DeviceMemory", "HostMemory")]
-    full = next((other for other in lacking if other.method == "Full"), None)
+    full = next((other for other in others if other.method == "Full"), None)
     if plan.method == "LoRA" and full:
-        shortage = _shortage_message(full, "training all parameters")
-        return f"an adapter, because {shortage}"
+        return f"an adapter, because {_full_obstacle(full)}"
     # Some differ from the plan by what a name leaves out, such as the size of micro-batches.
     own_name = plan_name(plan)
     outdone = [other for other in others if _is_rejected(other, "Slower", "NoBetter")]
@@ -311,6 +312,15 @@ def decision_message(result: PlanResult) -> str:
     # Without it, a plan without an engine would be called as the chosen one is on the line above.
     sampler = ", Transformers" if plan.engine and not rival.engine else ""
     return f"{seconds} s per step{rule}; {plan_name(rival)}{sampler}{would_take}: {verdict}"
+
+
+def _full_obstacle(full: Candidate) -> str:
+    """Why an adapter is trained and not all parameters, of which `full` is the best plan."""
+    what = "training all parameters"
+    if full.estimated_step_seconds is None:
+        return _shortage_message(full, what)
+    # It fits, so only its time can be against it.
+    return f"{what} would take {full.estimated_step_seconds:.0f} s per step"
 
 
 def _nothing_else_message(others: Sequence[Candidate], nearest: Candidate) -> str:
@@ -355,7 +365,8 @@ def sampling_message(search: Search, chosen: Option) -> str:
     if not others:
         # Transformers may always sample, and an engine on one GPU, unless a setting excludes it.
         pins = " and ".join(settings_of_engines(search.demand.spec))
-        return f"{sampler}: no engine has a place on these GPUs with {pins}"
+        why = search.engines.colocated_misfit([chosen.place.pool])
+        return f"{sampler}: {why or f'no engine has a place on these GPUs with {pins}'}"
     comparisons = "; ".join(_comparison_message(chosen, other) for other in others)
     return f"{sampler}: {comparisons}; {_ASSUMED}"
 

@@ -333,14 +333,13 @@ def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment
     most = max((pool.gpus for pool in pools), default=0)
     if spec.most_gpus is not None:
         most = min(most, spec.most_gpus)
+    divisible_sizes = [size for size in divisors(step_completions(spec)) if size <= most]
     if gpus.min > most:
-        divisible_sizes = divisors(step_completions(spec))
-        fewer = [size for size in reversed(divisible_sizes) if size <= most]
+        fewer = divisible_sizes[::-1]
         yield Adjustment("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
-    if gpus.max and gpus.max < most:
-        doubled = [gpus.max * 2**power for power in range(1, 10)]
-        more = [size for size in doubled if size <= most]
-        yield Adjustment("spec.placement.gpus.max", more or [most], "more GPUs")
+    if gpus.max:
+        more = [size for size in divisible_sizes if size > gpus.max]
+        yield Adjustment("spec.placement.gpus.max", more, "more GPUs")
 
 
 def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:

@@ -81,7 +81,7 @@ def check(demand: Demand) -> None:
     Raises:
         SpecRejected: with what to change.
     """
-    spec, shape = demand.spec, demand.shape
+    spec = demand.spec
     wanted, engine = spec.generation, spec.generation.engine
     if wanted.max_model_length and wanted.max_model_length < demand.length:
         raise SpecRejected(
@@ -103,13 +103,8 @@ def check(demand: Demand) -> None:
     if engine == "Servers":
         servers = wanted.servers or EngineServersSpec()
         field, gpus = "servers.gpusPerReplica", servers.gpus_per_replica
-    if is_asked_for and not is_splittable(demand, gpus):
-        counts = ", ".join(str(count) for count in TENSOR_PARALLEL if is_splittable(demand, count))
-        raise SpecRejected(
-            PlanReason.INVALID_COMBINATION,
-            f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
-            f"can't be split over {gpus} GPUs; {counts} can",
-        )
+    if is_asked_for and (why := _split_misfit(demand, field, gpus)):
+        raise SpecRejected(PlanReason.INVALID_COMBINATION, why)
     # The gang is a multiple of its engines' GPUs, and the batch a multiple of the gang.
     completions = step_completions(spec)
     if engine == "Colocated" and completions % gpus:
@@ -155,6 +150,18 @@ def is_splittable(demand: Demand, gpus: int) -> bool:
     # vLLM repeats key heads where there are fewer of them than GPUs.
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
+
+
+def _split_misfit(demand: Demand, field: str, gpus: int) -> str:
+    """Why the GPUs of a field of spec.generation can't share the model's heads; empty where they
+    can."""
+    if is_splittable(demand, gpus):
+        return ""
+    counts = ", ".join(str(count) for count in TENSOR_PARALLEL if is_splittable(demand, count))
+    return (
+        f"spec.generation.{field} {gpus}: {demand.shape.heads} heads and {demand.shape.kv_heads} "
+        f"key heads can't be split over {gpus} GPUs; {counts} can"
+    )
 
 
 class Engines:
@@ -334,15 +341,24 @@ class Engines:
     def misfit(self, pools: Sequence[Pool]) -> str:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty
         where it has."""
+        engine = self._demand.spec.generation.engine
+        if engine == "Colocated":
+            return self.colocated_misfit(pools)
+        return self._servers_misfit(pools) if engine == "Servers" else ""
+
+    def colocated_misfit(self, pools: Sequence[Pool]) -> str:
+        """The same of an engine on the processes' GPUs, whether or not it is asked for."""
         wanted = self._demand.spec.generation
         gpus = wanted.tensor_parallel or 1
         most = max((pool.most_gpus_per_node for pool in pools), default=0)
-        if wanted.engine == "Colocated" and gpus > most:
+        if why := _split_misfit(self._demand, "tensorParallel", gpus):
+            return why
+        if gpus > most:
             return (
                 f"spec.generation.tensorParallel {gpus}: an engine's GPUs are on one node, and "
                 f"none has more than {most}: lower or remove it"
             )
-        if wanted.engine == "Colocated" and wanted.memory_share and pools:
+        if wanted.memory_share and pools:
             usable = pools[0].usable_bytes
             return (
                 f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too "
@@ -350,8 +366,6 @@ class Engines:
                 f"whose weights, graphs and one completion take {gib(self._least_bytes(gpus))}: "
                 "raise or remove it"
             )
-        if wanted.engine == "Servers":
-            return self._servers_misfit(pools)
         return ""
 
     def _servers_misfit(self, pools: Sequence[Pool]) -> str:

@@ -73,8 +73,14 @@ def methods(spec: GRPOJobSpec) -> list[Method]:
 
 def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
     """Why pins that exclude one another are rejected, with all of them named."""
-    pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
-    pins.append(f"training.optimizer {spec.training.optimizer}")
+    values = {
+        "reference.strategy": spec.reference.strategy,
+        "adapter.use": spec.adapter.use,
+        "training.optimizer": spec.training.optimizer,
+    }
+    pins = [
+        f"{path} {value}" for path, value in values.items() if value not in ("Auto", "IfNeeded")
+    ]
     if spec.reference.offload:
         pins.append("reference.offload")
     if spec.reference.sync:

@@ -239,16 +239,24 @@ class Search:
         return None
 
     def sizes(self) -> list[Option]:
-        """For every number of GPUs the best of what fits and departs least from what was asked,
-        fewest GPUs first."""
+        """For every number of GPUs the best of what fits and trains what the choice does, or
+        without a choice departs least from what was asked, fewest GPUs first."""
         by_world: dict[int, list[Place]] = {}
         for place in self._extents.all_places:
             by_world.setdefault(place.world, []).append(place)
-        best = [self.best(places) for _, places in sorted(by_world.items())]
-        fitting = [option for option in best if option]
+        choice = self.choice
         # A curve over tiers would set the time of an adapter against that of full training.
-        tier = min((option.tier for option in fitting), default=0)
-        return [option for option in fitting if option.tier == tier]
+        for of_tier in self._by_tier(self._methods):
+            if choice and choice.tier != of_tier[0].tier:
+                continue
+            best = {world: self.best(by_world[world], of_tier) for world in sorted(by_world)}
+            if choice:
+                # What is better on as many GPUs takes longer than a job may.
+                best[choice.place.world] = choice
+            fitting = [option for option in best.values() if option]
+            if fitting:
+                return fitting
+        return []
 
     def best(
         self,
