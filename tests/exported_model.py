@@ -32,7 +32,7 @@ from grpo_api.provenance.provenance import (
     WeightsProof,
 )
 from grpo_api.provenance.signing import PrivateKey, sign
-from grpo_api.report.artifacts import digests, files_of
+from grpo_api.report.artifacts import files_of, sha256_digests
 from grpo_cli.__main__ import main
 
 KEYS: dict[str, PrivateKey] = {
@@ -107,8 +107,7 @@ def write(
 
 def describe(folder: Path, key: PrivateKey | None = None) -> None:
     """Writes the documents about what is in the folder now."""
-    found = files_of(folder)
-    hashes = zip(found, digests(list(found.values())), strict=True)
+    hashes = sha256_digests(files_of(folder)).items()
     subjects = [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in hashes]
     text = (
         Statement(

@@ -19,7 +19,7 @@ from grpo_api.provenance.provenance import (
     STATEMENT_TYPE,
 )
 from grpo_api.provenance.signing import PrivateKey
-from grpo_api.report.artifacts import digests, files_of, weights_hash
+from grpo_api.report.artifacts import files_of, sha256_digests, weights_hash
 from grpo_cli.inputs.integrity import require_made_of
 from grpo_cli.show.errors import KubectlError
 from tests.exported_model import KEYS, public, verify, write
@@ -40,15 +40,14 @@ def conversion(place: Path, key: PrivateKey | None = KEY) -> Path:
     for name, content in CONVERTED.items():
         (folder / name).write_bytes(content)
     used = {name: path for name, path in files_of(export).items() if name not in OWN_FILES}
-    described(folder, dict(zip(used, digests(list(used.values())), strict=True)))
+    described(folder, sha256_digests(used))
     return folder
 
 
 def described(folder: Path, used: dict[str, str]) -> None:
     """Writes the document of a conversion that took these files."""
     (folder / STATEMENT_FILE).unlink(missing_ok=True)
-    found = files_of(folder)
-    hashes = zip(found, digests(list(found.values())), strict=True)
+    hashes = sha256_digests(files_of(folder)).items()
     definition = {
         "buildType": CONVERSION_TYPE,
         "externalParameters": {"merge": True, "dtype": "bfloat16"},
@@ -172,8 +171,8 @@ def test_whatever_is_done_to_a_file_is_found(name: str, at: int, bit: int, remov
 
 def test_a_conversion_of_weights_that_the_job_did_not_report_is_refused(tmp_path: Path) -> None:
     folder = conversion(tmp_path)
-    (digest,) = digests([tmp_path / "export" / WEIGHTS])
-    require_made_of(folder, weights_hash({WEIGHTS: digest}))
+    weights = sha256_digests({WEIGHTS: tmp_path / "export" / WEIGHTS})
+    require_made_of(folder, weights_hash(weights))
     with pytest.raises(
         KubectlError,
         match=r"weights sha256:\w+ were converted, the job reported sha256:0: somebody",

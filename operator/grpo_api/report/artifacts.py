@@ -13,7 +13,7 @@ progress.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal
@@ -159,14 +159,17 @@ def is_regular_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def digests(paths: Sequence[Path], report_bytes: ReportBytes = lambda _: None) -> list[str]:
-    """The sha256 of each file, in hex and in order.
+def sha256_digests(
+    files: Mapping[str, Path], report_bytes: ReportBytes = lambda _: None
+) -> dict[str, str]:
+    """The sha256 of each file, in hex, by the file's name.
 
     Raises:
         OSError: a file can't be read.
     """
     with ThreadPoolExecutor(THREADS, "digests") as pool:
-        return list(pool.map(lambda path: _digest(path, report_bytes), paths))
+        hashes = pool.map(lambda path: _digest(path, report_bytes), files.values())
+        return dict(zip(files, hashes, strict=True))
 
 
 def _digest(path: Path, report_bytes: ReportBytes) -> str:

@@ -23,7 +23,7 @@ from grpo_api.provenance.provenance import (
     Statement,
     read_statement,
 )
-from grpo_api.report.artifacts import ReportBytes, digests, files_of, is_regular_file
+from grpo_api.report.artifacts import ReportBytes, files_of, is_regular_file, sha256_digests
 
 from ..show.errors import KubectlError, OptionError
 
@@ -217,7 +217,7 @@ def compare_files(
     there = {name: path for name, path in paths.items() if name in expected}
     odd = [name for name, path in there.items() if not is_regular_file(path)]
     whole = {name: path for name, path in there.items() if name not in odd}
-    hashes = dict(zip(whole, digests(list(whole.values()), report_bytes), strict=True))
+    hashes = sha256_digests(whole, report_bytes)
     problems = [f"{name} is missing" for name in expected.keys() - paths.keys()]
     problems += [f"{name} was added: the provenance doesn't name it" for name in unknown]
     problems += [f"{name} is a link or no file" for name in odd]

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import xxhash
 
-from grpo_api.report.artifacts import SUMS, ReportBytes, parse_sums
-from grpo_api.report.artifacts import digests as sha256_digests
+from grpo_api.report.artifacts import SUMS, ReportBytes, parse_sums, sha256_digests
 from grpo_api.text.units import MIB
 
 from ..runtime.durable_files import READ_PAUSES, read_again
@@ -140,10 +139,7 @@ def sha256_sums(
     Raises:
         OSError: a file can't be read.
     """
-    files = list(names)
-    return dict(
-        zip(files, sha256_digests([folder / name for name in files], report_bytes), strict=True)
-    )
+    return sha256_digests({name: folder / name for name in names}, report_bytes)
 
 
 def read_sums(folder: Path) -> dict[str, str]:

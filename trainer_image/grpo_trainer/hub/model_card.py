@@ -18,7 +18,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in __all__
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.artifacts import WEIGHTS, digests, weights_hash
+from grpo_api.report.artifacts import WEIGHTS, sha256_digests, weights_hash
 from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.rewards import reward_names
 
@@ -74,9 +74,8 @@ def write_card(trained: TrainedModel, folder: Path) -> None:
     Raises:
         OSError: a file can't be read or written.
     """
-    paths = list(folder.glob(f"*{WEIGHTS}"))
-    names = [path.name for path in paths]
-    hash_of_weights = weights_hash(dict(zip(names, digests(paths), strict=True)))
+    weights = {path.name: path for path in folder.glob(f"*{WEIGHTS}")}
+    hash_of_weights = weights_hash(sha256_digests(weights))
     (folder / CARD).write_text(model_card(trained, hash_of_weights), encoding="utf-8")
 
 

@@ -27,7 +27,7 @@ from huggingface_hub.hf_api import ModelInfo, RepoFile
 from huggingface_hub.utils.sha import git_hash
 
 from grpo_api.provenance.provenance import OWN_FILES
-from grpo_api.report.artifacts import digests, files_of
+from grpo_api.report.artifacts import files_of, sha256_digests
 from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
@@ -148,8 +148,7 @@ class Files:
     def from_folder(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
         """The files of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
-        hashes = digests(list(paths.values()), lambda _: on_read())
-        return cls(paths, dict(zip(paths, hashes, strict=True)))
+        return cls(paths, sha256_digests(paths, lambda _: on_read()))
 
     def additions(self) -> list[CommitOperationAdd]:
         """What is to be in the commit; new ones each time, since they remember what was in the
