@@ -2,6 +2,7 @@
 that break."""
 
 import hashlib
+import signal
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -179,6 +180,15 @@ def test_a_thread_of_a_notebook_can_read_a_history() -> None:
     with ThreadPoolExecutor() as threads:
         delivery = Delivery(Namespace(), {}).deleted_afterwards()
         assert threads.submit(delivery.__enter__).result()
+
+
+def test_a_download_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Delivery(Namespace(), {}).deleted_afterwards():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nothing_takes_the_pod_for_one_of_the_job_s_own_and_nothing_of_it_stays() -> None:

@@ -10,9 +10,7 @@ terminal closes. If the laptop is gone before that, the pod ends once no request
 the Job's TTL deletes it.
 """
 
-import signal
 import sys
-import threading
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,7 +41,7 @@ from grpo_operator.pods.manifests import Attempt, indexed_job
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE
 
-from ..show.errors import KubectlError
+from ..show.errors import KubectlError, ending_signals_interrupt
 from . import kubectl
 from .claims import Holder
 from .clock import SYSTEM_CLOCK
@@ -196,8 +194,6 @@ def _conversion_resources(attempt: Attempt, dtype: str | None) -> Manifest:
 
 
 POLL_SECONDS = 1.0
-_ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that end the command as Ctrl-C does; Windows has no SIGHUP."""
 
 
 class Delivery:
@@ -340,16 +336,11 @@ class Delivery:
     @contextmanager
     def deleted_afterwards(self) -> Iterator["Delivery"]:
         """Delete the Job from the cluster when the block ends, by whatever way it ends."""
-        # Signals are the main thread's; others, as of a notebook's server, get none.
-        is_main = threading.current_thread() is threading.main_thread()
-        ends = _ENDS if is_main else ()
-        before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
-        try:
-            yield self
-        finally:
-            self._delete_job()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with ending_signals_interrupt():
+            try:
+                yield self
+            finally:
+                self._delete_job()
 
 
 def _read_listing(text: str) -> Listing:

@@ -25,9 +25,8 @@ from ..inputs.manifest import (
     read_stdin,
     with_own_name,
 )
-from ..local.attempt_state import ending_signals_interrupt
 from ..local.local_runs import LocalRuns
-from ..show.errors import NotYet, OptionError
+from ..show.errors import NotYet, OptionError, ending_signals_interrupt
 from ..show.pictures import curves_of, plot_lines
 from ..show.terminal import console
 

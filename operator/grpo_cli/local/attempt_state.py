@@ -19,9 +19,9 @@ from grpo_api.text.contract import ATTEMPT_PREFIX
 from grpo_operator.report.pod_reports import final_progress, metrics_status, progress_status
 
 from ..cluster.clock import SYSTEM_CLOCK
+from ..show.errors import ENDING_SIGNALS
 from .local_pod import LOCAL_ADDRESS
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOCK_FILE = "lock"
 """In a run's folder; locked for as long as its trainer lives."""
 PLAN_FILE, PROCESS_FILE, LOG_FILE, OUTCOME_FILE = (
@@ -127,21 +127,6 @@ def deferred_signals() -> Iterator[None]:
             signal.signal(number, handler)
     if received:
         signal.raise_signal(received[0])
-
-
-@contextmanager
-def ending_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does: they would end this process
-    at once and leave its trainer behind."""
-    # One that is ignored, as under nohup, stays so.
-    numbers = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def write_whole(file: Path, text: str) -> None:

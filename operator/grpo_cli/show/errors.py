@@ -12,6 +12,10 @@ CliError
 that wait for a job's end have 1 where it fails, and 6 where their timeout comes first.
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 ENDED_BADLY, WRONG, CLUSTER, MISSING, NOT_ENDED = 1, 2, 4, 5, 6
@@ -73,3 +77,30 @@ class InventoryError(CliError):
 
 class OptionError(CliError):
     """An option whose value means nothing, or asks for what can't be done here."""
+
+
+ENDING_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that end a command; Windows has no SIGHUP."""
+
+
+@contextmanager
+def ending_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does: they would end this process
+    at once and leave behind what it has started."""
+    # Handlers are the main thread's; others, as of a notebook's server, get no signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    # A signal that is ignored, as under nohup, stays so.
+    numbers = [
+        number
+        for number in ENDING_SIGNALS
+        if is_main and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
