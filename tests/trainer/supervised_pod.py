@@ -95,7 +95,7 @@ import os, sys
 from grpo_trainer.gang.placement import placement
 from grpo_trainer.runtime.plan_file import read_plan
 from grpo_trainer.process.supervisor import supervise
-plan = read_plan(os.environ)
+plan = read_plan()
 sys.exit(supervise(plan, placement(plan.execution, os.environ), float(sys.argv[1])))
 """
 """The entry point of a pod of several processes; its argument are the seconds for their last

@@ -278,7 +278,7 @@ def test_a_pod_that_has_prepared_for_long_does_not_end_as_idle(
         let_time_pass()
         return FolderSource(tmp_path / "model")
 
-    monkeypatch.setattr(serving, "read_plan", lambda _: None)
+    monkeypatch.setattr(serving, "read_plan", lambda: None)
     monkeypatch.setattr(serving, "exported_model", prepare_slowly)
     clock = SteppedClock(after_sleep=let_time_pass)
     assert serving.serve(state, None, merge=False, clock=clock) == 0

@@ -87,26 +87,30 @@ def test_wrong_pod_index_is_rejected(index: str) -> None:
         placement(changed(nodes=3).execution, {INDEX_ENV: index})
 
 
-def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:
+def test_plan_errors_come_all_at_once_with_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = json.loads(PLAN.model_dump_json())
     raw["schemaVersion"] = 2
     raw["execution"]["microBatch"] = 0
     raw["surprise"] = 1
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(raw))
+    monkeypatch.setenv(PLAN_ENV, str(path))
     with pytest.raises(BadInput) as rejected:
-        read_plan({PLAN_ENV: str(path)})
+        read_plan()
     assert all(
         part in str(rejected.value)
         for part in ("schemaVersion", "execution.microBatch", "surprise")
     )
 
 
-def test_plan_that_is_no_utf_8_is_rejected(tmp_path: Path) -> None:
+def test_plan_that_is_no_utf_8_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe{}")
+    monkeypatch.setenv(PLAN_ENV, str(path))
     with pytest.raises(BadInput, match=r"plan.json doesn't fit this trainer: .*Invalid JSON"):
-        read_plan({PLAN_ENV: str(path)})
+        read_plan()
 
 
 def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> None:

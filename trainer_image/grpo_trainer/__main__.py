@@ -71,7 +71,7 @@ def main() -> int:
     attempt = rank = 0
     configure_logs()
     try:
-        plan = read_plan(os.environ)
+        plan = read_plan()
         place = placement(plan.execution, os.environ)
         attempt, rank = plan.job.attempt, place.rank
         configure_logs(plan.job, rank=rank)

@@ -8,7 +8,6 @@ it goes on with what is missing.
 """
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -100,7 +99,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_CODES[Result.PREEMPTED]))
     configure_logs()
     try:
-        outcome = fetch_inputs(read_plan(os.environ))
+        outcome = fetch_inputs(read_plan())
     except Exception as error:
         result, message = classify_error(error)
         outcome = truncate_to_fit(Outcome(result=result), message)

@@ -11,7 +11,6 @@ asked last. So no pod stays behind whose user has gone.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -210,7 +209,7 @@ def served_source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
     folder = state / _MODEL
     if folder.is_symlink():
         return FolderSource(folder)
-    return exported_model(read_plan(os.environ), clock)
+    return exported_model(read_plan(), clock)
 
 
 def record_request(state: Path) -> None:
@@ -246,7 +245,7 @@ def serve(
     """
     state.mkdir(parents=True, exist_ok=True)
     record_request(state)
-    plan = read_plan(os.environ)
+    plan = read_plan()
     if history:
         files = copy_history(plan, state / "history", clock)
     else:

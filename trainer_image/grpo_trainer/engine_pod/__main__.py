@@ -89,7 +89,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     configure_logs()
     try:
-        plan = read_plan(os.environ)
+        plan = read_plan()
         configure_logs(plan.job, engine=int(os.environ.get(INDEX_ENV, "0")))
         error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The first process of a container isn't ended by SIGTERM unless it says so.
     signal.signal(signal.SIGTERM, stop)
     try:
-        plan = read_plan(os.environ)
+        plan = read_plan()
         configure_logs(plan.job)
         attempt = plan.job.attempt
         outcome = evaluate(plan, parse_options(arguments))

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     hide_libraries("torch")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        plan = read_plan(os.environ)
+        plan = read_plan()
     except BadInput as error:
         findings = Findings()
         findings.add("spec", str(error))

@@ -6,7 +6,6 @@ read. Rewards that are models are left out: they need the training libraries, an
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> int:
     """Scores the file's rows; the result, or the sentence that says what is wrong, is JSON."""
     rows_file, result_file = map(Path, arguments)
     try:
-        plan = read_plan(os.environ)
+        plan = read_plan()
         hide_unused_libraries(plan.execution)
         rows = json.loads(rows_file.read_text(encoding="utf-8"))
         scores = score_rows(plan.rewards, rows, plan.training.max_steps)

@@ -1,6 +1,6 @@
 """Reads the plan of a pod, the one input of everything that runs in it."""
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,14 +12,14 @@ from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 from .errors import BadInput
 
 
-def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
+def read_plan() -> TrainingPlan:
     """Return the plan that the pod was given.
 
     Raises:
         BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at
             once.
     """
-    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
+    path = Path(os.environ.get(PLAN_ENV, PLAN_PATH))
     try:
         return TrainingPlan.model_validate_json(path.read_bytes())
     except OSError as error:
