@@ -60,9 +60,9 @@ def loses_a_peer(recorder, errors):
 
 def is_killed_while_it_speaks(recorder, errors):
     import signal
-    from grpo_trainer.process.outcome import termination_log
+    from grpo_trainer.process.outcome import write_termination_message
     after_the_other_began()
-    termination_log().write_text('{{"result": "Succ')
+    write_termination_message('{{"result": "Succ')
     os.kill(os.getpid(), signal.SIGKILL)
 
 def crashes_in_its_engine(recorder, errors):

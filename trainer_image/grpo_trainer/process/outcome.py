@@ -76,11 +76,6 @@ def make_outcome(
     return truncate_to_fit(outcome, message)
 
 
-def termination_log() -> Path:
-    """File that the kubelet reads when the container ends."""
-    return Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
-
-
 def announce_outcome(outcome: Outcome) -> int:
     """Write the termination message, which a later SIGTERM does not replace; return the exit
     code."""
@@ -99,7 +94,7 @@ def announce_outcome(outcome: Outcome) -> int:
 def write_termination_message(text: str) -> None:
     """Write the file that the kubelet reads, a bind mount, which can't be renamed over: it is
     written in place."""
-    path = termination_log()
+    path = Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
     if path.parent.is_dir():
         path.write_text(text, encoding="utf-8")
 

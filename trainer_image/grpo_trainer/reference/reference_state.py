@@ -84,17 +84,17 @@ def restore_reference(reference: nn.Module, folder: Path) -> None:
     Raises:
         WeightsDiffer: an element is not what was saved.
     """
-    ranks.run_on_all(lambda: _restore(reference, folder))
-
-
-@torch.no_grad()
-def _restore(reference: nn.Module, folder: Path) -> None:
     parameters = parameters_by_name(reference)
     path = _path(folder, any(map(is_partitioned, parameters.values())))
-    with safe_open(path, framework="pt") as file:
-        saved = json.loads(file.metadata()["fingerprints"])
-        for name, parameter in parameters.items():
-            _fill(name, parameter, file.get_tensor(name), saved[name], path)
+
+    @torch.no_grad()
+    def restore() -> None:
+        with safe_open(path, framework="pt") as file:
+            saved = json.loads(file.metadata()["fingerprints"])
+            for name, parameter in parameters.items():
+                _fill(name, parameter, file.get_tensor(name), saved[name], path)
+
+    ranks.run_on_all(restore)
 
 
 def _fill(name: str, parameter: nn.Parameter, tensor: torch.Tensor, saved: str, path: Path) -> None:
