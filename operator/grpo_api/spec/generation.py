@@ -167,9 +167,9 @@ class GenerationSpec(Model):
         # The rule about kwargs rejects engine Auto, whose arguments nobody knows.
         if self.kwargs is None or self.engine == "Auto":
             return self
-        problems = problems_of_kwargs(self.kwargs, self.engine)
+        problems = "; ".join(problems_of_kwargs(self.kwargs, self.engine))
         if problems:
-            raise PydanticCustomError("rule", "{problems}", {"problems": "; ".join(problems)})
+            raise PydanticCustomError("rule", "{problems}", {"problems": problems})
         return self
 
     def settings_of_other_engines(self) -> list[str]:

@@ -325,10 +325,17 @@ FIELDS = {
 
 def problems_of_kwargs(
     kwargs: Mapping[str, Any], engine: Literal["Transformers", "Colocated", "Servers"]
-) -> list[str]:
-    """Return what is wrong with each argument, with what to write instead."""
+) -> Iterator[str]:
+    """Yield what is wrong with each argument, with what to write instead."""
     argument_types = TRANSFORMERS if engine == "Transformers" else VLLM
-    return list(_problems(kwargs, argument_types, engine))
+    for name, value in kwargs.items():
+        if name in FIELDS:
+            yield f"kwargs.{name}: set {FIELDS[name]} instead"
+        elif name not in argument_types:
+            names = ", ".join(sorted(argument_types))
+            yield f"kwargs.{name}: not for engine {engine}, which takes {names}"
+        elif problem := _value_problem(engine, name, value):
+            yield f"kwargs.{name}: {problem} (got {value_text(value, 40)})"
 
 
 def vllm_refusal(kwargs: Mapping[str, Any], temperature: float, most_tokens: int) -> str:
@@ -349,19 +356,6 @@ def vllm_refusal(kwargs: Mapping[str, Any], temperature: float, most_tokens: int
                 f"training.temperature {temperature:g}; lower the first, or raise the second"
             )
     return ""
-
-
-def _problems(
-    kwargs: Mapping[str, Any], argument_types: dict[str, Any], engine: str
-) -> Iterator[str]:
-    for name, value in kwargs.items():
-        if name in FIELDS:
-            yield f"kwargs.{name}: set {FIELDS[name]} instead"
-        elif name not in argument_types:
-            names = ", ".join(sorted(argument_types))
-            yield f"kwargs.{name}: not for engine {engine}, which takes {names}"
-        elif problem := _value_problem(engine, name, value):
-            yield f"kwargs.{name}: {problem} (got {value_text(value, 40)})"
 
 
 def _value_problem(engine: str, name: str, value: Any) -> str:

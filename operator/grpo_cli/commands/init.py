@@ -161,7 +161,7 @@ metadata:
   {name}
 spec:
   model:
-    name: {model}                 # a hub id, or a folder of model.volume
+    name: Qwen/Qwen2.5-0.5B-Instruct                 # a hub id, or a folder of model.volume
   dataset:
     name: openai/gsm8k            # or files, on a volume or in a ConfigMap
     config: main
@@ -176,9 +176,8 @@ spec:
     maxCompletionLength: 512
   placement: {{gpus: {{max: 8}}}}
   checkpoint:                     # the trained model ends up here, too
-    volumeClaimTemplate: {{size: {size}, accessMode: ReadWriteOnce}}
+    volumeClaimTemplate: {{size: 30Gi, accessMode: ReadWriteOnce}}
 """
-SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 class _Dumper(KubectlDumper):
@@ -209,7 +208,7 @@ def render(source: str, documents: Sequence[dict[str, Any]], notes: Sequence[str
 def small_job(name: str) -> str:
     """A small commented job."""
     name_line = yaml.dump({"name": name}, Dumper=KubectlDumper).strip()  # '123' stays a text
-    return SMALL_JOB.format(name=name_line, model=SMALL_MODEL, size="30Gi")
+    return SMALL_JOB.format(name=name_line)
 
 
 def _comment(text: str) -> str:

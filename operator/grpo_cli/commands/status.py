@@ -227,8 +227,5 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
 
 
 def _pod_cells(pod: PodStatus) -> tuple[str, ...]:
-    return pod.name, _number(pod), pod.node, pod.phase, pod.reason
-
-
-def _number(pod: PodStatus) -> str:
-    return f"engine {pod.index}" if pod.engine else str(pod.index)
+    number = f"engine {pod.index}" if pod.engine else str(pod.index)
+    return pod.name, number, pod.node, pod.phase, pod.reason
