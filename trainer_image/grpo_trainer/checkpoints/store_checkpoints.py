@@ -369,10 +369,6 @@ def _write(path: Path, begin: int, data: bytes) -> None:
     # Not truncated, and written at an offset: other ranks write their parts of the file at the same
     # time.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(descriptor, view, begin)
-            begin, view = begin + count, view[count:]
-    finally:
-        os.close(descriptor)
+    with os.fdopen(descriptor, "wb") as file:
+        file.seek(begin)
+        file.write(data)
