@@ -139,8 +139,8 @@ def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> Non
 def test_a_lost_store_costs_only_what_others_say(
     clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Lost:
-        def add(self, _key: str, _amount: int) -> int:
+    class Lost(HashStore):
+        def add(self, key: str, value: int) -> int:  # noqa: ARG002
             raise RuntimeError("Connection reset by peer")
 
     known, _ = watched(clock)
@@ -156,8 +156,8 @@ def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
     known.record_event()
     heard = threading.Event()
 
-    class Heard:
-        def add(self, _key: str, _amount: int) -> int:
+    class Heard(HashStore):
+        def add(self, key: str, value: int) -> int:  # noqa: ARG002
             heard.set()
             return 0
 

@@ -10,9 +10,12 @@ import logging
 import resource
 import threading
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # no stubs
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +28,13 @@ COUNTERS = Path("/proc/self/io")
 COUNTER = "events"
 
 
-class Counters(Protocol):
-    """The part of a torch.distributed Store that is used."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number and return it; waits no longer than the store's own time-out."""
-
-
 class Heartbeat:
     """One rank's part in it."""
 
-    def __init__(self, recorder: Recorder, store: Counters) -> None:
+    def __init__(self, recorder: Recorder, store: "Store") -> None:
         """`store` must have no other user: a client waits for its answers one by one."""
         self._recorder = recorder
-        self._store: Counters | None = store
+        self._store: Store | None = store
         self._moved = moved_bytes()
         self._shared_events = self._peer_events = 0
 
@@ -63,7 +59,7 @@ class Heartbeat:
         if self._store is not None:
             self._share_events(self._store)
 
-    def _share_events(self, store: Counters) -> None:
+    def _share_events(self, store: "Store") -> None:
         own_events = self._recorder.own_events
         try:
             peer_events = store.add(COUNTER, own_events - self._shared_events) - own_events
