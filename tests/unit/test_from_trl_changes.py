@@ -392,6 +392,7 @@ def test_a_setting_by_methods_that_python_itself_has_is_taken(line: str) -> None
         ("max(trainer, key=lambda made: setattr(made, 'beta', 1))", "made.beta = 1: a condition"),
         ("torch.backends.cuda.matmul.allow_tf32 = True", "allow_tf32 = True: set training.o"),
         ("torch.set_float32_matmul_precision('high')", "precision: set training.overrides.tf32"),
+        ("exec(text, globals())", "exec(text, globals()): it may set anything"),
         ("locals()['args'] = other", "locals()['args']: it may set anything"),
         ("adapt(args)", "adapt(args): code of another file may change it"),
         ("helpers.tune(5, config=trainer.args)", "tune(trainer.args): code of another file may"),
@@ -408,10 +409,31 @@ def test_what_else_changes_the_training_is_named(line: str, says: str) -> None:
     assert any(says in str(note) for note in run.notes), [str(note) for note in run.notes]
 
 
-def test_a_call_of_a_library_is_no_change_of_its_code() -> None:
-    text = f"import transformers\nMODEL = 'a/b'\n{BEGIN}\ntransformers.set_seed(3)\n{ENDS[0]}"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "transformers.set_seed(3)",
+        "if False:\n    model.push_to_hub('a/b')",
+        "exec(text, {}, names)",
+    ],
+)
+def test_what_changes_nothing_of_a_training_is_not_named(line: str) -> None:
+    text = f"import transformers\nMODEL = 'a/b'\n{BEGIN}\n{line}\n{ENDS[0]}"
     notes_of = [note.name for note in read_script(text, "train.py", lambda _: None).notes]
     assert notes_of == ["train_dataset", "reward_funcs"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("max_prompt_length=read()", "set training.maxPromptLength"),
+        ("vllm_sampling_params=SamplingParams(stop=['a'])", "topK and minP, and generation.stop"),
+    ],
+)
+def test_a_computed_setting_of_another_version_says_what_to_set(setting: str, says: str) -> None:
+    text = f"MODEL = 'a/b'\n{BEGIN}\nargs = GRPOConfig({setting})\n{ENDS[0]}"
+    run = read_script(text, "train.py", lambda _: None)
+    assert any(str(note).endswith(says) for note in run.notes), [str(note) for note in run.notes]
 
 
 def test_a_loop_that_may_end_early_does_not_leave_the_script_by_its_else() -> None:

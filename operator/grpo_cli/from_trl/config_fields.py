@@ -28,9 +28,11 @@ FOREIGN = {
     "dataset_prompt_column": "set dataset.promptColumn",
     "num_processes": "give the number by --processes",
     "system_prompt": "set dataset.systemPrompt",
+    "vllm_sampling_params": "set training.temperature, topP, topK and minP, and generation.stop",
     "wandb_project": "set tracking.wandb.project",
 }
-"""Fields of open-r1's recipes, and of `accelerate launch` in TRL's, that a job has."""
+"""Fields of open-r1's recipes, of Unsloth's GRPOConfig, and of `accelerate launch` in TRL's recipes
+that a job has."""
 SWITCHED_BY = {
     "hub_model_id": "push_to_hub",
     "hub_private_repo": "push_to_hub",

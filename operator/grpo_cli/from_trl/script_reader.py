@@ -8,9 +8,9 @@ can't be followed becomes a note with its line.
 import ast
 import sys
 
-from grpo_api.spec.trl_places import PLACES, RENAMED, Place
+from grpo_api.spec.trl_places import FORMER, PLACES, RENAMED, Place
 
-from .config_fields import BATCHING, READ_ELSEWHERE, refusal_message
+from .config_fields import BATCHING, FOREIGN, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
 from .interpreter.statements import Interpreter
 from .interpreter.syntax import called_name, dotted_name, join_cells, parse
@@ -387,9 +387,9 @@ class _ScriptReader:
             self.run.note(use.line, name, "", advice)
             return
         field = RENAMED.get(name, name)
-        place = PLACES.get(field, Place("Spec", "", ""))
+        place = {**FORMER, **PLACES}.get(field, Place("Spec", "", ""))
         is_read = field in (*BATCHING, *READ_ELSEWHERE)
-        refusal = "" if is_read else refusal_message(place)
+        refusal = "" if is_read else FOREIGN.get(field) or refusal_message(place)
         setting = self._read_setting(name, use, refusal=refusal, place=place.path)
         if setting is not None:
             self.run.config[field] = setting

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from grpo_api.spec.trl_places import FIELDS
 
 from .interpreter.objects import Change
-from .interpreter.syntax import called_name, dotted_name
+from .interpreter.syntax import called_name, dotted_name, walk_reachable
 from .interpreter.values import DTYPES, External, Unknown, owners
 from .trl_run import NO_CALLBACKS, TrlRun
 
@@ -52,7 +52,7 @@ _ALWAYS_NAMED = (
 
 def note_side_settings(run: TrlRun, module: ast.Module, trainer: ast.Call) -> None:
     """Note each of them in the run; `trainer` is the call of GRPOTrainer."""
-    for node in ast.walk(module):
+    for node in walk_reachable(module):
         match node:
             case ast.ImportFrom():
                 _note_foreign_class(run, node)
@@ -92,6 +92,8 @@ def _note_foreign_class(run: TrlRun, node: ast.ImportFrom) -> None:
 def _may_bind_anything(node: ast.expr) -> bool:
     """True for what may bind any name of the script."""
     match node:
+        case ast.Call(func=ast.Name(id="exec"), args=[_, scope, *_]):
+            return called_name(scope) in ("globals", "locals")
         case ast.Call(func=ast.Name(id="exec")):
             return True
         case (

@@ -3,6 +3,7 @@
 import ast
 import symtable
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 
@@ -33,6 +34,19 @@ def join_cells(module: ast.Module) -> ast.Module:
         else:
             body.append(statement)
     return ast.Module(body, [])
+
+
+def walk_reachable(module: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of a script, without those that `if False:` leaves out."""
+    pending: deque[ast.AST] = deque([module])
+    while pending:
+        node = pending.popleft()
+        yield node
+        match node:
+            case ast.If(test=ast.Constant(value=False), orelse=orelse):
+                pending += orelse
+            case _:
+                pending += ast.iter_child_nodes(node)
 
 
 def dotted_name(node: ast.AST) -> str:
