@@ -121,6 +121,30 @@ def test_why_quotes_the_condition_that_gives_the_reason() -> None:
     ]
 
 
+def test_why_says_what_a_restart_answers_and_how_a_job_has_ended() -> None:
+    def stated(kind: str, status: str, reason: str, message: str) -> dict[str, Any]:
+        return condition(kind, status, reason) | {"message": message}
+
+    since = condition("Any")["lastTransitionTime"]
+    created, ended = "the pods of attempt 2 are being created", "attempt 1 ended with Hang: rank 1"
+    restart = [
+        stated("Scheduled", "False", "PodsPending", created),
+        stated("Degraded", "True", "Hang", ended),
+    ]
+    job = job_in("Restarting", conditions=restart, reason="PodsPending")
+    assert list(explanation({"name": "run"}, job))[1:] == [
+        f"Degraded is True since {since}: {ended}",
+        f"Scheduled is False since {since}: {created}",
+    ]
+    ends: dict[str, dict[str, Any]] = {"Failed": {"reason": "Hang"}, "Succeeded": {}}
+    for phase, status in ends.items():
+        running = stated("Running", "False", phase, "training is over")
+        others = [stated(kind, str(kind == phase), "Hang", ended) for kind in ends]
+        job = job_in(phase, conditions=[running, *others], **status)
+        lines = list(explanation({"name": "run"}, job))
+        assert lines[1:] == [f"{phase} is True since {since}: {ended}"]
+
+
 def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:
     known = make_job()
     lines = list(explanation({"name": "run"}, GRPOJob(spec=known.valid_spec)))

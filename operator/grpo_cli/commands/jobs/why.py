@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_api.findings.diagnosis import finding_message
 from grpo_api.job_object import GRPOJob
-from grpo_api.status.status import Condition
+from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.contract import MANAGED_BY
 
 from ...cluster import kubectl
@@ -60,14 +60,21 @@ def explanation(metadata: Mapping[str, Any], job: GRPOJob) -> Iterator[str]:
 
 
 def telling_conditions(job: GRPOJob) -> list[Condition]:
-    """The conditions that give `status.reason`, the first of each message; or, where all is well,
-    the newest one."""
-    conditions = [condition for condition in job.status.conditions if condition.message]
+    """The conditions that give `status.reason` and what the run suffers from, one of each message;
+    or, where all is well, that of the phase."""
+    status = job.status
+    conditions = [condition for condition in status.conditions if condition.message]
     by_message: dict[str, Condition] = {}
-    for condition in conditions:
-        if condition.reason == job.status.reason:
+    for condition in sorted(conditions, key=_rank):
+        is_trouble = condition.type == ConditionType.DEGRADED and condition.status == "True"
+        if condition.reason == status.reason or is_trouble:
             by_message.setdefault(condition.message, condition)
-    if by_message:
-        return list(by_message.values())
-    newest = max(conditions, key=lambda condition: condition.last_transition_time, default=None)
-    return [] if newest is None else [newest]
+    of_phase = [condition for condition in conditions if condition.type == status.phase]
+    newest = sorted(conditions, key=lambda condition: condition.last_transition_time)[-1:]
+    return list(by_message.values()) or of_phase or newest
+
+
+def _rank(condition: Condition) -> tuple[bool, bool]:
+    """Orders conditions of one message: what is true says it best, and kstatus' two types worst."""
+    is_of_kstatus = condition.type in (ConditionType.RECONCILING, ConditionType.STALLED)
+    return is_of_kstatus, condition.status != "True"
