@@ -4,11 +4,12 @@ It brings the rooms together, and turns everything that can go wrong into an ans
 and a way out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
+from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
@@ -36,7 +37,7 @@ from .memory.disk import disk_request
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import distinct, distinct_gib
-from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
+from .result.result import Candidate, Fix, Hardware, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.demand import Demand, build_demand, refuse_long_sequences
 from .search.engines import check, server_pools
@@ -280,9 +281,10 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
     spec = footprints.demand.spec
     hardware = smallest_hardware(spec, plan)
     if hardware:
-        is_taken = is_of_product(hardware.gpu_product, spec.placement.gpu_product or "")
-        pin = "" if is_taken else "without spec.placement.gpuProduct "
-        message = f"{result.message}; {pin}the smallest hardware that would do: {hardware.message}"
+        pins = " and ".join(_pins_beside(spec.placement, hardware))
+        without = f"without {pins} " if pins else ""
+        would_do = f"{without}the smallest hardware that would do: {hardware.message}"
+        message = f"{result.message}; {would_do}"
         return result.model_copy(update={"hardware": hardware, "message": message})
     without_demands = smallest_hardware(without_size(spec), plan)
     if without_demands:
@@ -298,6 +300,15 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         )
     message = f"{result.message}; {would_do}"
     return result.model_copy(update={"message": message})
+
+
+def _pins_beside(placement: PlacementSpec, hardware: Hardware) -> Iterator[str]:
+    """Yield what of a placement would keep the job off hardware that would do."""
+    if not is_of_product(hardware.gpu_product, placement.gpu_product or ""):
+        yield "spec.placement.gpuProduct"
+    most = placement.gpus and placement.gpus.max
+    if most and most < hardware.nodes * hardware.gpus_per_node:
+        yield "spec.placement.gpus.max"
 
 
 def _planner_elsewhere(footprints: Footprints) -> HardwarePlanner:

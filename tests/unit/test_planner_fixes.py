@@ -342,13 +342,17 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
     assert plan_job(spec(LLAMA_1B), Inventory()).hardware is not None
 
 
-def test_hardware_that_the_pinned_product_leaves_out_says_so() -> None:
-    for product, is_pinned in ((A100, True), (None, False)):
-        answer = result(spec(placement__gpuProduct=product), nodes(1, 1, L4, host_gib=16))
+def test_hardware_that_the_placement_leaves_out_says_so() -> None:
+    path = "spec.placement"
+    for placement, pins in (
+        ({}, ""),
+        ({"gpuProduct": A100}, f"without {path}.gpuProduct "),
+        ({"gpuProduct": L4, "gpus": ONE}, f"without {path}.gpuProduct and {path}.gpus.max "),
+    ):
+        job = spec(adapter__use="Never", placement=placement)
+        answer = result(job, nodes(1, 1, L4, host_gib=16))
         assert answer.hardware is not None
-        assert answer.hardware.gpu_product != product
-        hint = "; without spec.placement.gpuProduct the smallest hardware that would do: "
-        assert (hint in answer.message) == is_pinned
+        assert f"; {pins}the smallest hardware that would do: " in answer.message
     large = result(spec(placement={"nodes": 16, "gpuProduct": L4}), nodes(1, 8, L4))
     assert "without spec.placement.gpuProduct, nodes, gpus.min and spec." in large.message
 
