@@ -144,8 +144,8 @@ pictures: venv ## draw the dashboards of all stories into a folder, with Grafana
 
 ##@ A Kubernetes on this machine
 
-cluster: venv ## start a real Kubernetes on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
-	@$(CLUSTER) up --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)
+cluster: venv ## start a real Kubernetes with the operator on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
+	@$(CLUSTER) up --operator --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)
 
 cluster-down: venv ## stop it and leave nothing behind
 	@$(CLUSTER) down

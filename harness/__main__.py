@@ -4,8 +4,10 @@ make."""
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from . import stack
 from .cluster import MAIN, Cluster, clusters_folder, is_kept
 from .controlplane import ControlPlaneSettings
 from .fixtures import training_settings
@@ -18,9 +20,7 @@ from .tools import RUNS, prepare
 GPU = GpuSettings()
 SHIPPED = ("operator", "trainer")
 PLANE = ControlPlaneSettings()
-NEXT_STEP = """\
-# next: make demo                              installs the operator here, and runs a first job
-# then: kubectl apply -f examples/quickstart.yaml    trains, exports and evaluates"""
+NEXT_STEP = "# next: kubectl apply -f examples/quickstart.yaml    trains, exports and evaluates"
 
 
 def main() -> int:
@@ -86,7 +86,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--nodes", type=int, default=2, help="real kubelets (default 2)")
-    up.add_argument("--api-only", action="store_true", help="no real node: needs no root")
+    kinds = up.add_mutually_exclusive_group()
+    kinds.add_argument("--api-only", action="store_true", help="no real node: needs no root")
+    kinds.add_argument(
+        "--operator", action="store_true", help="with the operator, so that jobs run on it"
+    )
     up.add_argument(
         "--gpus-per-node",
         type=int,
@@ -150,6 +154,10 @@ def _settings(arguments: argparse.Namespace) -> ClusterSettings:
 
 def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
+
+    def report(text: str) -> None:
+        print(f"# {time.monotonic() - began:5.1f} s  {text}", flush=True)
+
     folder = clusters_folder() / arguments.name
     running = folder.exists() and bool(Cluster.open(folder).processes.find())
     if running:
@@ -159,16 +167,24 @@ def _up(arguments: argparse.Namespace) -> None:
         )
         cluster = Cluster.open(folder)
     else:
-        cluster = Cluster.create(
-            arguments.name,
-            _settings(arguments),
-            lambda text: print(f"# {time.monotonic() - began:5.1f} s  {text}", flush=True),
-        )
+        cluster = Cluster.create(arguments.name, _settings(arguments), report)
         cluster.keep()
+    if arguments.operator:
+        _install_operator(cluster, report)
     print(f"export PATH={user_commands()}:$PATH")
     print(f"export KUBECONFIG={cluster.kubeconfig}")
-    if arguments.name == MAIN and not arguments.api_only:
+    if arguments.operator:
         print(NEXT_STEP)
+
+
+def _install_operator(cluster: Cluster, report: Callable[[str], None]) -> None:
+    """Install what `make demo` does, so that its images are built once."""
+    report("building the images that are not in the cache, and loading them on the nodes")
+    operator, trainer = images.operator_image(), images.light_trainer_image()
+    for image in (operator, trainer):
+        cluster.load_missing(image.name, image.archive)
+    report("helm install grpo-operator")
+    stack.install_operator(cluster, operator, trainer)
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:

@@ -11,7 +11,7 @@ import pytest
 from harness import __main__ as commands
 from harness import controlplane
 from harness.controlplane import ControlPlaneSettings
-from harness.images.recipes import pip_config
+from harness.images.recipes import Image, pip_config
 from harness.images.wheels import slim_metadata
 from harness.nodes import cgroups
 from harness.nodes.network import SLOTS, Addresses
@@ -267,17 +267,19 @@ def test_a_port_is_given_once_although_nobody_listens_on_it_yet(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "is_named"),
-    [(["up"], True), (["up", "--api-only"], False), (["--name", "other", "up"], False)],
+    ("arguments", "has_operator"),
+    [(["up", "--operator"], True), (["up"], False), (["up", "--api-only"], False)],
 )
-def test_a_cluster_names_the_commands_that_run_a_job_on_it(
+def test_a_cluster_with_the_operator_names_the_command_that_runs_a_job_on_it(
     arguments: list[str],
-    is_named: bool,
+    has_operator: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings: list[ClusterSettings] = []
+    loaded: list[str] = []
+    installed: list[object] = []
 
     class FakeCluster:
         kubeconfig = tmp_path / "kubeconfig"
@@ -290,6 +292,17 @@ def test_a_cluster_names_the_commands_that_run_a_job_on_it(
         def keep(self) -> None:
             pass
 
+        def load_missing(self, name: str, _: Path) -> None:
+            loaded.append(name)
+
+    def install(_: object, *images: Image) -> None:
+        assert loaded == [image.name for image in images]
+        installed.append(images)
+
+    for name in ("operator_image", "light_trainer_image"):
+        image = Image(f"localhost/{name}:1", tmp_path)
+        monkeypatch.setattr(commands.images, name, lambda image=image: image)
+    monkeypatch.setattr(commands.stack, "install_operator", install)
     monkeypatch.setattr(commands, "Cluster", FakeCluster)
     monkeypatch.setattr(commands, "clusters_folder", lambda: tmp_path / "clusters")
     monkeypatch.setattr(commands, "user_commands", lambda: tmp_path)
@@ -298,7 +311,8 @@ def test_a_cluster_names_the_commands_that_run_a_job_on_it(
     monkeypatch.setattr(sys, "argv", ["harness", *arguments])
     assert commands.main() == 0
     shown = capsys.readouterr().out
-    assert ("make demo" in shown and "examples/quickstart.yaml" in shown) == is_named
+    assert ("kubectl apply -f examples/quickstart.yaml" in shown) == has_operator
+    assert len(installed) == has_operator
     assert settings[0].shown == ({} if "--api-only" in arguments else packages.shown)
     lines = [line for line in shown.splitlines() if not line.startswith("export ")]
     assert all(line.startswith("#") for line in lines), "a shell evaluates what is printed"
