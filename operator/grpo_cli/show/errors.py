@@ -91,12 +91,9 @@ def ending_signals_interrupt() -> Iterator[None]:
     at once and leave behind what it has started."""
     # Handlers are the main thread's; others, as of a notebook's server, get no signals.
     is_main = threading.current_thread() is threading.main_thread()
+    handled = ENDING_SIGNALS if is_main else ()
     # A signal that is ignored, as under nohup, stays so.
-    numbers = [
-        number
-        for number in ENDING_SIGNALS
-        if is_main and signal.getsignal(number) is signal.SIG_DFL
-    ]
+    numbers = [number for number in handled if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
     try:

@@ -102,12 +102,16 @@ def _print_rows(form: str, rows: Sequence[Row], keys: Sequence[str] | None) -> N
     others = [key for key in all_columns if key not in (STEP, *usual)]
     columns = [STEP, *(keys or [*usual, *others])]
     if form != "csv":
-        print_document(form, [{key: row[key] for key in columns if key in row} for row in rows])
+        print_document(form, [_in_order(row, columns) for row in rows])
         return
     table = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     for row in rows:
         table.writerow({key: _cell(value) for key, value in row.items()})
+
+
+def _in_order(row: Row, columns: Sequence[str]) -> Row:
+    return {key: row[key] for key in columns if key in row}
 
 
 def _cell(value: Any) -> Any:
