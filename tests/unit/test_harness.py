@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness import __main__ as commands
-from harness import controlplane
+from harness import controlplane, stack
 from harness.controlplane import ControlPlaneSettings
+from harness.images import recipes
 from harness.images.recipes import Image, pip_config
 from harness.images.wheels import slim_metadata
 from harness.nodes import cgroups
@@ -301,8 +302,8 @@ def test_a_cluster_with_the_operator_names_the_command_that_runs_a_job_on_it(
 
     for name in ("operator_image", "light_trainer_image"):
         image = Image(f"localhost/{name}:1", tmp_path)
-        monkeypatch.setattr(commands.images, name, lambda image=image: image)
-    monkeypatch.setattr(commands.stack, "install_operator", install)
+        monkeypatch.setattr(recipes, name, lambda image=image: image)
+    monkeypatch.setattr(stack, "install_operator", install)
     monkeypatch.setattr(commands, "Cluster", FakeCluster)
     monkeypatch.setattr(commands, "clusters_folder", lambda: tmp_path / "clusters")
     monkeypatch.setattr(commands, "user_commands", lambda: tmp_path)
