@@ -434,6 +434,7 @@ if base:
         "import settings as s",
         "from settings import *",
         "from settings import lr, other, twice, base",
+        "from configs.settings import lr, other, twice, base",
     ],
 )
 @pytest.mark.parametrize("name", ["lr", "other", "twice", "base"])
@@ -442,7 +443,9 @@ if base:
 def test_a_constant_of_a_module_beside_the_script_is_taken_or_named(
     tmp_path: Path, imports: str, name: str, change: str, above: str
 ) -> None:
-    (tmp_path / "settings.py").write_text(NEIGHBOUR)
+    (tmp_path / "configs").mkdir()
+    for folder in (tmp_path, tmp_path / "configs"):
+        (folder / "settings.py").write_text(NEIGHBOUR)
     value = f"settings.{name}" if imports.startswith("import") else name
     if imports.endswith(" s"):
         value, change = value.replace("settings", "s"), change.replace("settings", "s")

@@ -107,7 +107,7 @@ def _read_text(source: Path) -> str:
 
 def _read_run(source: Path, text: str) -> TrlRun:
     def read_module(name: str) -> str | None:
-        path = source.parent / f"{name}.py"
+        path = source.parent / f"{name.replace('.', '/')}.py"
         try:
             return path.read_text(encoding="utf-8-sig") if path.is_file() else None
         except (OSError, ValueError):
