@@ -232,7 +232,7 @@ def late_plan(folder: Path, model: Path, share: float) -> TrainingPlan:
 
     `share`: the function's maxFailureShare.
     """
-    plan = make_plan(folder, model)
+    plan = make_plan(folder, model, is_tracked=False)
     function = {"function": "tests.trainer.late_reward:score", "timeoutSeconds": LATE_SECONDS}
     late = RewardSpec.model_validate({"name": "late", "maxFailureShare": share, "python": function})
     execution = plan.execution.model_copy(

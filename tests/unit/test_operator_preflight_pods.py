@@ -119,7 +119,8 @@ def test_its_pod_is_the_gang_s_without_gpus_and_without_what_makes_it_one_of_the
         "limits": {"cpu": "2", "memory": "4Gi"},
     }
     assert "ports" not in container
-    assert "resources" not in pod["spec"]["initContainers"][0]
+    (init_container,) = pod["spec"]["initContainers"]
+    assert init_container["resources"] == container["resources"]
     labels = pod["metadata"]["labels"]
     assert labels["team"] == "a"
     assert labels["app.kubernetes.io/managed-by"] == "grpo-operator"

@@ -179,9 +179,10 @@ def preflight_job(
     if checkpoint_claim and checkpoint_claim.claim_name in unbound:
         checked_plan = checked_plan.model_copy(update={"checkpoint_directory": None})
     pod_settings = spec.pod_template.spec
-    # They prepare what is checked, without the GPUs that they may ask for.
+    # They prepare what is checked. Their own requests may fit only nodes with GPUs; with none, a
+    # quota of cores or memory would refuse the pod.
     init_containers = [
-        container.model_copy(update={"resources": ResourceRequirements()})
+        container.model_copy(update={"resources": RESOURCES})
         for container in pod_settings.init_containers
     ]
     settings = pod_settings.model_copy(update={"init_containers": init_containers})
