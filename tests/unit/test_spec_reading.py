@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.spec.other_names import OTHER_NAMES, other_name_hint
-from grpo_api.spec.trl_places import PLACES
+from grpo_api.spec.other_names import NEAR_NAMES, OTHER_NAMES, other_name_hint
+from grpo_api.spec.trl_places import SETTING_NAMES, place_of
 from grpo_api.text.contract import RESERVED_MOUNTS
 from grpo_api.text.schema import schema_fields, structural_schema
 from tests.container_samples import NORMALISED
@@ -155,6 +155,10 @@ def test_a_required_field_that_is_null_is_missing() -> None:
         ({"lora": {}}, "spec.lora: unknown field; did you mean spec.adapter?"),
         ({"adapter.r": 8}, "spec.adapter.r: unknown field; did you mean spec.adapter.rank?"),
         (
+            {"model.torchDtype": "bfloat16"},
+            "spec.model.torchDtype: unknown field; did you mean spec.training.dtype?",
+        ),
+        (
             {"checkpoint.pvc": "a"},
             "spec.checkpoint.pvc: unknown field; did you mean spec.checkpoint.volume?",
         ),
@@ -216,11 +220,12 @@ def test_an_unknown_field_is_answered_with_the_right_name(
 
 
 @pytest.mark.parametrize("spelling", [str, to_camel])
-@pytest.mark.parametrize("name", PLACES)
-def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
+@pytest.mark.parametrize("name", SETTING_NAMES)
+def test_every_setting_of_trl_is_answered_with_its_place_or_the_reason(
     name: str, spelling: Callable[[str], str]
 ) -> None:
-    place = PLACES[name]
+    place = place_of(name)
+    assert place
     answer = other_name_hint(("training", spelling(name)))
     assert (place.reason if place.kind == "Refused" else f"spec.{place.path}") in answer
 
@@ -264,6 +269,29 @@ def test_every_field_of_grpo_config_is_answered_with_its_place_or_the_reason(
         ({"model.hfToken": "a"}, "model.hfToken: unknown field; did you mean tokenSecretRef?"),
         ({"rewards.0.type": "accuracy"}, "rewards[0].type: unknown field; `kubectl explain "
          "grpojob.spec.rewards` lists what there is"),
+        ({"rewards.0.pattern": "a"}, "rewards[0].pattern: unknown field; did you mean "
+         "spec.rewards[].format.pattern?"),
+        ({"rewards.0": "accuracy"}, "rewards[0]: must be an object, with fields such as `accuracy: "
+         '…` below it (got "accuracy")'),
+        ({"rewards": {"accuracy": {}}}, "rewards: must be a list, with items such as `- accuracy: "
+         '…` below it (got {"accuracy": {}})'),
+        ({"tracking": ["wandb"]}, "tracking: must be an object, with fields such as `wandb: …` "
+         'below it (got ["wandb"])'),
+        ({"dataset.split": ["train"]}, 'dataset.split: must be text (got ["train"])'),
+        ({"model.size": "7B"}, "model.size: unknown field; did you mean parameters?"),
+        ({"restarts.max": 3}, "restarts.max: unknown field; did you mean limit?"),
+        ({"backoffLimit": 3}, "backoffLimit: unknown field; did you mean spec.restarts.limit?"),
+        ({"generation.enableThinking": False}, "generation.enableThinking: unknown field; did you "
+         "mean spec.model.chatTemplateKwargs?"),
+        ({"dataset.files": {"path": "a"}}, "dataset.files.path: unknown field; did you mean "
+         "paths?"),
+        ({"checkpoint.volume": {"name": "a"}}, "checkpoint.volume.name: unknown field; did you "
+         "mean claimName?"),
+        ({"placement.queue": "a"}, "placement.queue: unknown field; did you mean queueName?"),
+        ({"placement.max": 8}, "placement.max: unknown field; did you mean "
+         "spec.placement.gpus.max?"),
+        ({"export.size": 8}, "export.size: unknown field; `kubectl explain grpojob.spec.export` "
+         "lists what there is"),
     ],
 )  # fmt: skip
 def test_a_slip_of_a_user_is_answered_with_what_to_write(
@@ -303,3 +331,11 @@ def test_hub_ids_and_absolute_paths_are_names(place: str, name: str) -> None:
 def test_every_other_name_leads_to_a_field() -> None:
     paths = {path for path, _ in schema_fields(structural_schema(GRPOJobSpec, defaults=False))}
     assert set(OTHER_NAMES.values()) <= paths
+
+
+def test_every_near_name_leads_to_a_field_of_its_section() -> None:
+    fields = schema_fields(structural_schema(GRPOJobSpec, defaults=False), "spec")
+    paths = {path.replace("[]", "") for path, _ in fields}
+    for (section, _), field in NEAR_NAMES.items():
+        first = field.partition(".")[0]  # `requests.cpu` is an entry of a map
+        assert any(path == field or path.endswith(f".{section}.{first}") for path in paths)

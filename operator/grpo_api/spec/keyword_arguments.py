@@ -133,10 +133,10 @@ def override_refusal(name: str, value: object) -> str:
     path = f"spec.training.overrides.{name[:_MOST_LETTERS]}"
     value_note = f"(got {value_text(value, 40)})"
     # Right specs need no table of TRL's fields.
-    from .trl_places import CLI_PLACES, FORMER, PLACES, RENAMED
+    from .trl_places import PLACES, place_of
 
     # Scripts have names of an earlier TRL, and files of `trl grpo` have all settings together.
-    place = {**CLI_PLACES, **FORMER, **PLACES}.get(RENAMED.get(name, name))
+    place = place_of(name)
     if place is None:
         close: list[str] = []
         if len(name) <= _MOST_LETTERS:

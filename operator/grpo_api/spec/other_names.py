@@ -10,7 +10,7 @@ from itertools import product
 from pydantic.alias_generators import to_snake
 
 _CLAIMS = frozenset({"pvc", "claim", "claim_name", "persistent_volume_claim"})
-_TOKENS = ("token", "apiKey", "api_key", "hfToken", "hf_token")
+_TOKENS = ("token", "api_key", "hf_token")
 _WITH_TOKEN = ("model", "dataset", "http", "hub", "wandb", "mlflow", "trackio")
 _ARGUMENTS = frozenset({"args", "arguments", "config", "kwargs", "parameters", "params"})
 OTHER_NAMES = {
@@ -30,6 +30,13 @@ OTHER_NAMES = {
     "kl_coeff": "training.beta",
     "kl_loss_coef": "training.beta",
     "kl_penalty": "training.beta",
+    "clip": "training.epsilon",
+    "clip_range": "training.epsilon",
+    "clip_ratio": "training.epsilon",
+    "eps_clip": "training.epsilon",
+    "scheduler": "training.lrSchedulerType",
+    "reward_functions": "rewards",
+    "enable_thinking": "model.chatTemplateKwargs",
     "group_size": "training.numGenerations",
     "num_samples": "training.numGenerations",
     "rollout_n": "training.numGenerations",
@@ -44,23 +51,42 @@ OTHER_NAMES = {
     "num_gpus": "placement.gpus",
     "gpu_count": "placement.gpus",
     "num_nodes": "placement.nodes",
-    "max_restarts": "restarts",
-    "backoff_limit": "restarts",
+    "max_restarts": "restarts.limit",
+    "backoff_limit": "restarts.limit",
     "timeout": "activeDeadlineSeconds",
+    "class": "jobClassName",
     "hf_token": "model.tokenSecretRef",
 }
 """Names of verl, OpenRLHF, vLLM, PEFT and of Kubernetes' Job, in snake case."""
 
-_NEAR: dict[tuple[int | str, ...], str] = {
+NEAR_NAMES: dict[tuple[int | str, ...], str] = {
     ("model", "path"): "name",
     ("dataset", "path"): "name",
     ("http", "endpoint"): "url",
     ("http", "uri"): "url",
+    ("mlflow", "uri"): "url",
+    ("mlflow", "tracking_uri"): "url",
+    ("store", "bucket"): "url",
+    ("model", "id"): "name",
+    ("model", "size"): "parameters",
+    ("model", "params"): "parameters",
+    ("dataset", "subset"): "config",
+    ("accuracy", "column"): "answerColumn",
+    ("format", "regex"): "pattern",
+    ("python", "file"): "configMap",
+    ("placement", "gpu_type"): "gpuProduct",
+    ("restarts", "max"): "limit",
+    ("adapter", "enabled"): "use",
+    ("adapter", "lora"): "use",
+    ("resumeFrom", "job"): "grpoJob",
+    ("volumeClaimTemplate", "storage"): "size",
     ("resources", "cpu"): "requests.cpu",
     ("resources", "memory"): "limits.memory",
+    ("resources", "gpu"): "spec.placement.gpus",
+    **dict.fromkeys(product(("volume", "cache"), ("name", "claim", "pvc")), "claimName"),
     **dict.fromkeys(product(_WITH_TOKEN, _TOKENS), "tokenSecretRef"),
 }
-"""By section and field, the field of the same section that is meant."""
+"""By section and field, in snake case, the field of the same section that is meant."""
 
 
 def _letters(name: str) -> str:
@@ -70,9 +96,9 @@ def _letters(name: str) -> str:
 
 @cache
 def _spellings() -> Mapping[str, str]:
-    from .trl_places import CLI_PLACES, PLACES
+    from .trl_places import SETTING_NAMES
 
-    return {_letters(name): name for name in (*OTHER_NAMES, *CLI_PLACES, *PLACES)}
+    return {_letters(name): name for name in (*OTHER_NAMES, *SETTING_NAMES)}
 
 
 def other_name_hint(location: Sequence[int | str]) -> str:
@@ -81,17 +107,18 @@ def other_name_hint(location: Sequence[int | str]) -> str:
     *parents, field = location
     if parents[-1:] == ["python"] and field in _ARGUMENTS:
         return "bind a reward's arguments in its file, as by functools.partial, and name the result"
-    if near := _NEAR.get((*parents[-1:], field)):
+    field_name = to_snake(str(field))
+    if near := NEAR_NAMES.get((*parents[-1:], field_name)):
         return f"did you mean {near}?"
     if len(parents) > 1:
         return ""
-    name = _spellings().get(_letters(str(field)), to_snake(str(field)))
+    name = _spellings().get(_letters(field_name), field_name)
     if name in _CLAIMS and parents in (["checkpoint"], ["model"]):
         return f"did you mean spec.{parents[0]}.volume?"
     # Right specs need no table of TRL's fields.
-    from .trl_places import CLI_PLACES, PLACES
+    from .trl_places import place_of
 
-    place = PLACES.get(name) or CLI_PLACES.get(name)
+    place = place_of(name)
     path = OTHER_NAMES.get(name) if place is None else place.path
     if place is not None and place.kind == "Refused":
         instead = f"; see spec.{path}" if path else ""

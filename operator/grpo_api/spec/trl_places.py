@@ -86,3 +86,12 @@ SCRIPT_PLACES: Mapping[str, Place] = {
 """Every field of GRPOScriptArguments and DatasetMixtureConfig with its place."""
 CLI_PLACES: Mapping[str, Place] = {**MODEL_PLACES, **SCRIPT_PLACES}
 """Every setting of `trl grpo` that GRPOConfig lacks."""
+_PLACES: Mapping[str, Place] = {**CLI_PLACES, **FORMER, **PLACES}
+SETTING_NAMES = (*_PLACES, *RENAMED)
+"""Every setting of `trl grpo`, by each name that it has or had."""
+
+
+def place_of(name: str) -> Place | None:
+    """The place of a setting of `trl grpo`, by its name in the pinned TRL or in an earlier one; None
+    of what is no setting."""
+    return _PLACES.get(RENAMED.get(name, name))

@@ -7,7 +7,7 @@ one.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -43,6 +43,8 @@ _LONG = 200
 """Characters of a list of values from which one that is meant is named alone."""
 _MAX_PLACES = 5
 """A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
+_DEPTH_OF_SETTINGS = 2
+"""Dots in the path of a setting, such as spec.training.beta; deeper ones are parts of it."""
 
 
 def _pattern(field_type: Any) -> str:
@@ -98,7 +100,7 @@ _REQUIREMENTS = {
     "too_long": "must have at most {max_length} item{s}, not {actual_length}",
     "string_too_short": "must have at least {min_length} character{s}",
     "string_too_long": "must have at most {max_length} character{s}",
-    "string_type": "must be text; a number in quotes is text",
+    "string_type": "must be text",
     "string_unicode": "must be text of Unicode characters",
     "dict_type": "must be an object of keys and values",
     "int_from_float": "must be a whole number",
@@ -145,7 +147,7 @@ def requirement(problem: ErrorDetails, schema: Schema) -> str:
     if kind == "string_type" and isinstance(problem["input"], bool):
         return "must be text; YAML reads y, n, yes, no, on and off without quotes as true and false"
     if kind == "model_type":
-        return f"must be an object{_example(place, 'fields such as `')}"
+        return f"must be an object{_example(place, 'fields such as `', problem['input'])}"
     if kind == "list_type":
         return _list_requirement(problem, place)
     if kind in _REQUIREMENTS:
@@ -163,22 +165,28 @@ def _list_requirement(problem: ErrorDetails, place: Schema) -> str:
     """Return the list that a text or an object must be instead."""
     text, items = problem["input"], place.get("items", {})
     if not isinstance(text, str) or items.get("type") != "string":
-        return f"must be a list{_example(items, 'items such as `- ')}"
+        return f"must be a list{_example(items, 'items such as `- ', text)}"
     if problem["loc"][-1] in ("command", "args") and " " in text:
         return 'must be a list with each word as an item, such as ["python", "-m", "mine"]'
     return f"must be a list: write [{json.dumps(text, ensure_ascii=False)}]"
 
 
 def _quotes_hint(problem: ErrorDetails) -> str:
-    """Say that a number is in quotes; empty for other values."""
-    text = problem["input"]
-    is_number = isinstance(text, str) and _NUMBER.fullmatch(text)
+    """Say that a number is in quotes, or must be; empty for other values."""
+    value = problem["input"]
+    if problem["type"] == "string_type":
+        return "; a number in quotes is text" if isinstance(value, int | float) else ""
+    is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
     return ", without quotes" if is_number and problem["type"] in _NUMBERS else ""
 
 
-def _example(place: Schema, beginning: str) -> str:
-    """Name a field that an object has; empty if it has none."""
-    fields = place.get("required") or list(place.get("properties", ()))
+def _example(place: Schema, beginning: str, given: object) -> str:
+    """Name a field that an object has, one in the given value where it names one; empty if it has
+    none."""
+    properties = place.get("properties", {})
+    words = given if isinstance(given, list | dict) else [given]
+    named = [word for word in words if isinstance(word, str) and word in properties]
+    fields = named or place.get("required") or list(properties)
     return f", with {beginning}{fields[0]}: …` below it" if fields else ""
 
 
@@ -215,24 +223,37 @@ def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_
     known_fields = _schema_at(schema, parents).get("properties", {})
     spelled = {field.lower(): field for field in known_fields}
     wanted = to_camel(str(name)).lower()
-    if wanted not in spelled:
-        if other_name:
-            return f"unknown field; {other_name}"
-        places = [
-            path
-            for path, _ in schema_fields(schema, "spec")
-            # No setting of a job belongs into an item of a pod's list.
-            if path.lower().rpartition(".")[2] == wanted
-            and not (path.startswith("spec.podTemplate.") and "[]" in path)
-        ]
-        if 0 < len(places) <= _MAX_PLACES:
-            nearest = min(places, key=lambda path: path.count("."))
-            return f"unknown field; did you mean {nearest}?"
+    if wanted not in spelled and other_name:
+        return f"unknown field; {other_name}"
     close = get_close_matches(wanted, spelled, n=1, cutoff=_LIKENESS)
     if close:
         return f"unknown field; did you mean {spelled[close[0]]}?"
     section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
+    places = [path for path in _places(schema, wanted) if _is_near(path, section)]
+    if 0 < len(places) <= _MAX_PLACES:
+        nearest = min(places, key=lambda path: path.count("."))
+        return f"unknown field; did you mean {nearest}?"
+    longer = [field for key, field in spelled.items() if key.startswith(wanted)]
+    if len(longer) == 1:
+        return f"unknown field; did you mean {longer[0]}?"
     return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+
+
+def _places(schema: Schema, wanted: str) -> Iterator[str]:
+    """Yield the paths of the fields of this name, in small letters."""
+    for path, _ in schema_fields(schema, "spec"):
+        if path.lower().rpartition(".")[2] == wanted:
+            yield path
+
+
+def _is_near(path: str, section: str) -> bool:
+    """True if a field that is unknown in a section may be meant for this path."""
+    # No setting of a job belongs into an item of a pod's list.
+    if path.startswith("spec.podTemplate.") and "[]" in path:
+        return False
+    # Such as the size of a claim, which is no size of a model.
+    is_part = path.count(".") > _DEPTH_OF_SETTINGS
+    return not is_part or path.replace("[]", "").startswith(f"{section}.")
 
 
 def _schema_at(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:

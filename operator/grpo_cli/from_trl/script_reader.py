@@ -8,7 +8,7 @@ can't be followed becomes a note with its line.
 import ast
 import sys
 
-from grpo_api.spec.trl_places import FORMER, PLACES, RENAMED, Place
+from grpo_api.spec.trl_places import RENAMED, Place, place_of
 
 from .config_fields import BATCHING, FOREIGN, READ_ELSEWHERE, refusal_message
 from .dataset_reader import DatasetReader
@@ -387,7 +387,7 @@ class _ScriptReader:
             self.run.note(use.line, name, "", advice)
             return
         field = RENAMED.get(name, name)
-        place = {**FORMER, **PLACES}.get(field, Place("Spec", "", ""))
+        place = place_of(name) or Place("Spec", "", "")
         is_read = field in (*BATCHING, *READ_ELSEWHERE)
         refusal = "" if is_read else FOREIGN.get(field) or refusal_message(place)
         setting = self._read_setting(name, use, refusal=refusal, place=place.path)
