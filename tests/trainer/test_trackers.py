@@ -32,7 +32,7 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.tracking.tracker_feed import End, TrackerFailed, row_of
-from grpo_trainer.tracking.tracking import TOLD, TrackedJob, TrackerProcess, tracking_of
+from grpo_trainer.tracking.tracking import CONFIG_FIELDS, TrackedJob, TrackerProcess, tracking_of
 from harness.controlplane import free_port
 from harness.images.trackers import tracker_packages, tracker_servers
 from harness.programs.patience import run_to_end
@@ -139,7 +139,7 @@ def tracked(folder: Path, attempt: int = 1, **trackers: Any) -> TrainingPlan:
 
 def config_of(plan: TrainingPlan) -> dict[str, Any]:
     """What trackers are told of a plan."""
-    return plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=TOLD)
+    return plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=CONFIG_FIELDS)
 
 
 def follow(

@@ -42,7 +42,7 @@ from grpo_trainer.tracking.tracker_feed import (
     row_of,
 )
 from grpo_trainer.tracking.tracking import (
-    TOLD,
+    CONFIG_FIELDS,
     TrackedJob,
     Tracking,
     child_environment,
@@ -322,7 +322,7 @@ def requests(attempt: int) -> dict[str, dict[str, Any]]:
     """What the processes of all trackers are asked to open in an attempt of the job."""
     plan = training_plan(attempt_of(make_job(SPEC), parse_spec(SPEC), GPU_PLAN, attempt))
     assert plan.tracking
-    config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=TOLD)
+    config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=CONFIG_FIELDS)
     job = TrackedJob(plan.job, "a run", plan.checkpoint_directory, config)
     return {name: job.request(name, tracker, 4) for name, tracker in plan.tracking.trackers}
 

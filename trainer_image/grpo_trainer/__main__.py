@@ -30,7 +30,7 @@ from .runtime.clock import unix_time
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause, is_lost_peer
 from .runtime.logs import configure_logs
 from .runtime.plan_file import read_plan
-from .tracking.tracking import TOLD, tracking_of
+from .tracking.tracking import CONFIG_FIELDS, tracking_of
 
 log = logging.getLogger("grpo_trainer")
 
@@ -38,7 +38,7 @@ log = logging.getLogger("grpo_trainer")
 def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
     recorder = Recorder(plan.job.attempt, place, started_at)
-    config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=TOLD)
+    config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=CONFIG_FIELDS)
     tracking = tracking_of(plan.tracking, plan.job, plan.checkpoint_directory, config, recorder)
     end = ProcessEnd(plan, tracking.end)
     try:

@@ -408,8 +408,8 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         message = f"attempt {number} runs with {job.nodes} pods{engines}"
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, message
         # a new operator process has no answer of rank 0 yet either
-        is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
-        awaits_rank0 = observation.pull is None and is_told_by_rank0
+        is_reported_by_rank0 = degraded is not None and degraded.reason in _REPORTED_BY_RANK_0
+        awaits_rank0 = observation.pull is None and is_reported_by_rank0
         # A gang of which a pod has ended is not whole; what comes of it is decided in a moment.
         if not (has_trouble or awaits_rank0 or observation.first_seen.over):
             cause = running_cause(observation)
@@ -422,7 +422,7 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
 
 
 def _starting(observation: Observation, has_trouble: bool) -> Iterator[Statement]:
-    """A gang that does not run yet; how the attempt before it ended is told until it does."""
+    """A gang that does not run yet. Until it does, Degraded keeps the end of the attempt before."""
     job = observation.job
     degraded = job.condition(C.DEGRADED)
     # A gang that has run doesn't start again: its end is judged next, by how long it ran.
@@ -460,7 +460,7 @@ _TROUBLES = (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
 """Reasons of a decision that make a gang Degraded."""
 _START_TROUBLES = (Reason.POD_WAITING, Reason.NAME_TAKEN, Reason.INVALID_SPEC)
 """Reasons of Degraded that say no more than what keeps the gang from starting now."""
-_TOLD_BY_RANK_0 = (
+_REPORTED_BY_RANK_0 = (
     Reason.PROGRESS_UNKNOWN,
     Reason.CHECKPOINT_NOT_WRITTEN,
     Reason.RDMA_UNUSED,

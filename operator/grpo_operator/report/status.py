@@ -356,7 +356,7 @@ def with_unknown_fields(
     """The status as JSON, with the fields that only a newer version knows from `raw`, the one
     before: two versions take turns during an upgrade.
 
-    They go with what is written anew, such as another attempt's plan, since they belong to it.
+    Those of a value that is replaced, such as the plan by another attempt's, go with it.
     """
     stated = to_json(now)
     unknown = dict(raw)

@@ -55,7 +55,7 @@ FAILURE_SECONDS = 10.0
 """The same of any other end: the next attempt waits for this pod's GPUs."""
 _SLICE = 0.05
 _MAX_ANSWER = 2**16
-TOLD = {
+CONFIG_FIELDS = {
     "job", "model", "dataset", "rewards", "training", "generation", "reference", "adapter",
     "checkpoint", "guard", "export", "execution",
 }  # fmt: skip
@@ -272,7 +272,7 @@ def tracking_of(
     config: Mapping[str, Any],
     recorder: Recorder,
 ) -> Tracking:
-    """The trackers of a job; none on other ranks than 0. `config` are the fields TOLD of its
+    """The trackers of a job; none on other ranks than 0. `config` are the CONFIG_FIELDS of its
     plan."""
     if tracking is None or not recorder.place.is_main:
         return NO_TRACKING
