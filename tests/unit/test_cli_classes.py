@@ -49,7 +49,7 @@ def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
     alone = tmp_path / "job.yaml"
     alone.write_text(yaml.safe_dump(documents[1]))
     assert main(["plan", "-f", str(alone), *SIXTEEN]) == 2
-    assert "spec.jobClassName is h100-rdma: give its file by --class" in capsys.readouterr().err
+    assert "give its file by --class FILE, or the cluster that" in capsys.readouterr().err
     file = tmp_path / "class.yaml"
     file.write_text(yaml.safe_dump(job_class("h100-rdma", {"limits": {"gpus": 8}})))
     assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2

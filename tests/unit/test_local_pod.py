@@ -229,12 +229,22 @@ def test_a_config_map_that_the_api_server_refuses_is_a_sentence(
     assert says in capsys.readouterr().err
 
 
-def test_config_maps_of_standard_input_are_mounted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["-", "folder"])
+def test_config_maps_of_standard_input_and_of_a_folder_are_mounted(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
 ) -> None:
-    text = yaml.safe_dump(job("tiny", changed(FILES)))
-    text += f"{CONFIG_MAP}metadata: {{name: rows}}\ndata: {{a.jsonl: '{{}}'}}"
-    monkeypatch.setattr("sys.stdin", StringIO(text))
+    texts = {
+        "job.yaml": yaml.safe_dump(job("tiny", changed(FILES))),
+        "rows.yml": f"{CONFIG_MAP}metadata: {{name: rows}}\ndata: {{a.jsonl: '{{}}'}}",
+    }
+    (tmp_path / "folder").mkdir()
+    for file, text in texts.items():
+        (tmp_path / "folder" / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", StringIO("".join(texts.values())))
     monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
     monkeypatch.setattr(local_runs, "_require_memory", lambda *_: None)
 
@@ -243,7 +253,7 @@ def test_config_maps_of_standard_input_are_mounted(
 
     monkeypatch.setattr(local_runs, "_free_port", lambda: 1)
     monkeypatch.setattr("subprocess.Popen", read_mounts)
-    assert main(["run", "-f", "-", "--local", "--folder", str(tmp_path)]) == 5
+    assert main(["run", "-f", source, "--local", "--folder", str(tmp_path)]) == 5
     assert capsys.readouterr().err == "grpo: {}\n"
 
 
@@ -274,7 +284,7 @@ def test_a_job_has_its_class_but_not_what_only_pods_get(tmp_path: Path) -> None:
     assert [(one.name, one.value) for one in spec.env] == [("TEAM", "a")]
     assert not spec.platform.resources.limits
     alone = with_class._replace(classes=())
-    with pytest.raises(OptionError, match=r"spec.jobClassName is team: give its file"):
+    with pytest.raises(OptionError, match=r"is team: give its file by --class FILE, or job_class"):
         runs.plan(alone)
     by_file = local_runs.LocalRuns(tmp_path / "runs", job_class=file)
     assert by_file._spec_of(alone) == spec

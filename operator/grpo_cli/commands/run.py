@@ -64,7 +64,7 @@ def register(parser: ArgumentParser) -> None:
         metavar="DIR",
         help=f"for the runs. Unset: the next number in {FOLDER}/",
     )
-    job_classes.add_argument(parser)
+    job_classes.add_argument(parser, job_classes.IN_FILE)
 
 
 def run(options: Namespace) -> int:

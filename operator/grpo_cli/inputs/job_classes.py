@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from grpo_api.status.status import AppliedJobClass
 
 MISSING_KIND = "the server doesn't have a resource type"
+IN_FILE = "the job's own file"
+IN_CLUSTER = f"{IN_FILE}, else a cluster that --context names"
 
 
-def add_argument(parser: ArgumentParser) -> None:
-    """The flag that says where the classes are."""
+def add_argument(parser: ArgumentParser, unset: str = IN_CLUSTER) -> None:
+    """The flag that says where the classes are; `unset`: where they are without it."""
     parser.add_argument(
         "--class",
         dest="job_class",
         metavar="FILE",
-        help="file with the GRPOJobClass that the job names, or the default one; unset: the job's "
-        "own file, else a cluster that --context names",
+        help=f"file with the GRPOJobClass that the job names, or the default one; unset: {unset}",
     )
 
 
 def class_of(options: Namespace, job: Job) -> "AppliedJobClass | None":
-    """The class that a job of a file has, by the flags; None without one.
+    """The class that a job of a file has, by the flags; None without one. Options without `context`
+    are a local run's, which asks no cluster.
 
     Raises:
         ManifestError: there is no such class in the file or in the cluster.
@@ -44,13 +46,14 @@ def class_of(options: Namespace, job: Job) -> "AppliedJobClass | None":
         return _class_of_items(load_classes(options.job_class), job.spec, options.job_class)
     if job.classes:
         return _class_of_items(job.classes, job.spec, "its file")
-    if options.context:
+    has_cluster = "context" in options
+    if has_cluster and options.context:
         return class_in_cluster(options, job.spec)
     if job.spec.job_class_name:
-        raise OptionError(
-            f"spec.jobClassName is {job.spec.job_class_name}: give its file by --class FILE, or "
-            "the cluster that has it by --context NAME"
-        )
+        other = "the cluster that has it by --context NAME"
+        other = other if has_cluster else "job_class of LocalProcess"
+        name = job.spec.job_class_name
+        raise OptionError(f"spec.jobClassName is {name}: give its file by --class FILE, or {other}")
     return None
 
 

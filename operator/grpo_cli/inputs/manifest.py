@@ -116,8 +116,8 @@ def with_own_name(job: Job) -> Job:
     return job._replace(metadata=metadata)
 
 
-def load_config_maps(file: str, stdin: str | None = None) -> dict[str, dict[str, str]]:
-    """The files of the ConfigMaps in a YAML or JSON file, by name.
+def load_config_maps(source: str, stdin: str | None = None) -> dict[str, dict[str, str]]:
+    """The files of the ConfigMaps in a file, or in the files of a folder, by name.
 
     stdin: as of load_specs.
 
@@ -125,14 +125,15 @@ def load_config_maps(file: str, stdin: str | None = None) -> dict[str, dict[str,
         ManifestError: as load_jobs; or a ConfigMap has no name.
     """
     config_maps = {}
-    for document in _documents_of(file, stdin):
-        if document["kind"] != "ConfigMap":
-            continue
-        metadata = document.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
-        if not isinstance(name, str):
-            raise ManifestError(f"{file}: a ConfigMap has no metadata.name; give it one")
-        config_maps[name] = document.get("data") or {}
+    for file in _files_of(source):
+        for document in _documents_of(file, stdin):
+            if document["kind"] != "ConfigMap":
+                continue
+            metadata = document.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            if not isinstance(name, str):
+                raise ManifestError(f"{file}: a ConfigMap has no metadata.name; give it one")
+            config_maps[name] = document.get("data") or {}
     return config_maps
 
 
@@ -175,13 +176,7 @@ def _jobs_of_files(
     source: str, stdin: str | None = None
 ) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """Each GRPOJob with the file that holds it, and the classes in that file."""
-    if not source:
-        raise ManifestError("-f names no file; is a variable of the shell unset?")
-    files = [source]
-    if source != "-" and Path(source).is_dir():
-        # those that `kubectl apply -f` takes of a folder
-        files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
-    documents = [(file, _documents_of(file, stdin)) for file in files]
+    documents = [(file, _documents_of(file, stdin)) for file in _files_of(source)]
     jobs = [
         (file, _with_name(manifest), _classes_of(objects))
         for file, objects in documents
@@ -214,6 +209,19 @@ def read_stdin() -> str:
 
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def _files_of(source: str) -> list[str]:
+    """The file, or those of a folder that `kubectl apply -f` takes.
+
+    Raises:
+        ManifestError: the name is empty.
+    """
+    if not source:
+        raise ManifestError("-f names no file; is a variable of the shell unset?")
+    if source == "-" or not Path(source).is_dir():
+        return [source]
+    return [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
 
 
 def _documents_of(file: str, stdin: str | None = None) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ class LocalRuns:
             raise OptionError(*problems)
         self._processes = processes
         self._steps = steps
-        self._class_options = Namespace(job_class=job_class and str(job_class), context=None)
+        self._class_options = Namespace(job_class=job_class and str(job_class))
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def plan(self, job: Job) -> PlanResult:
