@@ -41,16 +41,19 @@ def test_a_job_is_created_patched_watched_and_deleted(client: GRPOClient, bench:
     status = {"phase": "Succeeded", "observedGeneration": 1}
     bench.patch(GRPOJOBS, "tiny/status", {"status": status})
     assert client.wait_for_job_status("tiny").spec.retry == 5
-    about = {"kind": "GRPOJob", "name": "tiny", "namespace": bench.namespace}
-    event = {
-        "metadata": {"name": "tiny.1"},
-        "involvedObject": about,
-        "type": "Warning",
-        "reason": "Hang",
-        "message": "rank 1 is silent",
-        "lastTimestamp": "2026-01-31T12:00:00Z",
-    }
-    bench.post("/api/v1/namespaces/{}/events", event)
+    own_uid = bench.job("tiny")["metadata"]["uid"]
+    # the first one was a job of the same name, which is deleted
+    for uid, reason in (("gone", "Preempted"), (own_uid, "Hang")):
+        about = {"kind": "GRPOJob", "name": "tiny", "namespace": bench.namespace, "uid": uid}
+        event = {
+            "metadata": {"name": f"tiny.{reason.lower()}"},
+            "involvedObject": about,
+            "type": "Warning",
+            "reason": reason,
+            "message": "rank 1 is silent",
+            "lastTimestamp": "2026-01-31T12:00:00Z",
+        }
+        bench.post("/api/v1/namespaces/{}/events", event)
     assert client.get_job_events("tiny") == [
         ("Warning", "Hang", "rank 1 is silent", "2026-01-31T12:00:00Z")
     ]

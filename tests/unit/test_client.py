@@ -5,6 +5,9 @@ import inspect
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from tests.samples import SPEC, changed, job
 from tests.stepped_clock import SteppedClock
 from tests.unit.cli_world import Cluster
 
+ROOT = Path(__file__).parents[2]
 KUBEFLOW = {
     "train": (),
     "list_jobs": (),
@@ -40,8 +44,9 @@ KUBEFLOW = {
 class Script:
     """A backend whose job goes through phases, one at each look."""
 
-    def __init__(self, *phases: Phase) -> None:
+    def __init__(self, *phases: Phase, reason: str = "") -> None:
         self.phases = list(phases)
+        self.reason = reason
         self.created: list[dict[str, Any]] = []
 
     def plan(self, job: manifest.Job) -> PlanResult:
@@ -57,7 +62,9 @@ class Script:
     def job(self, name: str) -> Job:
         phase = self.phases.pop(0) if len(self.phases) > 1 else self.phases[0]
         outcome = Outcome(result=Result.BAD_INPUT, message="no column answer")
-        status = GRPOJobStatus(phase=phase, outcome=outcome if phase == Phase.FAILED else None)
+        status = GRPOJobStatus(
+            phase=phase, reason=self.reason, outcome=outcome if phase == Phase.FAILED else None
+        )
         return Job(name=name, namespace="n", uid="1", spec=parse_spec(SPEC), status=status)
 
     def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
@@ -85,6 +92,20 @@ def test_the_client_has_the_names_of_kubeflows(method: str, arguments: tuple[str
     assert set(arguments) <= inspect.signature(getattr(GRPOClient, method)).parameters.keys()
 
 
+@pytest.mark.realtime
+def test_the_client_of_a_cluster_needs_no_module_of_posix() -> None:
+    program = "import sys; sys.modules['fcntl'] = None; from grpo.client import GRPOClient"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_type_checkers_of_users_read_the_types_of_the_client() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    # PEP 561: they skip a package without this file
+    for package in ("grpo", "grpo_api", "grpo_cli", "grpo_planner"):
+        assert "py.typed" in project["tool"]["setuptools"]["package-data"][package]
+        assert (ROOT / "operator" / package / "py.typed").is_file()
+
+
 def test_waiting_returns_the_job_in_the_asked_phase() -> None:
     waiting = client(Phase.PENDING, Phase.RUNNING, Phase.SUCCEEDED)
     assert waiting.wait_for_job_status("tiny").phase == "Succeeded"
@@ -102,6 +123,9 @@ def test_waiting_ends_with_the_failure_and_its_message() -> None:
 def test_waiting_ends_at_its_timeout() -> None:
     with pytest.raises(TimeoutError, match="tiny is Running after 10 s, not Succeeded"):
         client(Phase.RUNNING).wait_for_job_status("tiny", timeout=10)
+    refused = GRPOClient(Script(Phase.PENDING, reason="InvalidSpec"), clock=SteppedClock())
+    with pytest.raises(TimeoutError, match=r"tiny is Pending \(InvalidSpec\) after 10 s"):
+        refused.wait_for_job_status("tiny", timeout=10)
 
 
 def test_waiting_and_watching_outlive_a_restart_of_the_api_server(

@@ -109,8 +109,9 @@ class GRPOClient:
         deadline = self._clock.now() + timeout
         phase = "unknown"
         for job in self._poll_job(name, min(polling_interval, timeout)):
-            phase = job.phase if job else phase
-            if job and phase in wanted:
+            if job:
+                phase = f"{job.phase} ({job.status.reason})" if job.status.reason else job.phase
+            if job and job.phase in wanted:
                 return job
             if job and _has_ended(job):
                 why = job.message or job.status.reason or "it left no outcome; read its log"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.report.history import Row
-from grpo_api.text.contract import CONTAINER, KIND
+from grpo_api.text.contract import CONTAINER
 from grpo_cli.cluster import kubectl
 from grpo_cli.commands.export import fetch_model
 from grpo_cli.commands.jobs import change
@@ -79,10 +79,10 @@ class Kubernetes:
 
     def events(self, name: str) -> list[Event]:
         """Events about the GRPOJob, oldest first."""
-        selector = f"--field-selector=involvedObject.kind={KIND},involvedObject.name={name}"
+        # Events of a deleted job of the same name stay for an hour.
+        uid = kubectl.get_object_of_job(self._options, name)["metadata"]["uid"]
+        selector = f"--field-selector=involvedObject.uid={uid}"
         items = kubectl.get_json(self._options, "events", selector)["items"]
-        if not items:
-            kubectl.get_object_of_job(self._options, name)  # says so if there is no such job
         events = [
             Event(
                 item.get("type") or "",

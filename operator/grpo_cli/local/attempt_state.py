@@ -1,6 +1,5 @@
 """Reads how a run of this machine is: from its trainer while that lives, then from its outcome."""
 
-import fcntl
 import json
 import signal
 import threading
@@ -81,6 +80,8 @@ def newest_attempt(home: Path) -> int:
 
 def is_running_in(home: Path) -> bool:
     """True as long as the trainer lives."""
+    import fcntl  # Windows has none, where the client is a cluster's
+
     try:
         with (home / LOCK_FILE).open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,6 +98,8 @@ def take_lock(lock: IO[str]) -> None:
     Raises:
         BlockingIOError: a trainer, or who starts one, has it.
     """
+    import fcntl
+
     deadline = SYSTEM_CLOCK.now() + LOCK_SECONDS
     while True:
         try:
