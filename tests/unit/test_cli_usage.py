@@ -76,6 +76,17 @@ def test_json_has_the_numbers_that_the_status_has(
     assert (told["total"]["heldGpuSeconds"], told["total"]["cost"]) == (18000, 10.0)
 
 
+def test_a_job_of_another_version_hides_no_other(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = job("odd", heldGpuSeconds="much")
+    kubectl.write_text(json.dumps({"items": [odd, *LIST["items"]]}))
+    assert main(["usage", "-o", "json"]) == 0
+    printed = capsys.readouterr()
+    assert [item["name"] for item in json.loads(printed.out)["items"]] == ["gsm8k-llama", "math"]
+    assert printed.err.startswith("grpo: left out: odd was written by another version")
+
+
 @pytest.mark.parametrize(
     ("answer", "line", "says"),
     [

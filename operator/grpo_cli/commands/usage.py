@@ -4,6 +4,7 @@ cost.
 The states are those of docs/explanation/usage.md. Jobs on CPUs hold no GPUs and are left out.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,11 +12,12 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from grpo_api.status.usage import GPUSeconds, Usage
+from grpo_api.text.messages import printable_text
 from grpo_api.text.timing import HOUR
 
 from ..cluster import kubectl
 from ..show.documents import add_output, print_document
-from ..show.errors import NotYet, OptionError
+from ..show.errors import KubectlError, NotYet, OptionError
 from ..show.terminal import console, show_table
 
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
@@ -48,7 +50,7 @@ def run(options: Namespace) -> int:
             "with -n"
         )
     items = kubectl.get_jobs(options, [options.name] if options.name else [])
-    rows = list(_rows(items, with_namespace=options.all_namespaces))
+    rows = list(_rows(options, items))
     if options.output != "table":
         document = {"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}
         print_document(options.output, document)
@@ -84,12 +86,20 @@ def total(rows: Sequence[Row]) -> Row:
     return Row(TOTAL, usage)
 
 
-def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[Row]:
+def _rows(options: Namespace, items: Iterable[dict[str, Any]]) -> Iterable[Row]:
+    """The jobs that have a usage. One that can't be read is an error where it is asked for by its
+    name, and hides no other."""
     for item in items:
         meta, usage = item["metadata"], (item.get("status") or {}).get("usage")
-        if usage:
-            name = f"{meta['namespace']}/{meta['name']}" if with_namespace else meta["name"]
+        if not usage:
+            continue
+        name = f"{meta['namespace']}/{meta['name']}" if options.all_namespaces else meta["name"]
+        try:
             yield Row(name, _usage(name, usage))
+        except KubectlError as error:
+            if options.name:
+                raise
+            print(f"grpo: left out: {printable_text(str(error))}", file=sys.stderr)
 
 
 def _usage(name: str, document: object) -> Usage:
