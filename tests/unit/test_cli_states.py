@@ -15,6 +15,9 @@ from grpo.client import GRPOClient, GRPOError, Kubernetes
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.job_end import wait_for_end
 from grpo_cli.show.errors import CLUSTER, NOT_ENDED
+from grpo_operator.pods.manifests import attempt_of, indexed_job
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.records.parsing import grpojob_record
 from tests.stepped_clock import SteppedClock
 from tests.unit.cli_world import FAULTS, Cluster, Object, grpojob, options
 from tests.unit.operator_world import SPEC, active_status, at, condition
@@ -166,6 +169,29 @@ def test_events_of_no_job_are_an_error() -> None:
         client.get_job_events("typo")
     with Cluster(deepcopy(STATES["running"])).as_kubectl():
         assert client.get_job_events("run") == []
+
+
+def test_render_shows_the_job_that_the_operator_created_for_the_last_attempt() -> None:
+    job = grpojob(
+        SPEC,
+        active_status(
+            phase="Running",
+            attempt=2,
+            avoidedNodes=["gpu-7"],
+            revisions={"spec.model.name": "5ede1c97bbab6ce5cda5812749b4c0bdf79b18dd"},
+            rollbacks=[
+                {"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}},
+            ],
+            ends=[{"attempt": 1, "reason": "Diverged", "endTime": at(-90)}],
+        ),
+    )
+    printed = grpo(Cluster(job), "render run --trainer-image=trainer:1")
+    record = grpojob_record(job)
+    assert record.status.plan
+    attempt = attempt_of(record, record.valid_spec, record.status.plan, 2)
+    created = json.dumps(indexed_job(attempt, PodDefaults(image="trainer:1")))
+    assert json.loads(created) in list(yaml.safe_load_all(printed.out))
+    assert all(word in created for word in ("gpu-7", "5ede1c97", "skipped", "Diverged"))
 
 
 @pytest.mark.parametrize("line", ["delete --", "suspend --", "retry --", "status --"])

@@ -12,7 +12,13 @@ import yaml
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status.status import AppliedJobClass, ResumeSource
 from grpo_operator.pods import pod_spec
-from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, engines_job, indexed_job
+from grpo_operator.pods.manifests import (
+    Attempt,
+    checkpoint_volume_claim,
+    engines_job,
+    indexed_job,
+    with_status,
+)
 from grpo_operator.pods.namespace_objects import engine_service, rendezvous_service
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import checkpoint_claim, run_folder
@@ -88,8 +94,8 @@ def _committed_attempt(options: Namespace) -> tuple[Attempt, AppliedJobClass | N
         reasons = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
-    attempt = build_attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
-    return attempt, job.status.job_class
+    attempt = build_attempt(metadata, job.spec, job.status.plan, number, None)
+    return with_status(attempt, job.status), job.status.job_class
 
 
 def _unresolved_source(spec: GRPOJobSpec) -> ResumeSource | None:

@@ -9,7 +9,7 @@ pod_spec.py, what attempts share in namespace_objects.py.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import (
@@ -22,7 +22,7 @@ from grpo_api.plan.plan import (
 )
 from grpo_api.report.revisions import Generations
 from grpo_api.spec.immutability import WHILE_STOPPED
-from grpo_api.status.status import AttemptEnd, ResumeSource
+from grpo_api.status.status import AttemptEnd, GRPOJobStatus, ResumeSource
 from grpo_api.text.contract import (
     API_VERSION,
     CHECKPOINT_MOUNT,
@@ -94,10 +94,7 @@ class Attempt:
 
 def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
     """The attempt of a GRPOJob that has this number, with this plan of its spec."""
-    status = job.status
-    skipped = [rollback.skipped for rollback in status.rollbacks]
-    revisions = status.revisions or {}
-    return Attempt(
+    attempt = Attempt(
         key=job.key,
         uid=job.uid,
         spec=spec,
@@ -105,10 +102,18 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         number=number,
         labels=job.labels,
         annotations=job.annotations,
+    )
+    return with_status(attempt, job.status)
+
+
+def with_status(attempt: Attempt, status: GRPOJobStatus) -> Attempt:
+    """The attempt with what its job's status has of earlier ones, and of where it begins."""
+    return replace(
+        attempt,
         source=status.resume_from,
-        skipped=skipped,
+        skipped=[rollback.skipped for rollback in status.rollbacks],
         avoided_nodes=status.avoided_nodes,
-        revisions=revisions,
+        revisions=status.revisions or {},
         ends=status.ends,
     )
 
