@@ -13,7 +13,7 @@ def pods_of_jobs(attempt: Attempt, defaults: PodDefaults) -> dict[str, dict[str,
     jobs = {
         "gang": indexed_job(attempt, defaults),
         "engines": engines_job(attempt, defaults),
-        "prefetch": prefetch_job(attempt.key, attempt.spec, defaults),
+        "prefetch": prefetch_job(attempt.key._asdict(), attempt.spec, defaults),
         "export": export_job(attempt, defaults),
     }
     return {name: job["spec"]["template"]["spec"] for name, job in jobs.items() if job}

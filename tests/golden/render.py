@@ -146,7 +146,7 @@ def helper_jobs(record: GRPOJobRecord, plan: ExecutionPlan) -> Json:
     """Return the Jobs of `grpo prefetch` and `grpo export`."""
     one = _attempt(record, plan, 1)
     return {
-        "grpo prefetch": objects_of([prefetch_job(one.key, one.spec, PODS)]),
+        "grpo prefetch": objects_of([prefetch_job(one.key._asdict(), one.spec, PODS)]),
         "grpo export": objects_of([export_job(one, PODS)]),
         "grpo export that converts": objects_of(
             [export_job(one, PODS, merge=True, dtype="bfloat16")]

@@ -20,7 +20,6 @@ from grpo_cli.__main__ import main
 from grpo_cli.cluster import job_pods, kubectl
 from grpo_cli.commands import prefetch
 from grpo_cli.commands.prefetch import hub_names, prefetch_job
-from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.records.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
@@ -55,11 +54,11 @@ SPEC: dict[str, Any] = {
         }
     },
 }
-KEY = ObjectKey("team-a", "run")
+METADATA = {"namespace": "team-a", "name": "run"}
 
 
 def made(**fields: Any) -> Any:
-    return prefetch_job(KEY, parse_spec({**SPEC, **fields}), PODS)
+    return prefetch_job(METADATA, parse_spec({**SPEC, **fields}), PODS)
 
 
 def test_its_pod_is_the_jobs_without_what_only_training_needs() -> None:
@@ -83,6 +82,13 @@ def test_its_pod_is_the_jobs_without_what_only_training_needs() -> None:
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert not {"initContainers", "runtimeClassName", "affinity"} & pod.keys()
     assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_its_pod_has_the_labels_that_a_policy_may_ask_for() -> None:
+    labelled = METADATA | {"labels": {"cost-center": "17"}, "annotations": {"team": "a"}}
+    template = prefetch_job(labelled, parse_spec(SPEC), PODS)["spec"]["template"]
+    assert template["metadata"]["labels"]["cost-center"] == "17"
+    assert template["metadata"]["annotations"]["team"] == "a"
 
 
 def test_it_runs_where_the_job_s_pods_may() -> None:

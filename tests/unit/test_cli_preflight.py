@@ -37,6 +37,10 @@ SPEC: dict[str, Any] = {
     "rewards": [{"format": {"pattern": "a"}}],
     "checkpoint": {"volume": {"claimName": "checkpoints"}},
 }
+METADATA = {
+    **{"namespace": "team-a", "name": "run"},
+    **{"labels": {"cost-center": "17"}, "annotations": {"team": "a"}},
+}
 PROBLEM = PreflightProblem(
     path="spec.dataset.promptColumn",
     message="the dataset has no column 'question'; it has prompt, answer",
@@ -167,7 +171,7 @@ def test_a_laptop_without_the_trainer_is_told_what_to_install(
 
 
 def test_the_job_in_the_cluster_is_the_operator_s_but_nobody_s() -> None:
-    body = check_job("run", "team-a", parse_spec(SPEC), PODS)
+    body = check_job(METADATA, parse_spec(SPEC), PODS)
     assert body["metadata"]["name"] == "run-check"
     assert "ownerReferences" not in body["metadata"]
     template = body["spec"]["template"]
@@ -176,6 +180,8 @@ def test_the_job_in_the_cluster_is_the_operator_s_but_nobody_s() -> None:
     plan = TrainingPlan.model_validate_json(template["metadata"]["annotations"][PLAN_ANNOTATION])
     assert plan.model.name == "team/model"
     assert not any("managed-by" in label for label in body["metadata"]["labels"])
+    assert template["metadata"]["labels"]["cost-center"] == "17"
+    assert template["metadata"]["annotations"]["team"] == "a"
 
 
 KUBECTL = """

@@ -10,6 +10,7 @@ the same Job.
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,16 +20,15 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.text.messages import printable_text
-from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods import pod_spec as pod_defaults
-from grpo_operator.pods.manifests import Attempt, training_plan
+from grpo_operator.pods.manifests import training_plan
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.pods.preflight_job import CPU_PLAN, IGNORE_DISRUPTIONS, cpu_job, cpu_spec
 from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 
 from ..cluster import job_pods, kubectl
 from ..cluster.claims import Holder, pin_to_claims
-from ..cluster.delivery_pod import pods_with_image
+from ..cluster.delivery_pod import build_attempt, pods_with_image
 from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, add_filename, load_specs
@@ -93,7 +93,7 @@ def _fill_cache(options: Namespace, job: Job) -> int:
     if options.filename is not None:
         spec = _with_class(options, job.metadata, spec)
     pods = pods_with_image(options, name, spec)
-    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pods)
+    body = prefetch_job({**job.metadata, "namespace": options.namespace or ""}, spec, pods)
     holder = _start(options, body)
     return _follow_job(options, prefetch_name(name), holder)
 
@@ -185,12 +185,13 @@ def hub_names(spec: GRPOJobSpec) -> list[str]:
     return [name for name in named if not name.startswith("/")]
 
 
-def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
-    """The Job for a GRPOJob; `pods` is what its pod has by default."""
-    name = prefetch_name(key.name)
-    fetching = _fetch_spec(spec)
-    attempt = Attempt(key=key, uid=name, spec=fetching, plan=CPU_PLAN, number=1)
-    labels = {LABEL_APP: "grpo-prefetch", LABEL_INSTANCE: key.name}
+def prefetch_job(
+    metadata: Mapping[str, Any], spec: GRPOJobSpec, pods: PodDefaults
+) -> dict[str, Any]:
+    """The Job for the GRPOJob with this metadata; `pods` is what its pod has by default."""
+    name = prefetch_name(metadata["name"])
+    attempt = build_attempt({**metadata, "uid": name}, _fetch_spec(spec), CPU_PLAN, 1, None)
+    labels = {LABEL_APP: "grpo-prefetch", LABEL_INSTANCE: metadata["name"]}
     policy = {
         "backoffLimit": spec.restarts.limit,
         "podFailurePolicy": {"rules": _FAILURES},

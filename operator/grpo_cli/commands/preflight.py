@@ -7,7 +7,7 @@ only the cluster has, such as volumes, ConfigMaps and Secrets, is listed as not 
 
 import contextlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
             job_options = Namespace(**{**vars(options), "namespace": namespace})
             job_class = job_classes.class_in_cluster(job_options, job.spec)
             spec = job_classes.with_class(job.spec, job_class, job.metadata)
-            report, prompt = _check_in_cluster(job_options, name, spec), ""
+            report, prompt = _check_in_cluster(job_options, job.metadata, spec), ""
         else:
             report, prompt = local_preflight.check_here(name, namespace, job.spec)
             report = report.model_copy(
@@ -93,13 +93,16 @@ def _hub_model_checks(spec: GRPOJobSpec) -> Iterator[SkippedCheck]:
     yield SkippedCheck(path="spec.model.name", message=message)
 
 
-def check_job(name: str, namespace: str, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
+def check_job(metadata: Mapping[str, Any], spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
     """The Job that the operator would create, under another name and for nobody: there may be no
     GRPOJob yet, and an operator must not take it for its own."""
-    metadata = {"name": name, "namespace": namespace, "uid": "preflight", "resourceVersion": "1"}
-    item = {"metadata": metadata, "spec": spec.model_dump(mode="json", exclude_none=True)}
+    # A policy may ask for the GRPOJob's labels on its pods.
+    fields = ("name", "namespace", "labels", "annotations")
+    known = {field: metadata[field] for field in fields if metadata.get(field)}
+    known |= {"uid": "preflight", "resourceVersion": "1"}
+    item = {"metadata": known, "spec": spec.model_dump(mode="json", exclude_none=True)}
     body = preflight_job(grpojob_record(item), spec, None, pods)
-    body["metadata"]["name"] = check_name(name)
+    body["metadata"]["name"] = check_name(metadata["name"])
     del body["metadata"]["namespace"]  # it may be the context's
     del body["metadata"]["ownerReferences"]
     for labelled in (body["metadata"], body["spec"]["template"]["metadata"]):
@@ -113,10 +116,14 @@ def check_name(job: str) -> str:
     return f"{job}-check"
 
 
-def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> PreflightReport:
+def _check_in_cluster(
+    options: Namespace, metadata: Mapping[str, Any], spec: GRPOJobSpec
+) -> PreflightReport:
     """The report of a pod; its Job is deleted afterwards."""
+    name = metadata["name"]
     pods = pods_with_image(options, name, spec)
-    _create_job(options, check_job(name, options.namespace or "default", spec, pods))
+    placed = {**metadata, "namespace": options.namespace or "default"}
+    _create_job(options, check_job(placed, spec, pods))
     try:
         return _awaited_report(options, check_name(name))
     finally:
