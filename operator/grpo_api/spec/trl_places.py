@@ -92,6 +92,6 @@ SETTING_NAMES = (*_PLACES, *RENAMED)
 
 
 def place_of(name: str) -> Place | None:
-    """The place of a setting of `trl grpo`, by its name in the pinned TRL or in an earlier one; None
-    of what is no setting."""
+    """The place of a setting of `trl grpo`, by its name in this TRL or in an earlier one; None of
+    what is no setting."""
     return _PLACES.get(RENAMED.get(name, name))
