@@ -82,6 +82,20 @@ def test_a_change_that_the_class_refuses_is_no_plan(
     assert "gpus.max asks for 32 GPUs; at most 16 are allowed" in capsys.readouterr().err
 
 
+def test_a_class_that_no_job_has_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "class.yaml"
+    file.write_text(yaml.safe_dump(job_class("small", {"limits": {"gpus": 1}})))
+    job_file = tmp_path / "job.yaml"
+    documents = list(yaml.safe_load_all(Path(EXAMPLE).read_text()))
+    del documents[1]["spec"]["jobClassName"]
+    job_file.write_text(yaml.safe_dump(documents[1]))
+    assert main(["plan", "-f", str(job_file), *SIXTEEN, "--class", str(file)]) == 0
+    says = f"grpo: no class of {file} is used: spec.jobClassName is unset, and none there is the"
+    assert capsys.readouterr().err.startswith(says)
+
+
 def test_a_job_of_the_cluster_is_shown_with_the_class_of_its_attempt() -> None:
     applied = applied_class("h100", 1, {"default": {"image": "old:1"}})
     fields = applied.model_dump(mode="json", by_alias=True)

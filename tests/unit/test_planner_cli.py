@@ -179,6 +179,7 @@ def test_an_engine_that_there_is_not_is_still_refused(
             "--what-if numGenerations=2.5: spec.training.numGenerations: ",
         ),
         (["--what-if", "learnigRate=1e-6"], "did you mean learningRate?"),
+        (["--what-if", "lr=1e-6"], "did you mean spec.training.learningRate?"),
         (["--what-if", "spec.rewards.0.weight=2"], "rewards is [{"),
         (["--what-if", "spec.model.name.first=2"], "which has no fields to set"),
     ],

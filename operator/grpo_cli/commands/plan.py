@@ -20,6 +20,7 @@ from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.other_names import other_name_hint
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.catalogue import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
@@ -337,5 +338,6 @@ def path_of(key: str) -> str:
     if name in field_paths:
         return field_paths[name]
     close = get_close_matches(name, field_paths, n=1)
-    hint = f"did you mean {close[0]}?" if close else "write the path, spec.training.…"
+    other_name = other_name_hint(("training", key)) or "write the path, spec.training.…"
+    hint = f"did you mean {close[0]}?" if close else other_name
     raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; {hint}")

@@ -43,7 +43,11 @@ def class_of(options: Namespace, job: Job) -> "AppliedJobClass | None":
         KubectlError: kubectl is missing or fails.
     """
     if options.job_class:
-        return _class_of_items(load_classes(options.job_class), job.spec, options.job_class)
+        named = _class_of_items(load_classes(options.job_class), job.spec, options.job_class)
+        if named is None:
+            why = "spec.jobClassName is unset, and none there is the default"
+            print(f"grpo: no class of {options.job_class} is used: {why}", file=sys.stderr)
+        return named
     if job.classes:
         return _class_of_items(job.classes, job.spec, "its file")
     has_cluster = "context" in options
