@@ -121,7 +121,10 @@ def test_it_goes_where_the_claim_of_its_cache_is(
     (created,) = world.created
     required = created["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     assert '"values": ["node-1"]' in json.dumps(required)
-    told = "no room; it can run only beside claim hub, which pod other-1-0 has on node node-1"
+    told = (
+        "Unschedulable: no room; it can run only beside claim hub, which pod other-1-0 has on "
+        "node node-1"
+    )
     assert capsys.readouterr().err == f"job run-prefetch: {told}\n"
 
 
@@ -292,7 +295,7 @@ def test_a_job_is_made_and_followed_to_its_end(
         "job run-prefetch: pod b",
         "in the cache: team/model",
     ]
-    assert err.splitlines() == ["job run-prefetch: no node has room"]
+    assert err.splitlines() == ["job run-prefetch: Unschedulable: no node has room"]
     body = made()
     del body["metadata"]["namespace"]
     assert world.created == [body]

@@ -230,7 +230,7 @@ def test_the_pod_s_report_is_printed_and_its_job_deleted(
     assert main(command) == code
     out, err = capsys.readouterr()
     assert told in out + err
-    assert err.count("job run-check: no room") == 1
+    assert err.count("job run-check: Unschedulable: no room") == 1
     log = (world.folder / "log").read_text().splitlines()
     namespaced = [line for line in log if "grpojobclasses" not in line]
     assert all("--namespace=team-a" in line for line in namespaced)

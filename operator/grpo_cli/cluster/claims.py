@@ -9,14 +9,13 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 from grpo_operator.pods.pod_spec import require_name
+from grpo_operator.pods.pod_volumes import Manifest
 
 from ..show.errors import KubectlError, NotYet
 from . import kubectl
 
-Manifest = dict[str, Any]
 MANY_NODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 ONE_POD = "ReadWriteOncePod"
 _BOUND = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"

@@ -15,7 +15,6 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -37,8 +36,10 @@ from grpo_api.text.contract import (
 from grpo_api.text.messages import printable_text
 from grpo_api.text.quantity import parameter_count
 from grpo_api.text.units import GIB
+from grpo_kube.objects.resources import Object
 from grpo_operator.pods.manifests import Attempt, indexed_job
 from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.pods.pod_volumes import Manifest
 from grpo_operator.records.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE
 
 from ..show.errors import KubectlError, ending_signals_interrupt
@@ -46,9 +47,8 @@ from . import kubectl
 from .claims import Holder
 from .clock import SYSTEM_CLOCK
 from .download import PAUSES, require_safe
-from .job_pods import find_pods
+from .job_pods import find_pods, waiting_message
 
-Manifest = dict[str, Any]
 DELIVERY = ("python", "-m", "grpo_trainer.delivery")
 LIFETIME_SECONDS = 86400
 """Longest life of the pod; a download that takes longer goes on through another one."""
@@ -275,15 +275,16 @@ class Delivery:
         """Name of the Job's pod, once it runs."""
         deadline, shown_reason = self._clock.now() + self._options.timeout, ""
         while True:
-            pod = self._find_pod()
-            phase, why = _state(pod)
+            pods = find_pods(self._options, self._job)
+            phase, end = _state(pods)
             if phase == "Running":
-                name: str = pod["metadata"]["name"]
+                name: str = pods[0]["metadata"]["name"]
                 return name
-            if phase in ("", "Pending"):
-                why = self._waiting_reason(pod, why)
             if phase in ("Succeeded", "Failed"):
-                raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
+                raise KubectlError(f"the pod of {self._job} ended: {end or phase}")
+            why = waiting_message(self._options, self._job, pods, self._holder)
+            if not pods:
+                why = why or "it has not been created"
             if self._clock.now() > deadline:
                 raise KubectlError(
                     f"the pod of {self._job} does not run after {self._options.timeout} s: {why}"
@@ -294,35 +295,20 @@ class Delivery:
                 shown_reason = why
             self._clock.sleep(POLL_SECONDS)
 
-    def _waiting_reason(self, pod: Manifest, why: str) -> str:
-        """Why a pod doesn't run yet. Problems of volumes and images, and a quota that denies the
-        pod, are in events only."""
-        if not pod:
-            return kubectl.newest_warning(self._options, self._job) or why
-        if ":" not in why:
-            why = kubectl.newest_warning(self._options, pod["metadata"]["name"]) or why
-        if self._holder and why:
-            return f"{why}; it can run only beside {self._holder.description}"
-        return why
-
-    def _find_pod(self) -> Manifest:
-        """The Job's pod; empty while it has none."""
-        return next(iter(find_pods(self._options, self._job)), {})
-
     def _phase(self) -> str:
         """The pod's phase; empty if it is gone, and Running if it can't be read now."""
         try:
-            return _state(self._find_pod())[0]
+            return _state(find_pods(self._options, self._job))[0]
         except KubectlError:
             return "Running"
 
     def _require_alive(self) -> None:
         """Raise KubectlError with the pod's own message if it has failed."""
-        phase = why = ""
+        phase = end = ""
         with suppress(KubectlError):
-            phase, why = _state(self._find_pod())
-        if phase == "Failed" and why:
-            raise KubectlError(f"it can't be handed out: {why}")
+            phase, end = _state(find_pods(self._options, self._job))
+        if phase == "Failed" and end:
+            raise KubectlError(f"it can't be handed out: {end}")
 
     def _delete_job(self) -> None:
         """Deletes the Job; a Job that can't be deleted now goes by its own deadline."""
@@ -352,27 +338,14 @@ def _read_listing(text: str) -> Listing:
     return listing
 
 
-def _state(pod: Manifest) -> tuple[str, str]:
-    """Return the phase of a pod, and why it doesn't run or how it ended."""
-    if not pod:
-        return "", "it has not been created"
-    status: dict[str, Any] = pod.get("status") or {}
+def _state(pods: list[Object]) -> tuple[str, str]:
+    """Return the phase of the Job's pod, empty while it has none, and how the pod ended."""
+    status = pods[0].get("status", {}) if pods else {}
     containers = status.get("containerStatuses") or [{}]
-    state = containers[0].get("state") or {}
-    waiting = state.get("waiting") or {}
-    ended = state.get("terminated") or {}
-    conditions = status.get("conditions") or ()
-    unmet: dict[str, Any] = next(
-        (condition for condition in conditions if condition.get("status") == "False"), {}
-    )
-    why = _reason_and_message(ended or waiting or unmet) or _reason_and_message(status)
+    ended = containers[0].get("state", {}).get("terminated") or {}
+    end = kubectl.reason_and_message(ended) or kubectl.reason_and_message(status)
     phase = status.get("phase", "")
     # the kubelet sets a pod's phase a moment after its container's end
     if ended and phase == "Running":
         phase = "Failed" if ended.get("exitCode") else "Succeeded"
-    return phase, why
-
-
-def _reason_and_message(part: dict[str, Any]) -> str:
-    """`reason: message`, as far as they are set."""
-    return ": ".join(filter(None, (part.get("reason", ""), part.get("message", "").strip())))
+    return phase, end

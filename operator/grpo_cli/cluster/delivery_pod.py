@@ -13,12 +13,13 @@ from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, defaults_from_flags, pod_user
+from grpo_operator.pods.pod_volumes import Manifest
 from grpo_operator.records.names import child_job, inheritable_metadata
 
 from ..show.errors import NotYet, OptionError
 from . import kubectl
 from .claims import pin_to_claims
-from .delivery import Delivery, Manifest, export_job
+from .delivery import Delivery, export_job
 from .job_pods import find_job
 
 

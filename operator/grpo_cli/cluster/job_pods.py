@@ -4,16 +4,17 @@ not run."""
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any
 
 from grpo_api.text.messages import printable_text
+from grpo_kube.objects.resources import Object
 
 from . import kubectl
 from .claims import Holder
 from .clock import SYSTEM_CLOCK
 
 POLL_SECONDS = 2.0
-Object = dict[str, Any]
+_NO_NODE = ("Unschedulable", "SchedulingGated")
+"""Reasons of a pod's condition for having no node."""
 
 
 def find_job(options: Namespace, name: str) -> Object | None:
@@ -39,32 +40,36 @@ def job_end(job: Object) -> str:
     return ""
 
 
-def waiting_message(options: Namespace, job: str, pods: list[Object]) -> str:
-    """Why the Job's pods don't run yet, or why it has none; empty if no reason is known."""
+def waiting_message(
+    options: Namespace, job: str, pods: list[Object], holder: Holder | None = None
+) -> str:
+    """Why the Job's pods don't run yet, or why it has none; empty if no reason is known.
+
+    `holder`: the pod for whose sake there is one node only that they can run on.
+    """
     if not pods:
         return kubectl.newest_warning(options, job)
-    reasons = [_status_message(pod) or _pending_warning(options, pod) for pod in pods]
-    return "; ".join(filter(None, reasons))
+    message = "; ".join(filter(None, (_pod_message(options, pod) for pod in pods)))
+    if holder and message:
+        return f"{message}; it can run only beside {holder.description}"
+    return message
 
 
-def _pending_warning(options: Namespace, pod: Object) -> str:
-    """What only events say of a pod that doesn't run yet, such as a volume that can't be
-    mounted."""
-    pending = pod.get("status", {}).get("phase") == "Pending"
-    return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
-
-
-def _status_message(pod: Object) -> str:
-    """Why a pod doesn't run yet, by its status; empty where that says nothing."""
+def _pod_message(options: Namespace, pod: Object) -> str:
+    """Why a pod doesn't run yet, by its status. Some problems are in events only, such as a volume
+    that can't be mounted."""
     status = pod.get("status", {})
-    for container in status.get("containerStatuses") or []:
-        waiting = container.get("state", {}).get("waiting") or {}
-        if waiting.get("message"):
-            return str(waiting["message"])
-    for condition in status.get("conditions") or []:
-        if condition.get("reason") == "Unschedulable" and condition.get("message"):
-            return str(condition["message"])
-    return ""
+    containers = status.get("containerStatuses") or []
+    waits = [container.get("state", {}).get("waiting") or {} for container in containers]
+    conditions = status.get("conditions") or []
+    waits += [condition for condition in conditions if condition.get("reason") in _NO_NODE]
+    for wait in waits:
+        if wait.get("message"):
+            return kubectl.reason_and_message(wait)
+    if status.get("phase") != "Pending":
+        return ""
+    warning = kubectl.newest_warning(options, pod["metadata"]["name"])
+    return warning or next(filter(None, map(kubectl.reason_and_message, waits)), "")
 
 
 def termination_messages(pod: Object) -> Iterator[str]:
@@ -79,18 +84,13 @@ def follow_job(
     options: Namespace, name: str, holder: Holder | None = None
 ) -> Iterator[tuple[Object | None, list[Object]]]:
     """Yield a Job, None once it is gone, and its pods, again and again; print on stderr what they
-    wait for.
-
-    `holder`: the pod for whose sake there is one node only that they can run on.
-    """
+    wait for."""
     shown = ""
     while True:
         job = find_job(options, name)  # before its pods, which are all there when it has ended
         pods = find_pods(options, name)
         yield job, pods
-        waiting = waiting_message(options, name, pods)
-        if holder and waiting:
-            waiting += f"; it can run only beside {holder.description}"
+        waiting = waiting_message(options, name, pods, holder)
         if waiting not in ("", shown):
             print(f"job {name}: {printable_text(waiting)}", file=sys.stderr, flush=True)
             shown = waiting

@@ -79,8 +79,12 @@ def newest_warning(options: Namespace, name: str) -> str:
         )["items"]
     except KubectlError:
         return ""
-    newest: dict[str, Any] = max(events, key=event_time, default={})
-    return ": ".join(filter(None, (newest.get("reason"), (newest.get("message") or "").strip())))
+    return reason_and_message(max(events, key=event_time, default={}))
+
+
+def reason_and_message(part: dict[str, Any]) -> str:
+    """`reason: message` of an event or a status, as far as they are set."""
+    return ": ".join(filter(None, (part.get("reason"), (part.get("message") or "").strip())))
 
 
 def event_time(event: dict[str, Any]) -> str:

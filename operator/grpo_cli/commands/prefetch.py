@@ -20,6 +20,7 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.text.messages import printable_text
+from grpo_kube.objects.resources import Object
 from grpo_operator.pods import pod_spec as pod_defaults
 from grpo_operator.pods.manifests import training_plan
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -29,7 +30,6 @@ from grpo_operator.records.names import LABEL_APP, LABEL_INSTANCE
 from ..cluster import job_pods, kubectl
 from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.delivery_pod import build_attempt, pods_with_image
-from ..cluster.job_pods import Object
 from ..inputs import job_classes
 from ..inputs.manifest import Job, add_filename, load_specs
 from ..show.errors import NotYet, OptionError
