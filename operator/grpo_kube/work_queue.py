@@ -133,7 +133,7 @@ class WorkQueue:
         self._timers.clear()
 
 
-class Observer:
+class WorkObserver:
     """Receives the workers' waiting times and results; the metrics implement it."""
 
     def record_wait(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class Observer:
         """A reconcile took this long and ended as success, requeue, requeue_after or error."""
 
 
-async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> None:
+async def work(queue: WorkQueue, reconcile: Reconcile, observer: WorkObserver) -> None:
     """One worker: takes keys until it is cancelled. Errors of a reconcile are retried."""
     while True:
         key, waited = await queue.get()

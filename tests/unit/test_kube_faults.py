@@ -18,7 +18,7 @@ from grpo_kube.event_sender import EventRecorder
 from grpo_kube.informer import Informer
 from grpo_kube.objects.resources import ObjectKey, Selection
 from grpo_kube.objects.times import Observed
-from grpo_kube.work_queue import Observer, WorkQueue, work
+from grpo_kube.work_queue import WorkObserver, WorkQueue, work
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import observe
@@ -256,7 +256,7 @@ class Controller:
             tasks.create_task(informer.follow())
             tasks.create_task(self.events.run())
             for _ in range(2):
-                tasks.create_task(work(self.queue, self.reconcile, Observer()))
+                tasks.create_task(work(self.queue, self.reconcile, WorkObserver()))
 
     def publish(self, job: Any, status: Any, now: float) -> None:
         for event in status_events(job, status, now):

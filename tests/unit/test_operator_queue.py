@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_kube.cache import Cache, Quarantine
 from grpo_kube.objects.errors import Conflict, Unavailable
 from grpo_kube.objects.resources import PODS, ObjectKey
-from grpo_kube.work_queue import LAST_RETRY, Observer, WorkQueue, work
+from grpo_kube.work_queue import LAST_RETRY, WorkObserver, WorkQueue, work
 from grpo_operator.decide.cleanup import CleanUp, clean_up
 from grpo_operator.decide.observation import Observation
 from grpo_operator.records.parsing import pod_record
@@ -153,7 +153,7 @@ async def test_retries_grow_and_are_forgotten_after_success() -> None:
     assert found[12] == pytest.approx(0.1, rel=0.2)
 
 
-class Notes(Observer):
+class Notes(WorkObserver):
     def __init__(self) -> None:
         self.results: list[str] = []
 

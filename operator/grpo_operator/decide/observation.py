@@ -223,16 +223,13 @@ class Observation:
     @cached_property
     def _ends(self) -> dict[str, PodTermination]:
         """The terminations by uid of the pod."""
+        any_ended = any(pod.termination for pod in self.pods)
         ends: dict[str, PodTermination] = {}
         for pod in self.pods:
-            end = _termination(pod, self._deleted_first(pod), self._any_ended)
+            end = _termination(pod, self._deleted_first(pod), any_ended)
             if end:
                 ends[pod.uid] = end
         return ends
-
-    @cached_property
-    def _any_ended(self) -> bool:
-        return any(pod.termination for pod in self.pods)
 
     def _deleted_first(self, pod: PodRecord) -> bool:
         """True if the pod's deletion was seen before any pod failed by itself.

@@ -66,7 +66,7 @@ from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_kube.cache import Quarantine
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import ConfigurationError
-from grpo_kube.work_queue import Observer, WorkQueue
+from grpo_kube.work_queue import WorkObserver, WorkQueue
 
 from ..records.records import GRPOJobRecord
 
@@ -98,7 +98,7 @@ class NowCollector(Collector):
             yield family
 
 
-class Metrics(Observer):
+class Metrics(WorkObserver):
     """The operator's own counters and times."""
 
     def __init__(self, queue: WorkQueue, workers: int) -> None:
@@ -146,11 +146,11 @@ class Metrics(Observer):
         self.registry.register(NowCollector(families))
 
     def record_wait(self, seconds: float) -> None:
-        """See Observer."""
+        """See WorkObserver."""
         self._waited.observe(seconds)
 
     def record_reconcile(self, seconds: float, result: str) -> None:
-        """See Observer."""
+        """See WorkObserver."""
         self._seconds.observe(seconds)
         self._reconciles.labels(CONTROLLER, result).inc()
 

@@ -38,8 +38,7 @@ from .records import (
     PodRecord,
     SharedRecord,
 )
-from .terminations import pack_termination as pack_end
-from .terminations import pod_termination, preflight_report, trainer_container
+from .terminations import pack_termination, pod_termination, preflight_report, trainer_container
 from .workloads import child_fields, kueue_metadata, object_fields
 
 
@@ -255,7 +254,7 @@ def pod_record(item: object) -> PodRecord:
         disruption=_disruption(status),
         bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),
-        end=pack_end(end) if end else None,
+        end=pack_termination(end) if end else None,
         others_run=_do_others_run(status),
         report=preflight_report(state) if is_preflight else None,
     )

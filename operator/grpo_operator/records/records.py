@@ -22,8 +22,7 @@ from grpo_kube.objects.times import Reported
 
 from .packed_job import JobContent, is_under_way, unpack_fields, unpack_job
 from .reasons import RELEASES, Reason
-from .terminations import PodTermination
-from .terminations import unpack_termination as unpack_end
+from .terminations import PodTermination, unpack_termination
 from .workloads import ChildRecord, KueueMetadata, ObjectRecord
 
 CREATION_REASONS = ("ContainerCreating", "PodInitializing")
@@ -305,7 +304,7 @@ class PodRecord(ChildRecord):
     @property
     def termination(self) -> PodTermination | None:
         """How it ended; None while it has not."""
-        return unpack_end(self.end) if self.end else None
+        return unpack_termination(self.end) if self.end else None
 
     @property
     def is_stuck(self) -> bool:
