@@ -23,7 +23,6 @@ from grpo_operator.loop.workload_sync import Workloads
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import StatusThrottle
 from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, job_object
 from tests.unit.queue_world import queue
 
@@ -123,7 +122,7 @@ class Cluster:
         return Reconciler(
             observer=observer,
             queue=self.make_queue(),
-            status=StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), self.publish),
+            status=StatusWriter(api, self.caches.grpojobs, 5.0, self.publish),
             starter=starter,
             workloads=workloads,
             garbage=GarbageCollector(api, self.caches, LIMITS, self.record),

@@ -26,7 +26,6 @@ from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.report.events import status_events
-from grpo_operator.report.status import StatusThrottle
 from tests.generated import cases
 from tests.unit.operator_world import NOW, job_object
 from tests.virtual_time import virtually
@@ -242,8 +241,7 @@ class Controller:
         self.caches = Caches()
         self.queue = WorkQueue()
         self.events = EventRecorder(self.cluster)
-        throttle = StatusThrottle(5.0)
-        self.writer = StatusWriter(self.cluster, self.caches.grpojobs, throttle, self.publish)
+        self.writer = StatusWriter(self.cluster, self.caches.grpojobs, 5.0, self.publish)
         self.last: dict[ObjectKey, Any] = {}
         """The object that each job was last reconciled with."""
 

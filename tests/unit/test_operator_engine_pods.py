@@ -1,17 +1,20 @@
 """The engines of an attempt: their Job, their pods, their names, and what they are not given."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.pods.platform import PlatformSpec
 from grpo_api.text.contract import ENGINE_PORT, PLAN_ANNOTATION, PROGRESS_PORT
 from grpo_operator.admission.spec_checks import plan_problem
 from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job, training_plan
 from grpo_operator.pods.namespace_objects import engine_service
 from grpo_operator.records.names import LABEL_COMPONENT, LABEL_UID
 from grpo_operator.records.reasons import Reason
+from grpo_planner.search.engines import NO_ENGINES_BESIDE
 from tests.unit.operator_world import (
     GPU_PLAN,
     KEY,
@@ -180,3 +183,13 @@ def test_where_engines_can_not_have_pods_of_their_own_a_plan_with_them_is_refuse
     assert found[0] is Reason.NOT_SUPPORTED
     assert "45 characters" in found[1]
     assert "spec.generation.engine" in found[1]
+
+
+def test_a_plan_with_engines_from_before_its_class_is_refused_on_the_node_s_network() -> None:
+    job = make_job()
+    spec = job.valid_spec.on_platform(PlatformSpec(host_network=True))
+    assert job.typed
+    job = replace(job, typed=replace(job.typed, spec=spec))
+    assert plan_problem(job, PLAN) is None
+    text = f"{NO_ENGINES_BESIDE} Transformers"
+    assert plan_problem(job, SERVED_PLAN) == (Reason.NOT_SUPPORTED, text)

@@ -18,7 +18,8 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation, Pull, Silence
 from grpo_operator.loop.progress import next_pull
-from grpo_operator.report.status import FETCH_PAUSE, StatusThrottle, build_status, to_json
+from grpo_operator.loop.status_writer import FETCH_PAUSE, StatusThrottle
+from grpo_operator.report.status import build_status, to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,

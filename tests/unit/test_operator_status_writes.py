@@ -13,9 +13,9 @@ from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.status_writer import MOST_UNCONFIRMED, StatusWriter
+from grpo_operator.loop.status_writer import MOST_UNCONFIRMED, StatusThrottle, StatusWriter
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import StatusThrottle, build_status, to_json
+from grpo_operator.report.status import build_status, to_json
 from tests.unit.operator_world import (
     PLAN,
     TRAINERS,
@@ -57,7 +57,7 @@ class Api:
         self.caches = Caches()
         self.reported: list[str] = []
         api: Any = self
-        self.writer = StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), self._report)
+        self.writer = StatusWriter(api, self.caches.grpojobs, 5.0, self._report)
 
     def _report(self, job: GRPOJobRecord, *_: Any) -> None:
         self.reported.append(job.name)

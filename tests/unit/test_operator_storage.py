@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_kube.objects.errors import Forbidden
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_kube.objects.resources import CLAIMS, Resource
-from grpo_operator.admission.spec_checks import (
+from grpo_operator.admission.storage_classes import (
     DISKS,
     StorageClass,
     provisioners,

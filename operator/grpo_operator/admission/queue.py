@@ -64,14 +64,8 @@ from .scheduler import (
     schedule,
 )
 from .snapshot import LastingFacts, Snapshot
-from .spec_checks import (
-    Problem,
-    plan_problem,
-    queue_problem,
-    shared_claim,
-    spec_problem,
-    storage_problem,
-)
+from .spec_checks import Problem, plan_problem, queue_problem, spec_problem
+from .storage_classes import shared_claim, storage_problem
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,8 @@ from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance, missing_object
 from .resume_plan import next_plan
 from .snapshot import Snapshot
-from .spec_checks import Problem, plan_problem, spec_problem, storage_problem
+from .spec_checks import Problem, plan_problem, spec_problem
+from .storage_classes import storage_problem
 
 log = logging.getLogger(__name__)
 

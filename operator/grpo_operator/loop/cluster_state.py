@@ -48,7 +48,7 @@ from grpo_kube.pacing import Backoff
 
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
-from ..admission.spec_checks import provisioners, storage_class
+from ..admission.storage_classes import provisioners, storage_class
 from ..decide.first_seen import stored_age
 from ..records.job_class import JobClasses, enforced_level, job_class_facts, named_classes
 from ..records.names import JOB_CLASSES, is_engines_job

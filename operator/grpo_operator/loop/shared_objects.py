@@ -17,7 +17,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import CLAIMS, Object, ObjectKey, Resource
 
-from ..admission.spec_checks import unbindable_claim
+from ..admission.storage_classes import unbindable_claim
 from ..pods.manifests import checkpoint_volume_claim
 from ..pods.namespace_objects import (
     claim_problem,

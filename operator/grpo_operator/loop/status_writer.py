@@ -8,19 +8,21 @@ reports such a write, because its events would never be sent otherwise.
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache, version_of
 from grpo_kube.client import Client
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import Object, ObjectKey, merge_patch
+from grpo_kube.objects.times import Observed
 
 from ..decide.decisions import Decision
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS
 from ..records.records import GRPOJobRecord
-from ..report.status import REPORTED, StatusThrottle, build_status, with_unknown_fields
+from ..report.status import build_status, with_unknown_fields
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,101 @@ MOST_UNCONFIRMED = 8
 """Statuses that are remembered of a job: a webhook may let all of its writes fail for days."""
 Written = Callable[[GRPOJobRecord, GRPOJobStatus, float], None]
 """Takes the job before a status write, its new status, and the unix time in seconds."""
+URGENT = frozenset(
+    {"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"}
+)
+"""Fields whose change is written at once. Others wait a little for company: they move all the time,
+and every write costs the API server."""
+REPORTED = frozenset(
+    {
+        "progress",
+        "metrics",
+        "findings",
+        "memory",
+        "pods",
+        "outcome",
+        "revisions",
+        "usage",
+        "checkpoint",
+        "export",
+        "tracking",
+        "preflight",
+    }
+)
+"""Fields that pods report. Others follow from decisions, and are written without these."""
+STARTING_INTERVALS = 2
+"""Status intervals between two writes while a gang starts: there is little to report, and in a
+burst each write delays the pods of other jobs."""
+FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond", "expectedBytes", "stageEnd"}
+STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
+FETCH_PAUSE = 60.0
+"""Seconds between two writes that only say how far a download is."""
+
+
+def _has_only(patch: Mapping[str, Any], dropped: Mapping[str, Any]) -> bool:
+    """True if the patch has no field but those that were dropped, whatever their values."""
+    for name, value in patch.items():
+        if name not in dropped:
+            return False
+        before = dropped[name]
+        if isinstance(value, dict) and isinstance(before, dict):
+            if not _has_only(value, before):
+                return False
+        elif isinstance(value, dict | list) and value != before:
+            return False
+    return True
+
+
+class StatusThrottle:
+    """Says when each job's status may be written again."""
+
+    def __init__(self, interval: float) -> None:
+        """`interval`: seconds between two writes of a job's status that change nothing urgent."""
+        self._interval = interval
+        self._written_at: dict[ObjectKey, Observed] = {}
+        self._dropped: dict[ObjectKey, Mapping[str, Any]] = {}
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._written_at.pop(key, None)
+        self._dropped.pop(key, None)
+
+    def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
+        """True if the patch has only what the API server dropped of the last write."""
+        return _has_only(patch, self._dropped.get(key, {}))
+
+    def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
+        """Seconds until a patch of the status may be written; at most 0 if it may be now."""
+        last = self._written_at.get(observation.job.key)
+        if last is None or URGENT & patch.keys():
+            return 0.0
+        starting = observation.job.is_active and not observation.has_gang_started
+        # A condition that changes is shown at once, except while the gang starts.
+        if "conditions" in patch and not starting:
+            return 0.0
+        pause = self._interval * (STARTING_INTERVALS if starting else 1)
+        changes = patch.get("progress", {}).keys()
+        if changes and patch.keys() <= {"progress", "usage"}:
+            if changes <= FETCH_FIELDS:
+                pause = FETCH_PAUSE
+            elif changes <= STAGE_FIELDS:
+                pause = self._interval * STARTING_INTERVALS
+        return pause - (observation.at - last)
+
+    def record_write(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:
+        """A status was written, of which the API server did not keep this: an older definition
+        drops new fields.
+
+        Written again and again, those would make a loop of writes.
+        """
+        self._written_at[key] = now
+        if dropped and dropped != self._dropped.get(key):
+            field_names = ", ".join(dropped)
+            log.warning("%s: the API server did not keep %s of the status", key, field_names)
+        if dropped:
+            self._dropped[key] = dropped
+        else:
+            self._dropped.pop(key, None)
 
 
 class StatusWriter:
@@ -37,13 +134,13 @@ class StatusWriter:
         self,
         cluster: Client,
         grpojobs: Cache[GRPOJobRecord],
-        throttle: StatusThrottle,
+        interval: float,
         on_write: Written,
     ) -> None:
-        """`on_write` is called after each write."""
+        """`interval`: see StatusThrottle; `on_write` is called after each write."""
         self._cluster = cluster
         self._grpojobs = grpojobs
-        self._throttle = throttle
+        self._throttle = StatusThrottle(interval)
         self._on_write = on_write
         self._unconfirmed: dict[ObjectKey, tuple[GRPOJobRecord, list[GRPOJobStatus]]] = {}
         """Of each job whose last writes failed: the job before them, and the statuses sent."""

@@ -61,7 +61,6 @@ from ..records.names import (
 )
 from ..records.records import GRPOJobRecord
 from ..report.events import merge_start_event, repeated_end_event, status_events
-from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
 from .job_metrics import Sample, failure_samples, pod_samples, progress_samples
@@ -188,8 +187,8 @@ class Operator:
             first_seen_tracker=observer.first_seen_tracker,
             pods=pods,
         )
-        throttle = StatusThrottle(settings.status_interval)
-        status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._publish_status_write)
+        interval = settings.status_interval
+        status_writer = StatusWriter(cluster, caches.grpojobs, interval, self._publish_status_write)
         return Reconciler(
             observer=observer,
             queue=self._admission,

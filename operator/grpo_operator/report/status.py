@@ -1,13 +1,8 @@
 """Computes the status that a GRPOJob should have: fields, conditions and the derived phase.
 
 It follows from an Observation and a Decision alone, and times come in with the Observation.
-
-The module also remembers of each job when its status was last written, and what the API server did
-not keep. This is in memory only: without it a status is written once more.
 """
 
-import itertools
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,8 +19,7 @@ from grpo_api.status.status import (
     Phase,
 )
 from grpo_api.status.usage import Usage
-from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed, not_future, timestamp
+from grpo_kube.objects.times import not_future, timestamp
 
 from ..decide.decisions import LEAVES_NO_ATTEMPT, Action, Decision
 from ..decide.observation import Observation
@@ -35,30 +29,6 @@ from ..usage.account import account
 from .conditions import conditions
 from .kstatus import ABNORMAL, first_unwell, kstatus_conditions
 from .pod_reports import report
-
-URGENT = frozenset(
-    {"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"}
-)
-"""Fields whose change is written at once. Others wait a little for company: they move all the time,
-and every write costs the API server."""
-
-REPORTED = frozenset(
-    {
-        "progress",
-        "metrics",
-        "findings",
-        "memory",
-        "pods",
-        "outcome",
-        "revisions",
-        "usage",
-        "checkpoint",
-        "export",
-        "tracking",
-        "preflight",
-    }
-)
-"""Fields that pods report. Others follow from decisions, and are written without these."""
 
 _WAITING = (
     RELEASES
@@ -381,86 +351,3 @@ def _with_unknown(raw: Any, before: Any, now: Any, stated: Any) -> Any:
         known = {field.alias for field in type(now).model_fields.values()}
         return {key: value for key, value in raw.items() if key not in known} | stated
     return stated
-
-
-log = logging.getLogger(__name__)
-
-STARTING_INTERVALS = 2
-"""Status intervals between two writes while a gang starts: there is little to report, and in a
-burst each write delays the pods of other jobs."""
-FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond", "expectedBytes", "stageEnd"}
-STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
-FETCH_PAUSE = 60.0
-"""Seconds between two writes that only say how far a download is."""
-
-
-def _has_only(patch: Mapping[str, Any], dropped: Mapping[str, Any]) -> bool:
-    """True if the patch has no field but those that were dropped, whatever their values."""
-    for name, value in patch.items():
-        if name not in dropped:
-            return False
-        before = dropped[name]
-        if isinstance(value, dict) and isinstance(before, dict):
-            if not _has_only(value, before):
-                return False
-        elif isinstance(value, dict | list) and value != before:
-            return False
-    return True
-
-
-class StatusThrottle:
-    """Says when each job's status may be written again."""
-
-    def __init__(self, interval: float) -> None:
-        """`interval`: seconds between two writes of a job's status that change nothing urgent."""
-        self._interval = interval
-        self._written_at: dict[ObjectKey, Observed] = {}
-        self._dropped: dict[ObjectKey, Mapping[str, Any]] = {}
-
-    def forget(self, key: ObjectKey) -> None:
-        """Drop what is remembered of a job that is gone."""
-        self._written_at.pop(key, None)
-        self._dropped.pop(key, None)
-
-    def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
-        """True if the patch has only what the API server dropped of the last write."""
-        return _has_only(patch, self._dropped.get(key, {}))
-
-    def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
-        """Seconds until a patch of the status may be written; at most 0 if it may be now."""
-        last = self._written_at.get(observation.job.key)
-        if last is None or URGENT & patch.keys():
-            return 0.0
-        starting = observation.job.is_active and not observation.has_gang_started
-        # A condition that changes is shown at once, except while the gang starts.
-        if "conditions" in patch and not starting:
-            return 0.0
-        pause = self._interval * (STARTING_INTERVALS if starting else 1)
-        changes = patch.get("progress", {}).keys()
-        if changes and patch.keys() <= {"progress", "usage"}:
-            if changes <= FETCH_FIELDS:
-                pause = FETCH_PAUSE
-            elif changes <= STAGE_FIELDS:
-                pause = self._interval * STARTING_INTERVALS
-        return pause - (observation.at - last)
-
-    def record_write(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:
-        """A status was written, of which the API server did not keep this: an older definition
-        drops new fields.
-
-        Written again and again, those would make a loop of writes.
-        """
-        self._written_at.pop(key, None)
-        self._written_at[key] = now
-        longest_pause = STARTING_INTERVALS * self._interval
-        oldest_writes = list(itertools.islice(self._written_at.items(), 2))
-        for oldest, at in oldest_writes:
-            if now - at > longest_pause:
-                del self._written_at[oldest]
-        if dropped and dropped != self._dropped.get(key):
-            field_names = ", ".join(dropped)
-            log.warning("%s: the API server did not keep %s of the status", key, field_names)
-        if dropped:
-            self._dropped[key] = dropped
-        else:
-            self._dropped.pop(key, None)

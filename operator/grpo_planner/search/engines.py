@@ -36,6 +36,11 @@ CACHE_ELEMENT = {"auto": 0, None: 0}
 byte."""
 BLOCK = {"GPU": 16, "CPU": 128}
 """Tokens of one block of the cache, vLLM 0.30's own."""
+NO_ENGINES_BESIDE = (
+    "spec.jobClassName: pods on the node's network can't share a node with engines': set "
+    "spec.generation.engine to Colocated or"
+)
+"""Why a job can't have engines in pods of their own, up to the name of what else can sample."""
 
 
 def why_none(demand: Demand) -> str:
@@ -131,10 +136,7 @@ def _why_vllm_can_not(demand: Demand) -> str:
             "experts per layer: set it to"
         )
     if spec.platform.host_network and spec.generation.engine == "Servers":
-        return (
-            "spec.jobClassName: pods on the node's network can't share a node with engines': set "
-            "spec.generation.engine to Colocated or"
-        )
+        return NO_ENGINES_BESIDE
     return ""
 
 
