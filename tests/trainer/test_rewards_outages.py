@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.spec.rewards import HTTPReward
+from grpo_api.text.clock import requested_pause
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters, Scores
@@ -142,9 +143,8 @@ def test_every_completion_is_scored_or_counted_within_the_time(
 
 
 def seconds_asked(retry_after: str, date: str | None = None) -> float:
-    return http_service._retry_after(
-        {"Retry-After": retry_after} | ({"Date": date} if date else {})
-    )
+    headers = {"Retry-After": retry_after} | ({"Date": date} if date else {})
+    return requested_pause(headers, http_service._LONGEST_ASKED)
 
 
 def test_retry_after_is_understood() -> None:

@@ -15,6 +15,7 @@ from itertools import islice
 
 import aiohttp
 
+from grpo_api.text.clock import requested_pause
 from grpo_kube.pacing import Backoff
 from grpo_kube.transport import read_beginning
 
@@ -43,8 +44,8 @@ PATH = "/v1/traces"
 class NotNow(Exception):
     """The collector can't take the batch now."""
 
-    def __init__(self, problem: str, pause: float | None = None) -> None:
-        """`pause` is the Retry-After of the collector's answer in seconds; None without one."""
+    def __init__(self, problem: str, pause: float = 0.0) -> None:
+        """`pause` is the Retry-After of the collector's answer in seconds; 0 without one."""
         super().__init__(problem)
         self.pause = pause
 
@@ -151,19 +152,11 @@ class SpanExporter:
             ) as answer:
                 # every other answer is final: OTLP names only these as retryable
                 if answer.status in AGAIN:
-                    raise NotNow(
-                        f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", ""))
-                    )
+                    pause = requested_pause(answer.headers, LONGEST_PAUSE)
+                    raise NotNow(f"HTTP {answer.status}", pause)
                 return answer.status, await read_beginning(answer.content, MAX_ANSWER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise NotNow(repr(error)) from error
-
-
-def _retry_after(text: str) -> float | None:
-    """Seconds of the header Retry-After, held to a bound; None for a date or anything else."""
-    if not text.isascii() or not text.isdecimal():
-        return None
-    return min(float(text), LONGEST_PAUSE)
 
 
 def _rejected_spans(text: bytes) -> tuple[int, str]:

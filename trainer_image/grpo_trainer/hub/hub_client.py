@@ -7,6 +7,7 @@ exception that neither of them knows, so that none of them handles it. It ends t
 retry.py makes it again.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
 
 from grpo_api.report.artifacts import ReportBytes
+from grpo_api.text.clock import requested_pause
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
@@ -111,7 +113,7 @@ class Client(httpx2.Client):
         problem = _problem(request, response)
         if problem:
             response.close()
-            raise TryLater(f"{where}: {problem}", _retry_after(response))
+            raise TryLater(f"{where}: {problem}", requested_pause(response.headers, math.inf))
         return response
 
     def _pace(self, response: httpx2.Response) -> None:
@@ -161,14 +163,6 @@ def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
     # huggingface_hub takes the commit of a file from this header of the HEAD request.
     is_file_check = request.method == "HEAD" and "/resolve/" in path
     return is_file_check and "x-repo-commit" not in response.headers
-
-
-def _retry_after(response: httpx2.Response) -> float:
-    """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another
-    clock."""
-    header_value = response.headers.get("retry-after", "")
-    is_number = header_value.isascii() and header_value.isdecimal() and len(header_value) < 10
-    return float(header_value) if is_number else 0.0
 
 
 def require_sendable(token: str | None, field: str) -> None:

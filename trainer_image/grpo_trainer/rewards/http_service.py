@@ -10,9 +10,7 @@ import json
 import logging
 import math
 import random
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -20,6 +18,7 @@ import aiohttp
 from yarl import URL
 
 from grpo_api.spec.rewards import HTTPReward
+from grpo_api.text.clock import requested_pause
 from grpo_api.text.messages import connection_problem
 
 from ..runtime.clock import OnWait, ignore_wait
@@ -265,7 +264,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     if response.status in _PERMANENT_STATUSES:
         raise _Permanent(f"HTTP {response.status}: {_shown_text(body, 200)}")
     if response.status != 200:
-        pause = _retry_after(response.headers)
+        pause = requested_pause(response.headers, _LONGEST_ASKED)
         raise _Passing(f"HTTP {response.status}", _shown_text(body, 200), pause)
     return body
 
@@ -273,23 +272,6 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
 def _shown_text(body: bytes, most: int) -> str:
     """The beginning of an answer as text, for messages."""
     return body[:most].decode(errors="replace")
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), within reason; 0 for
-    none or nonsense.
-
-    A date is compared with the answer's own Date: the error of the service's clock is unknown.
-    """
-    value = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", value):
-        return min(float(value), _LONGEST_ASKED)
-    try:
-        pause = parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))
-    # No dates, or one with a time zone and one without.
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-    return min(max(pause.total_seconds(), 0.0), _LONGEST_ASKED)
 
 
 def _without_nan(value: Any) -> Any:
