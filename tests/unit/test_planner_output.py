@@ -14,13 +14,14 @@ from rich.console import Console
 
 from grpo_api.job import parse_spec
 from grpo_api.report.preflight import PreflightProblem, PreflightReport
+from grpo_api.text.units import GIB
 from grpo_cli.__main__ import COMMANDS, main
 from grpo_cli.commands.plan import path_of, with_change
 from grpo_cli.show import plan_table
 from grpo_cli.show.kubectl_yaml import load_value
 from grpo_cli.show.plan_table import CHOSEN, SHOWN
 from grpo_cli.show.preflight_report import print_report
-from grpo_cli.show.terminal import console, gib
+from grpo_cli.show.terminal import console
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.products import label_of
@@ -77,7 +78,7 @@ def test_no_width_loses_a_difference(width: int) -> None:
         assert result.chosen is not None
         assert result.chosen.memory is not None
         for count in result.chosen.memory.phases.model_dump().values():
-            assert not count or f"{gib(count):.2f}GiB" in words
+            assert not count or f"{count / GIB:.2f}GiB" in words
 
 
 def test_eighty_columns_are_stacked_and_a_pipe_gets_a_table() -> None:
@@ -168,7 +169,7 @@ def true_numbers(answer: PlanResult) -> set[str]:
         elif isinstance(value, str):
             found |= numbers_in(value)
         elif isinstance(value, int | float):
-            found |= {f"{value:.1f}", f"{value:.2f}", f"{gib(value):.1f}", f"{100 * value:.1f}"}
+            found |= {f"{value:.1f}", f"{value:.2f}", f"{value / GIB:.1f}", f"{100 * value:.1f}"}
             found |= {f"{value:g}", str(value)}
     return found | {str(number) for number in range(len(answer.candidates) + 1)}
 

@@ -20,11 +20,11 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
 from grpo_api.text.messages import printable_text
 from grpo_api.text.quantity import format_bytes
-from grpo_planner.result.formatting import plural, sharding
+from grpo_planner.result.formatting import gib, plural, sharding
 
 from ..cluster import kubectl
 from ..show.documents import add_output, print_document
-from ..show.terminal import console, gib, plain_text, print_entry, show_facts, show_table
+from ..show.terminal import console, plain_text, print_entry, show_facts, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -135,7 +135,7 @@ def _measured_facts(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
             )
     if status.memory:
         predicted, measured = gib(status.memory.predicted_bytes), gib(status.memory.measured_bytes)
-        yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
+        yield "memory", f"{predicted} predicted, {measured} measured"
 
 
 def _stage(progress: ProgressStatus) -> str:

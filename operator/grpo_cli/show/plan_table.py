@@ -14,15 +14,16 @@ from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import EXPORT_FOLDER
+from grpo_api.text.units import GIB
 from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.explain.explain import decision_message, refusal_message, sampling_reason
 from grpo_planner.memory.disk import staged_bytes
-from grpo_planner.result.formatting import distinct_gib, gpus_name, sharding
+from grpo_planner.result.formatting import distinct_gib, gib, gpus_name, sharding
 from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
 from grpo_planner.time.step_time import headline_message
 
-from .terminal import gib, show_table
+from .terminal import show_table
 
 SHOWN = 12
 """Candidates that are printed without --all."""
@@ -94,12 +95,11 @@ def show_learned(out: Console, learned: Learned | None) -> None:
     for key, phase_memory in learned.memory.items():
         predicted, needed = distinct_gib(phase_memory.predicted_bytes, phase_memory.needed_bytes)
         lines.append(f"{key}: {predicted} predicted, {needed} needed or more")
-    for shortfall in learned.shortfalls:
-        gib_needed = gib(shortfall.needed_bytes)
-        lines.append(
-            f"attempt {shortfall.attempt} ran out at {shortfall.where}: {shortfall.tried}, needed "
-            f"{gib_needed:.1f} GiB or more"
-        )
+    lines += [
+        f"attempt {shortfall.attempt} ran out at {shortfall.where}: {shortfall.tried}, needed "
+        f"{gib(shortfall.needed_bytes)} or more"
+        for shortfall in learned.shortfalls
+    ]
     lines += [
         f"attempt {failed.attempt} ended with {failed.reason}, which {failed.rung} answers: "
         f"{failed.message}"
@@ -142,8 +142,8 @@ def _cells(candidate: Candidate) -> list[str]:
     verdict = candidate.rejected.message if candidate.rejected else CHOSEN
     return [
         *settings(candidate),
-        f"{gib(memory.device_bytes):.1f}",
-        f"{gib(memory.usable_bytes):.1f}",
+        f"{memory.device_bytes / GIB:.1f}",
+        f"{memory.usable_bytes / GIB:.1f}",
         memory.peak_phase,
         step,
         verdict,
@@ -167,20 +167,17 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
     if plan.engine:
         out.print(Text(f"engine: {engine_numbers(plan.engine)}"))
     if plan.memory is None:
-        out.print(
-            f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs"
-        )
+        out.print(f"host memory per pod {gib(plan.host_memory_bytes)}; {_disk(plan)}; no GPUs")
         return
     peaks = plan.memory.phases.model_dump().items()
-    phases = [f"{name} {gib(count):.1f}" for name, count in peaks if count]
-    needed = gib(plan.memory.device_bytes)
+    phases = [f"{name} {count / GIB:.1f}" for name, count in peaks if count]
     out.print(
         f"GiB allocated on one GPU, by phase: {'  '.join(phases)}; with the margin it needs "
-        f"{needed:.1f} GiB"
+        f"{gib(plan.memory.device_bytes)}"
     )
     shape = f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}"
-    host_memory = f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB"
-    checkpoint = f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
+    host_memory = f"host memory per pod {gib(plan.host_memory_bytes)}"
+    checkpoint = f"checkpoint {gib(plan.memory.checkpoint_bytes)}"
     out.print(f"{shape}; {host_memory}; {_disk(plan)}; {checkpoint}")
 
 
@@ -188,7 +185,7 @@ def _disk(plan: ExecutionPlan) -> str:
     """What a pod requests of its node's disk."""
     if not plan.ephemeral_storage_bytes:
         return "no ephemeral storage requested"
-    return f"ephemeral storage per pod {gib(plan.ephemeral_storage_bytes):.1f} GiB"
+    return f"ephemeral storage per pod {gib(plan.ephemeral_storage_bytes)}"
 
 
 def show_lengths(
@@ -216,14 +213,14 @@ def show_staged(out: Console, spec: GRPOJobSpec) -> None:
             if spec.checkpoint.store is None
             else "their way: checkpoints and the export"
         )
-        out.print(f"on a pod's own disk, on {what}, up to {gib(staged):.1f} GiB")
+        out.print(f"on a pod's own disk, on {what}, up to {gib(staged)}")
 
 
 def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan) -> None:
     """Prints where the trained model will be, and how big."""
     stays_adapter = plan.method == "LoRA" and not spec.adapter.merge_on_export
     kind = "adapter" if stays_adapter else "model"
-    size = f"{gib(plan.export_bytes):.2f} GiB"
+    size = f"{plan.export_bytes / GIB:.2f} GiB"
     where = (
         f", {size}, will be {' and '.join(_places(name, spec))}"
         if spec.is_model_kept
@@ -286,8 +283,8 @@ def _comparison_rows(
     rows = [(name, was, now) for (name, was), now in phases if was or now]
     rows.append(("needed per GPU", old.device_bytes, new.device_bytes))
     for name, was, now in rows:
-        by = gib(now - was)
-        yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{by:+.2f} GiB"
+        by = (now - was) / GIB
+        yield name, f"{was / GIB:.2f} GiB", f"{now / GIB:.2f} GiB", f"{by:+.2f} GiB"
     was_seconds = before.estimated_step_seconds or 0
     now_seconds = after.estimated_step_seconds or 0
     by_seconds = now_seconds - was_seconds

@@ -1,5 +1,5 @@
-"""How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
-lose nothing. Bytes that are on their way have a bar."""
+"""How every command prints: one terminal width for pipes, tables that lose nothing. Bytes that are
+on their way have a bar."""
 
 import errno
 import os
@@ -15,7 +15,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_api.text.messages import printable_text
-from grpo_api.text.units import GIB
 
 Item = TypeVar("Item")
 
@@ -119,11 +118,6 @@ def print_entry(out: Console, first: Text, below: Iterable[Text]) -> None:
     for line in (rest, *below):
         if line:
             out.print(Padding(line, (0, 0, 0, _INDENT)), overflow="fold")
-
-
-def gib(count: float) -> float:
-    """A number of bytes in GiB."""
-    return count / GIB
 
 
 @contextmanager
