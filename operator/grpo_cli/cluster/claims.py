@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
-from grpo_operator.pods.pod_spec import require_name
+from grpo_operator.pods.pod_spec import require_node_names
 from grpo_operator.pods.pod_volumes import Manifest
 
 from ..show.errors import KubectlError, NotYet
@@ -74,7 +74,7 @@ def claims_of_pod(pod: Manifest) -> set[str]:
 def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
     """Return the pod's spec pinned to the holder's node, with the holder's tolerations."""
     pinned_pod = deepcopy(pod)
-    require_name(
+    require_node_names(
         pinned_pod.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node]
     )
     tolerations = pinned_pod.setdefault("tolerations", [])

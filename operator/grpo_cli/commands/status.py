@@ -24,7 +24,7 @@ from grpo_planner.result.formatting import gib, plural, sharding
 
 from ..cluster import kubectl
 from ..show.documents import add_output, print_document
-from ..show.terminal import console, plain_text, print_entry, show_facts, show_table
+from ..show.terminal import console, print_entry, show_facts, show_table, terminal_text
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -57,10 +57,10 @@ def show_status(out: Console, name: str, job: GRPOJob, deleted_since: str | None
     head = Text.assemble((name, "bold"), "  ", (phase, _COLOURS.get(phase, "cyan")), reason)
     out.print(head)
     if deleted_since:
-        out.print(plain_text(f"being deleted, since {deleted_since}", "bold yellow"))
+        out.print(terminal_text(f"being deleted, since {deleted_since}", "bold yellow"))
     for finding in job.status.findings or []:
-        message = plain_text(finding_message(finding), "bold yellow")
-        print_entry(out, message, [plain_text(finding.advice)])
+        message = terminal_text(finding_message(finding), "bold yellow")
+        print_entry(out, message, [terminal_text(finding.advice)])
     show_facts(out, _facts(job))
     _conditions(out, job.status.conditions)
     _pods(out, job.status.pods)
@@ -215,8 +215,8 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
 
 def _stacked_condition(condition: Condition) -> tuple[Text, ...]:
     title = f"{condition.type} {condition.status} since {condition.last_transition_time}"
-    head = plain_text(f"{title}: {condition.reason}", "bold")
-    return (head, plain_text(condition.message)) if condition.message else (head,)
+    head = terminal_text(f"{title}: {condition.reason}", "bold")
+    return (head, terminal_text(condition.message)) if condition.message else (head,)
 
 
 def _pods(out: Console, pods: list[PodStatus]) -> None:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport, PromptLengths, SkippedCheck
 
-from .terminal import add_row, make_table, plain_text, show_table
+from .terminal import add_row, make_table, show_table, terminal_text
 
 Finding = PreflightProblem | SkippedCheck
 
@@ -46,7 +46,7 @@ def print_prompt(out: Console, prompt: str) -> None:
     rest = len(prompt) - MAX_PROMPT
     more = f" (its first {MAX_PROMPT:,} of {len(prompt):,} characters)" if rest > 0 else ""
     out.print(f"[dim]first prompt{more}:[/dim]")
-    out.print(plain_text(shown), overflow="fold")
+    out.print(terminal_text(shown), overflow="fold")
 
 
 def _visible_letter(letter: str) -> str:
@@ -63,7 +63,7 @@ def _print_findings(out: Console, heading: str, findings: Sequence[Finding]) -> 
 
     def stack(finding: Finding) -> tuple[Text, ...]:
         path, message = cells(finding)
-        return plain_text(f"{path} ({heading})", "bold"), plain_text(message)
+        return terminal_text(f"{path} ({heading})", "bold"), terminal_text(message)
 
     show_table(out, ("field", heading), findings, cells, stack)
 

@@ -42,7 +42,7 @@ def console(*, stderr: bool = False) -> Console:
     return _Terminal(width=width, height=height, stderr=stderr, highlight=False, emoji=False)
 
 
-def plain_text(text: str, style: str = "") -> Text:
+def terminal_text(text: str, style: str = "") -> Text:
     """A text from elsewhere, such as a pod's last words: it is no markup, and can't steer the
     terminal."""
     return Text(printable_text(text), style)
@@ -59,7 +59,7 @@ def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:
     """Adds a row of plain texts: rich's `escape` loses the backslash of `\\[`."""
-    table.add_row(*map(plain_text, cells), style=style)
+    table.add_row(*map(terminal_text, cells), style=style)
 
 
 def show_table(
@@ -91,14 +91,14 @@ def show_table(
             name, *values = cells(item)
             named = zip(headings[1:], values, strict=True)
             facts = ", ".join(f"{heading} {value}" for heading, value in named if value)
-            first, below = plain_text(name, "bold"), [plain_text(facts)]
+            first, below = terminal_text(name, "bold"), [terminal_text(facts)]
         print_entry(out, first, below)
 
 
 def show_facts(out: Console, facts: Iterable[tuple[str, str]]) -> None:
     """Print texts beside their labels; where that would break a word, such as a hash, each below
     the start of its label."""
-    entries = [(plain_text(label, "dim"), plain_text(text)) for label, text in facts]
+    entries = [(terminal_text(label, "dim"), terminal_text(text)) for label, text in facts]
     table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for entry in entries:
         table.add_row(*entry)

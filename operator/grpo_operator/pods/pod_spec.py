@@ -237,11 +237,11 @@ def _affinity(
         terms.append({"labelSelector": selector, "topologyKey": LABEL_HOSTNAME})
     if avoided_nodes:
         node_affinity = affinity.setdefault("nodeAffinity", {})
-        require_name(node_affinity, "NotIn", avoided_nodes)
+        require_node_names(node_affinity, "NotIn", avoided_nodes)
     return affinity
 
 
-def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
+def require_node_names(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
     """Require in every term of the node affinity that the name is (In) or isn't (NotIn) these."""
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])

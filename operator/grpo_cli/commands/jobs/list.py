@@ -9,7 +9,7 @@ from rich.text import Text
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line, readable_job
 from ...show.documents import add_output, print_document
-from ...show.terminal import console, plain_text, show_table
+from ...show.terminal import console, show_table, terminal_text
 
 NUMBERS = ("GPUs", "KL", "reward")
 HEADINGS = ("name", *NUMBERS, "state")
@@ -59,4 +59,4 @@ def _stacked_row(row: tuple[str, ...]) -> tuple[Text, ...]:
     name, *numbers, state = row
     pairs = zip(NUMBERS, numbers, strict=True)
     facts = ", ".join(f"{label} {value}" for label, value in pairs if value)
-    return tuple(plain_text(text) for text in (f"{name}  {state}", facts) if text)
+    return tuple(terminal_text(text) for text in (f"{name}  {state}", facts) if text)

@@ -13,7 +13,7 @@ from grpo_api.text.contract import MANAGED_BY
 from ...cluster import kubectl
 from ...cluster.job_end import progress_line
 from ...show.documents import add_output, print_document
-from ...show.terminal import console, plain_text
+from ...show.terminal import console, terminal_text
 
 
 def register(parser: ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         return 0
     out = console()
     for line in lines:
-        out.print(plain_text(line), overflow="fold")
+        out.print(terminal_text(line), overflow="fold")
     return 0
 
 

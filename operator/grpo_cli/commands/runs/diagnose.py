@@ -14,7 +14,7 @@ from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_steps
 from ...show.documents import add_output, print_document
 from ...show.errors import OptionError
-from ...show.terminal import console, plain_text, print_entry
+from ...show.terminal import console, print_entry, terminal_text
 
 HAS_FINDINGS = 3
 """Exit code where something is wrong with a run."""
@@ -74,4 +74,4 @@ def _print_findings(name: str, rows: list[StepRow], findings: list[Finding]) -> 
         out.print(f"{name}: no findings in {steps} steps{doubt}", markup=False)
     for finding in findings:
         line = f"{name}: {finding_message(finding)}, confidence {finding.confidence:.2f}"
-        print_entry(out, plain_text(line), [plain_text(finding.advice)])
+        print_entry(out, terminal_text(line), [terminal_text(finding.advice)])

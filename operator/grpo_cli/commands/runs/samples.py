@@ -18,7 +18,7 @@ from ...inputs.run_history import (
 )
 from ...show.documents import add_output, print_document
 from ...show.errors import NotYet, OptionError
-from ...show.terminal import console, plain_text
+from ...show.terminal import console, terminal_text
 
 
 def register(parser: ArgumentParser) -> None:
@@ -104,11 +104,11 @@ def _print_completion(out: Console, completion: Row) -> None:
         numbers.append(f"advantage {advantage:+.3g}")
     cut = ", truncated" if completion.get("truncated") else ""
     head = f"step {completion[STEP]}: {', '.join(numbers)} ({completion.get('tokens')} tokens{cut})"
-    out.print(plain_text(head, "bold"))
+    out.print(terminal_text(head, "bold"))
     prompt = completion.get("prompt")
     # Of a chat the last message.
     messages = dictionaries_of(prompt)
     text = str(messages[-1].get("content") if messages else prompt)
-    out.print(plain_text(text, "dim"), soft_wrap=True)
-    out.print(plain_text(str(completion.get("completion"))), soft_wrap=True)
+    out.print(terminal_text(text, "dim"), soft_wrap=True)
+    out.print(terminal_text(str(completion.get("completion"))), soft_wrap=True)
     out.print()
