@@ -10,7 +10,8 @@ from grpo_api.effective_spec import applied_class
 from grpo_api.pods.platform import PlatformSpec
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.pods.preflight_job import mounted_claims, preflight_digest, preflight_job
+from grpo_operator.pods.pod_volumes import claims_of_pod
+from grpo_operator.pods.preflight_job import preflight_digest, preflight_job
 from grpo_operator.records.job_class import JobClasses, with_class
 from grpo_operator.records.names import COMPONENT_PREFLIGHT, LABEL_COMPONENT
 from grpo_operator.report.status import build_status, to_json
@@ -128,13 +129,13 @@ def test_its_pod_is_the_gang_s_without_gpus_and_without_what_makes_it_one_of_the
     assert not {"grpo.dev/job-uid", "grpo.dev/attempt"} & labels.keys()
     assert not any(key.startswith("kueue") for key in (*labels, *body["metadata"]["labels"]))
     assert body["metadata"]["ownerReferences"][0]["uid"] == "uid-of-run"
-    assert mounted_claims(body) == ["hub", "run-checkpoints"]
+    assert claims_of_pod(pod["spec"]) == ["hub", "run-checkpoints"]
     plan = json.loads(pod["metadata"]["annotations"][PLAN_ANNOTATION])
     assert plan["checkpointDirectory"].startswith("/checkpoints/run-")
 
 
 def test_a_claim_without_a_volume_is_not_bound_to_the_node_of_the_preflight() -> None:
     body = job_body({"hub", "run-checkpoints"}, **CLAIMS)
-    assert mounted_claims(body) == []
+    assert claims_of_pod(body["spec"]["template"]["spec"]) == []
     plan = json.loads(body["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
     assert "checkpointDirectory" not in plan

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from grpo_operator.pods.pod_spec import require_node_names
-from grpo_operator.pods.pod_volumes import Manifest
+from grpo_operator.pods.pod_volumes import Manifest, claims_of_pod
 
 from ..show.errors import KubectlError, NotYet
 from . import kubectl
@@ -59,16 +59,6 @@ def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder |
             )
     template = {**template, "spec": pin_to_holder(template["spec"], first)}
     return {**job, "spec": {**job["spec"], "template": template}}, first
-
-
-def claims_of_pod(pod: Manifest) -> set[str]:
-    """The claims of a pod's spec."""
-    claims: set[str] = set()
-    for volume in pod.get("volumes") or ():
-        source = volume.get("persistentVolumeClaim")
-        if source:
-            claims.add(source["claimName"])
-    return claims
 
 
 def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
@@ -124,6 +114,6 @@ def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str
 
 def _holders_of_pod(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:
     spec = pod["spec"]
-    for claim in claims_of_pod(spec).intersection(claims):
+    for claim in set(claims_of_pod(spec)).intersection(claims):
         tolerations = tuple(spec.get("tolerations") or ())
         yield Holder(claim, pod["metadata"]["name"], spec["nodeName"], tolerations)

@@ -28,8 +28,7 @@ from ..pods.namespace_objects import (
     repair,
     wanted_service,
 )
-from ..pods.pod_volumes import Manifest
-from ..pods.preflight_job import mounted_claims
+from ..pods.pod_volumes import Manifest, claims_of_pod
 from ..records.names import NETWORK_POLICY, RENDEZVOUS_SERVICE, checkpoint_claim
 from ..records.parsing import claim_record
 from ..records.records import GRPOJobRecord, SharedRecord
@@ -159,7 +158,7 @@ class SharedObjects:
         """
         unbound: set[str] = set()
         problem = ""
-        for name in mounted_claims(body):
+        for name in claims_of_pod(body["spec"]["template"]["spec"]):
             item = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
             if item is None:
                 if name == checkpoint_claim(job.name):

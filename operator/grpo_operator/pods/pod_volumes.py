@@ -85,6 +85,12 @@ def platform_volumes(platform: PlatformSpec) -> tuple[list[Manifest], list[Manif
     return volumes, mounts
 
 
+def claims_of_pod(pod: Manifest) -> list[str]:
+    """The names of the claims that a pod with this spec mounts."""
+    sources = (volume.get("persistentVolumeClaim") for volume in pod.get("volumes") or ())
+    return [source["claimName"] for source in sources if source]
+
+
 def _spec_volumes(
     name: str, spec: GRPOJobSpec, source: ResumeSource | None
 ) -> list[tuple[Manifest, Manifest]]:

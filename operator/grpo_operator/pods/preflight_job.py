@@ -223,13 +223,6 @@ def preflight_job(
     return body
 
 
-def mounted_claims(body: Manifest) -> list[str]:
-    """Return the names of the claims that the Job's pod mounts."""
-    volumes = body["spec"]["template"]["spec"]["volumes"]
-    claims = (volume.get("persistentVolumeClaim", {}) for volume in volumes)
-    return [claim["claimName"] for claim in claims if claim]
-
-
 def _without_claim(volume: Manifest, unbound: Collection[str]) -> Manifest:
     """The volume; an empty folder of the same name instead of an unbound claim."""
     claim = volume.get("persistentVolumeClaim")
