@@ -134,6 +134,17 @@ def pod_token(cluster: Access, namespace: str, pod: str, hours: int = 1) -> str:
     return cluster.kubectl(*token, "--bound-object-kind", "Pod", "--bound-object-name", pod).strip()
 
 
+def operator_page(port: int, name: str, seconds: float) -> tuple[int, str]:
+    """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=seconds) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
 class Seat:
     """A pod's name and token, and the process that stands in its place: one after the other, as a
     kubelet starts it."""
@@ -197,15 +208,7 @@ class Seat:
 
     def page(self, name: str) -> tuple[int, str]:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._port}/{name}", timeout=SECONDS
-            ) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return operator_page(self._port, name, SECONDS)
 
     def scraped(self) -> http.client.HTTPConnection:
         """A connection that has been answered and stays open, as Prometheus keeps one."""

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from harness.controlplane import free_port
 from harness.programs.patience import wait_for_exit
 from harness.programs.processes import until
 
-from ..leader_bench import named
+from ..leader_bench import named, operator_page
 from . import hasty_operator
 
 ROOT = Path(__file__).parents[3]
@@ -160,15 +158,7 @@ class OperatorProcess:
 
     def page(self, name: str) -> tuple[int, str]:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._port}/{name}", timeout=PAGE_SECONDS
-            ) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return operator_page(self._port, name, PAGE_SECONDS)
 
     def complaints(self) -> Iterator[str]:
         """Lines of the log that no operator should write: errors, tracebacks, and what isn't a log
