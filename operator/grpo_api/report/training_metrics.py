@@ -139,6 +139,13 @@ COMPLETION_LENGTH = _training(
     trl="completions/mean_length",
     name="completion_mean_tokens",
 )
+ZERO_VARIANCE_GROUPS = _training(
+    "zero_variance_groups",
+    "1",
+    "Share of groups whose rewards are all equal.",
+    trl="frac_reward_zero_std",
+    name="zero_variance_group_ratio",
+)
 ENGINE_PROOF_FAILURES = _counter(
     "engine_proof_failures",
     "1",
@@ -150,7 +157,7 @@ TRAINING = (
     _training("kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the "
               "last step.", trl="kl"),
     _training("reward", "1", "Mean weighted reward of the last generation.", trl="reward"),
-    _training("reward_std", "1", "Mean standard deviation of rewards within a group.",
+    _training("reward_std", "1", "Standard deviation of the last generation's rewards.",
               trl="reward_std"),
     _training("loss", "1", "GRPO loss of the last step.", trl="loss"),
     _training("grad_norm", "1", "Norm of the gradient before clipping.", trl="grad_norm"),
@@ -168,8 +175,7 @@ TRAINING = (
               trl="completions/max_length", name="completion_max_tokens"),
     _training("completion_clipped_ratio", "1", "Share of completions cut at the limit.",
               trl="completions/clipped_ratio"),
-    _training("zero_variance_groups", "1", "Share of groups whose rewards are all equal.",
-              trl="frac_reward_zero_std", name="zero_variance_group_ratio"),
+    ZERO_VARIANCE_GROUPS,
     KL_OVERFLOW,
     TOKENS,
     _training("completion_length_min", "tokens", "Shortest completion.",

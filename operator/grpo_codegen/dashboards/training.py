@@ -43,8 +43,8 @@ _CURVES = (
     Panel(
         title="Reward",
         description=(
-            "TRL's `reward`, the mean of the last generation, and one `reward_std` around it, the "
-            "standard deviation within a group. A band that closes leaves nothing to learn from."
+            "TRL's `reward`, the mean of the last generation, and one `reward_std` around it, its "
+            "standard deviation. A band that closes leaves nothing to learn from."
         ),
         height=6,
         queries=(
