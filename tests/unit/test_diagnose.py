@@ -132,6 +132,36 @@ def test_numbers_that_python_prints_by_name_are_read() -> None:
     assert [row["step"] for row in number_steps([row, evaluated, {"reward": 1}])] == [1, 1, 2]
 
 
+def test_steps_are_read_beside_other_json_and_behind_names_of_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = logged_steps(SICK["the reward falls"][1])
+    settings = json.dumps({"learning_rate": 1e-6, "beta": 0.0})
+    in_json = [json.dumps({**row, "kl": None, "is_last": False}) for row in steps]
+    logs = [f"{settings}\n{printed(steps)}", "\n".join(f"trainer-0 | {line}" for line in in_json)]
+    for text in logs:
+        (tmp_path / "run.log").write_text(text)
+        assert main(["diagnose", str(tmp_path / "run.log")]) == 3
+        assert "RewardFalling since step" in capsys.readouterr().out
+
+
+def test_a_rank_of_an_earlier_attempt_is_no_straggler_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(attempt: int, ranks: list[float]) -> list[dict[str, Any]]:
+        first = 60 * (attempt - 1)
+        return [
+            row | {"attempt": attempt, "rank_seconds": ranks}
+            for row in logged_steps(steps=120)
+            if first < row["step"] <= first + 60
+        ]
+
+    rows_of_both = [*slow(1, [1.0, 1.0, 1.0, 2.0]), *slow(2, [1.0] * 4)[:3]]
+    assert main(["diagnose", written(tmp_path / "run.jsonl", rows_of_both)]) == 0
+    assert main(["diagnose", written(tmp_path / "run.jsonl", rows_of_both[:60])]) == 3
+    assert "Straggler since step" in capsys.readouterr().out
+
+
 HACKED = "format is rewarded and accuracy lost, longer answers"
 
 

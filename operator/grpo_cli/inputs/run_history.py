@@ -17,11 +17,13 @@ import tempfile
 from argparse import Namespace
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from grpo_api.findings.step_row import (
     EVALUATION_KEYS,
+    RANK_SECONDS,
     REWARD,
     STEP_KEYS,
     TRAINER_STEP_KEYS,
@@ -31,6 +33,7 @@ from grpo_api.findings.step_row import (
     without_prefix,
 )
 from grpo_api.report.history import (
+    ATTEMPT,
     METRICS_FILE,
     STEP,
     Row,
@@ -90,10 +93,13 @@ def load_steps(options: Namespace, source: str) -> list[StepRow]:
         NotYet, KubectlError: as load_history.
     """
     logged = standing_rows(number_steps(load_history(options, source)))
-    steps = [row for row in map(step_row, logged) if row is not None]
-    # Of a run whose rewards are all silent the key is there, without a value.
-    keys = {without_prefix(str(key)) for row in logged for key in row}
-    if not steps or keys.isdisjoint({REWARD, *EVALUATION_KEYS}):
+    attempt = logged[-1].get(ATTEMPT) if logged else None
+    # The ranks of earlier attempts were other pods, maybe on other nodes.
+    of_attempt = (
+        row if row.get(ATTEMPT) == attempt else {**row, RANK_SECONDS: ()} for row in logged
+    )
+    steps = [row for row in map(step_row, of_attempt) if row is not None]
+    if not steps or not _has_rewards(logged):
         raise ManifestError(
             f"{source} has no steps with TRL's key reward: give what the trainer printed, JSON "
             "lines, CSV with a header, or trainer_state.json"
@@ -196,9 +202,20 @@ def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
         return dictionaries_of(whole)
-    rows = parse_lines(text) or list(printed_rows(text))
+    rows = parse_lines(text)
+    if not _has_rewards(rows):
+        # A program may print its settings as JSON, and its steps otherwise.
+        printed = list(printed_rows(text))
+        rows = printed if _has_rewards(printed) else rows or printed
     # A table without the suffix of one is known by its columns.
     return rows or [row for row in _csv_rows(text) if step_row({STEP: 1, **row})]
+
+
+def _has_rewards(rows: Iterable[Row]) -> bool:
+    """Return True if a reward or an evaluation is logged. Of a run whose rewards are all silent the
+    key is there, without a value."""
+    keys = {without_prefix(str(key)) for row in rows for key in row}
+    return not keys.isdisjoint({REWARD, *EVALUATION_KEYS})
 
 
 def _csv_rows(text: str) -> list[Row]:
@@ -249,12 +266,12 @@ def printed_rows(text: str) -> Iterator[Row]:
         match = _DICT.search(line)
         if match is None:
             continue
-        # Python prints NaN and infinity as names, which no literal has.
-        literal = _NOT_FINITE.sub(lambda name: repr(name[0]), match[0])
-        try:
-            row = ast.literal_eval(literal)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
+        row = parse_json(match[0])
+        if row is None:
+            # Python prints NaN and infinity as names, which no literal has.
+            literal = _NOT_FINITE.sub(lambda name: repr(name[0]), match[0])
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                row = ast.literal_eval(literal)
         if isinstance(row, dict):
             yield row
 
