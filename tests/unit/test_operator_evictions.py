@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_api.text.contract import SHARED_MEMORY_VOLUME
 from grpo_api.text.quantity import format_bytes
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_operator.admission.resume_plan import learning, reuse_plan
@@ -102,6 +103,7 @@ def test_each_text_of_the_kubelet_has_its_result(
     ("message", "field"),
     [
         (LIMIT_OF_VOLUME, "emptyDir.sizeLimit of the volume scratch-2"),
+        (LIMIT_OF_VOLUME.replace("scratch-2", SHARED_MEMORY_VOLUME), "spec.sharedMemory"),
         (LIMIT_OF_CONTAINER, "spec.resources.limits.ephemeral-storage"),
         (LIMIT_OF_POD, "spec.resources.limits.ephemeral-storage"),
         (low_on("ephemeral-storage"), "spec.resources.requests.ephemeral-storage"),

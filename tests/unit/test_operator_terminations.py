@@ -86,6 +86,20 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "Error",
         True,
     ),
+    "a container that a rebooted node has lost is no failure, whatever its peers lost by it": (
+        running(make_pod(0, state=terminated(255, reason="Unknown")), pod_that("Error", 1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "nor is one that the kubelet no longer finds": (
+        running(
+            pod_that("Error"), make_pod(1, state=terminated(137, reason="ContainerStatusUnknown"))
+        ),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
     "bad input is not tried again": (
         running(pod_that("BadInput"), make_pod(1)),
         Action.FAIL,
@@ -362,3 +376,32 @@ def test_an_init_container_that_fails_is_the_jobs_own_failure(
     assert end is not None
     assert (end.outcome.result, end.disrupted) == (result, disrupted)
     assert ("init container fetch ended with exit code 3" in end.outcome.message) is not disrupted
+
+
+def test_init_containers_that_a_node_has_lost_are_no_failure_of_the_job() -> None:
+    lost = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
+    status = {"phase": "Failed", "initContainerStatuses": [{"name": "fetch", "state": lost}]}
+    end = pod_termination(JsonObject(status))
+    assert end is not None
+    assert (end.outcome.result, end.disrupted) == ("Preempted", True)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"exitCode": 3, "reason": "Error"}, "exit code 3; see its log"),
+        ({"exitCode": 3, "reason": "Error", "message": "no bucket"}, "exit code 3: no bucket"),
+        ({"exitCode": 128, "reason": "StartError", "message": 'exec: "gti"'}, ': exec: "gti"'),
+        (
+            {"exitCode": 137, "reason": "OOMKilled"},
+            "(OOMKilled); raise its resources.limits.memory",
+        ),
+        ({"exitCode": 1, "message": "x" * 9000}, "x…"),
+    ],
+)
+def test_an_init_container_that_fails_says_how(state: dict[str, Any], says: str) -> None:
+    """One that did not start has no log."""
+    broken = {"name": "fetch", "state": {"terminated": state}}
+    end = pod_termination(JsonObject({"phase": "Failed", "initContainerStatuses": [broken]}))
+    assert end is not None
+    assert end.outcome.message.endswith(says)

@@ -7,6 +7,9 @@ docs/internals/architecture.md has the design. Only an Outcome can say Succeeded
 An eviction for memory or disk is not the cluster's whim. The same pod, started again, runs short
 again, unlike one that was preempted or drained. The kubelet writes the cause as text alone, in the
 formats of pkg/kubelet/eviction/helpers.go (Kubernetes 1.36), so other texts count as another cause.
+
+A node that reboots loses its containers without a word of their end: what is reported of them then
+says nothing about the program.
 """
 
 import re
@@ -20,7 +23,7 @@ from grpo_api.report.preflight import PreflightReport
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
 from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import truncate_to_fit
-from grpo_api.text.contract import CONTAINER
+from grpo_api.text.contract import CONTAINER, SHARED_MEMORY_VOLUME
 from grpo_api.text.quantity import MAX_COUNT, quantity_bytes
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, reported_time, truncate
 from grpo_kube.objects.times import Reported
@@ -28,6 +31,8 @@ from grpo_kube.objects.times import Reported
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 _SYMPTOMS = (Result.SUCCEEDED, Result.ERROR, Result.HANG, Result.RENDEZVOUS_TIMEOUT)
 _SYMPTOM_CODES = {EXIT_CODES[result] for result in _SYMPTOMS}
+_LOST = ("Unknown", "ContainerStatusUnknown")
+"""Reasons of a container that its node has lost, as containerd and the kubelet write them."""
 MAX_DETAIL = 8192
 _DETAILS = tuple(
     (name,)
@@ -126,6 +131,7 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
     state = trainer_container(status).part("state")
     if "terminated" in state:
         terminated = state.part("terminated")
+        disrupted = disrupted or terminated.text("reason") in _LOST
         termination = _container_termination(terminated, attempt, disrupted, why)
         held_seconds, ran_seconds = _durations(status, terminated)
         reasons = _reasons(terminated, target, status)
@@ -139,13 +145,10 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
         return _as_disruption(_with_shortage(ended, status), why)
     if status.text("phase") != "Failed":
         return None
-    init_containers = status.parts("initContainerStatuses")
-    failed_init = next((container for container in init_containers if _exit_code(container)), None)
+    failed_init = next(filter(_has_failed, status.parts("initContainerStatuses")), None)
     if failed_init and not why:
-        name = failed_init.text("name")
+        outcome = truncate_to_fit(Outcome(result=Result.ERROR), _init_message(failed_init))
         exit_code = _exit_code(failed_init)
-        message = f"init container {name} ended with exit code {exit_code}; see its log"
-        outcome = Outcome(result=Result.ERROR, message=message)
         return PodTermination(outcome=outcome, reported=False, exit_code=exit_code, node=node)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), why or "the pod failed")
@@ -219,6 +222,23 @@ def _exit_code(container: JsonObject) -> int:
     return container.part("state").part("terminated").integer("exitCode")
 
 
+def _has_failed(init_container: JsonObject) -> bool:
+    """True if an init container failed by itself. Of a pod that ends before it starts, the kubelet
+    reports those as lost that did not run."""
+    terminated = init_container.part("state").part("terminated")
+    return bool(_exit_code(init_container)) and terminated.text("reason") not in _LOST
+
+
+def _init_message(container: JsonObject) -> str:
+    """How an init container failed. One that did not start has no log."""
+    end = f"init container {container.text('name')} ended with exit code {_exit_code(container)}"
+    terminated = container.part("state").part("terminated")
+    if terminated.text("reason") == "OOMKilled":
+        return f"{end} at its memory limit (OOMKilled); raise its resources.limits.memory"
+    detail = truncate(terminated.text("message", MAX_OBJECT).strip(), MAX_DETAIL)
+    return f"{end}: {detail}" if detail else f"{end}; see its log"
+
+
 def _container_termination(
     terminated: JsonObject, attempt: int, disrupted: bool, why: str
 ) -> PodTermination:
@@ -246,7 +266,10 @@ def _outcome_of_state(terminated: JsonObject, detail: str) -> Outcome:
         )
         shortage = MemoryShortage(memory="Host")
         return Outcome(result=Result.OUT_OF_MEMORY, message=message, shortage=shortage)
-    if code == 0:
+    if terminated.text("reason") in _LOST:
+        result = Result.PREEMPTED
+        message = "the node lost the container, as a reboot does"
+    elif code == 0:
         result = Result.ERROR
         message = "the container ended with exit code 0 but left no outcome, so it is not done"
     else:
@@ -343,6 +366,8 @@ def eviction_of(status: JsonObject) -> Eviction | None:
 def _exceeded_limit(message: str) -> str:
     """The field with the limit of disk that the pod exceeded; empty for another cause."""
     if volume := _VOLUME.search(message):
+        if volume[1] == SHARED_MEMORY_VOLUME:
+            return "spec.sharedMemory"
         return f"emptyDir.sizeLimit of the volume {volume[1]} in spec.podTemplate.spec.volumes"
     if any(text in message for text in _STORAGE_LIMITS):
         return "spec.resources.limits.ephemeral-storage"
