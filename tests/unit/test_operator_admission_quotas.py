@@ -14,10 +14,20 @@ from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.quota_gate import Allowance
 from grpo_operator.admission.scheduler import UNCOUNTED_SECONDS, CycleInput, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, is_in_scope, quota_facts
+from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.first_seen import FirstSeenTracker
 from grpo_operator.decide.observation import observe
 from tests.generated import cases
-from tests.unit.operator_world import LIMITS, NOW, at
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    active_status,
+    at,
+    condition,
+    make_child,
+    make_job,
+    make_seen,
+)
 from tests.unit.queue_world import answered, cluster, gang, job, judged
 
 GPU = "requests.nvidia.com/gpu"
@@ -69,6 +79,20 @@ def test_each_resource_of_a_quota_is_held_against_the_whole_gang(
     hard: dict[str, str], used: dict[str, str], fits: bool
 ) -> None:
     assert (said(quota(hard, used))[0] == "Admitted") is fits
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_kept"),
+    [("count/jobs.batch", False), ("count/pods", False), ("pods", True), (GPU, True)],
+)
+def test_a_job_that_waits_for_a_quota_of_objects_keeps_none_for_its_logs(
+    resource: str, is_kept: bool
+) -> None:
+    reason, message = said(quota({resource: "1"}, {resource: "1"}))
+    waits = {**condition("Admitted", "False", reason), "message": message}
+    one = make_job(status=active_status(2, conditions=[waits]))
+    kept = clean_up(make_seen(one, make_child(1, ended="Failed")), LIMITS).delete_jobs == ()
+    assert kept is is_kept
 
 
 @given(pods=st.integers(1, 8), millicores=st.integers(1, 5000), used=st.integers(0, 20_000))

@@ -7,10 +7,12 @@ import pytest
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import GRPOJobStatus
+from grpo_kube.objects.errors import Forbidden
+from grpo_kube.objects.resources import JOBS, Object, Resource
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.kueue_world import QUEUED
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, PLAN, SERVED_PLAN
-from tests.unit.write_world import World
+from tests.unit.write_world import BAD, WELL, World
 from tests.virtual_time import virtually
 
 GPUS: dict[str, Any] = {"placement": {"accelerator": "GPU", "nodes": None}, "preflight": "Off"}
@@ -66,3 +68,27 @@ def test_a_gang_that_is_not_created_holds_its_place_no_longer_than_one_without_n
         write for write in world.writes if write.startswith(f"POST jobs run-{status['attempt']}")
     }
     assert len(names) == (2 if kind == "engines" else 1)
+
+
+class Counted(World):
+    """A cluster whose namespace has a quota of Jobs: as many as an attempt needs."""
+
+    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        most = 2 if self.plan.engine else 1
+        if resource is JOBS and len(self.all_of(JOBS)) >= most:
+            raise Forbidden(
+                f"POST {resource.path(namespace)}: 403 jobs.batch {body['metadata']['name']!r} is "
+                "forbidden: exceeded quota: few, requested: count/jobs.batch=1, "
+                f"used: count/jobs.batch={most}, limited: count/jobs.batch={most}",
+                403,
+            )
+        return await super().create(resource, namespace, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_is_kept_for_its_logs_takes_no_quota_from_the_next_attempt(kind: str) -> None:
+    spec, plan = KINDS[kind]
+    world = Counted(spec, plan, ends=(BAD, WELL))
+    virtually(world.live())
+    status = world.job["status"]
+    assert (status["phase"], status["restarts"]) == ("Succeeded", 1)

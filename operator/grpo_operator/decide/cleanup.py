@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpo_api.status.status import ConditionType
 
 from ..records.names import is_engines_job
-from ..records.records import JobRecord, PodRecord
+from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 from .decisions import Limits
 from .observation import Observation
 
@@ -39,8 +39,7 @@ def clean_up(observation: Observation, limits: Limits) -> CleanUp:
 def _jobs_to_delete(observation: Observation) -> Iterator[str]:
     """Yield the names of Jobs that run no current attempt and keep no logs worth having."""
     job, current = observation.job, observation.child
-    # If Kueue has revoked or not given admission, no Job may stay, even for logs.
-    holds_nothing = bool(job.queue_name) and not job.is_active and not job.is_finished
+    holds_nothing = _may_hold_nothing(job)
     for earlier in observation.earlier_jobs:
         if holds_nothing or not _keeps_last_logs(earlier, observation):
             yield earlier.name
@@ -52,6 +51,24 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
         has_logs = bool(observation.terminations or current.ended)
         if holds_nothing or not has_logs:
             yield current.name
+
+
+_ENDED_TOO = ("count/jobs.batch", "count/pods")
+"""What of a ResourceQuota Jobs and pods take also after their end."""
+
+
+def _may_hold_nothing(job: GRPOJobRecord) -> bool:
+    """True if no Job may stay, even for logs.
+
+    Kueue has revoked or not given admission, or the next attempt waits for what the last one takes
+    of a quota, which nobody else would ever delete.
+    """
+    if job.queue_name and not job.is_active and not job.is_finished:
+        return True
+    stated = filter(None, map(job.condition, (ConditionType.ADMITTED, ConditionType.SCHEDULED)))
+    refusals = [condition.message for condition in stated if condition.status == "False"]
+    # The API server's refusal has no field for what a quota counts.
+    return any(resource in refusal for resource in _ENDED_TOO for refusal in refusals)
 
 
 def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
