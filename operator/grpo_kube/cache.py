@@ -137,6 +137,8 @@ class Cache(Generic[R]):
         self._relists: list[Relist[R]] = []
         self.newest: float = 0
         """The newest resourceVersion that was received."""
+        self.restores = 0
+        """Count of restores of the API server from a backup."""
         self.ghosts = 0
         """Count of objects that a LIST found missing without an event of their deletion."""
 
@@ -223,6 +225,7 @@ class Cache(Generic[R]):
     def age(self) -> None:
         """Take whatever comes for newer than what is known; no write can stand on that."""
         self.newest = 0
+        self.restores += 1
         self._removed.clear()
         for record in list(self._items.values()):
             self._store(replace(record, version=AGED))

@@ -25,6 +25,7 @@ from .objects.errors import (
     Expired,
     Forbidden,
     NotFound,
+    Stale,
     Unavailable,
 )
 from .objects.json_reader import JsonObject, Unreadable
@@ -51,7 +52,8 @@ PAGE = 100
 TRIES = 4
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0
 SILENCE_SECONDS = 150.0
-"""A watch that is silent for so long is dead: the server sends a bookmark a minute or later."""
+"""A watch that is silent for so long is dead: the server sends a bookmark a minute or later. A LIST
+comes before the next one."""
 
 
 CountRequest = Callable[[str, str, int], None]
@@ -150,6 +152,11 @@ class Client:
                     raise self._error("WATCH", path, answer.status, await answer.read())
                 async for line in _lines(answer.content):
                     yield self._event(path, line)
+        # It may never receive anything: after a restore from a backup the server waits until it
+        # is at this version again, which takes hours. A LIST shows where it is.
+        except aiohttp.SocketTimeoutError as error:
+            message = f"WATCH {path}: nothing was received for {SILENCE_SECONDS:.0f} s"
+            raise Stale(message) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"WATCH {path}: {error!r}") from error
 

@@ -20,7 +20,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 from yarl import URL
 
-from .objects.errors import ConfigurationError
+from .objects.errors import ConfigurationError, Stale
 from .objects.times import doubled_pause
 
 Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
@@ -87,18 +87,34 @@ class EmptyLists:
     decoded at once. With this middleware its LIST selects no object, so kopf gets only the
     resourceVersion from which its watch begins. Then the informer lists on its own: that LIST is
     newer, so nothing is missed in between.
+
+    After a restore of the API server from a backup a watch would wait for hours until the server is
+    at its resourceVersion again, so the client has to begin again.
     """
 
-    def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
-        """`listed` has callbacks by the objects' URL path, called after each answered LIST."""
+    def __init__(
+        self, listed: Mapping[str, Callable[[], None]], restores: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`listed` has callbacks by the objects' URL path, called after each answered LIST;
+        `restores` gives the number of restores that the informers have seen."""
         self._listed = listed
+        self._restores = restores
+        self._known_restores = restores()
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
-        """Sends the request, selecting nothing if it is a LIST of these objects."""
+        """Sends the request, selecting nothing if it is a LIST of these objects.
+
+        Raises:
+            Stale: it is a watch, and the API server was restored since this client began.
+        """
         # the API server may be served below a path of its own
         paths = (path for path in self._listed if request.url.path.endswith(path))
         on_list = self._listed.get(next(paths, ""))
-        if on_list is None or request.method != "GET" or request.url.query.get("watch") == "true":
+        if on_list is None or request.method != "GET":
+            return await send(request)
+        if request.url.query.get("watch") == "true":
+            if self._restores() != self._known_restores:
+                raise Stale(f"WATCH {request.url.path}: the API server was restored from a backup")
             return await send(request)
         request.url = request.url.update_query(fieldSelector=NOTHING)
         answer = await send(request)

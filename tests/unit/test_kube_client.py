@@ -30,6 +30,7 @@ from grpo_kube.objects.errors import (
     Expired,
     Forbidden,
     NotFound,
+    Stale,
     Unavailable,
 )
 from grpo_kube.objects.resources import JOBS, PODS, Selection
@@ -331,6 +332,21 @@ async def test_events_longer_than_a_buffer_arrive_whole() -> None:
         found = await watched(client, Selection(PODS, fields="a=b"))
     assert [kind for kind, _ in found] == ["ADDED", "BOOKMARK"]
     assert len(found[0][1]["metadata"]["name"]) == 300_000
+
+
+async def test_a_silent_watch_asks_for_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was restored from a backup says nothing for hours."""
+    monkeypatch.setattr(cluster_module, "SILENCE_SECONDS", 0.2)
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await asyncio.sleep(5.0)
+        return answer
+
+    async with talking(stream) as (client, _):
+        with pytest.raises(Stale, match="nothing was received for 0 s"):
+            await watched(client)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from grpo_kube.objects.errors import ConfigurationError
+from grpo_kube.objects.errors import ConfigurationError, Stale
 from grpo_kube.transport import (
     FIRST_PAUSE,
     LAST_PAUSE,
@@ -27,6 +27,7 @@ from grpo_kube.transport import (
     load,
     open_session,
 )
+from grpo_operator.loop.caches import Caches
 from harness.pki import Authority
 from tests.virtual_time import virtually
 
@@ -104,6 +105,27 @@ def sent(method: str, url: str, ok: bool = True) -> tuple[str, int]:
 
     asyncio.run(EmptyLists({LISTED: lambda: told.append(url)})(request, send))  # type: ignore[arg-type]
     return str(request.url), len(told)  # type: ignore[attr-defined]
+
+
+def test_a_watch_from_before_a_restore_is_begun_again() -> None:
+    """The API server would send it nothing for hours."""
+    cache = Caches().grpojobs
+    lists = EmptyLists({LISTED: lambda: None}, lambda: cache.restores)
+    watch = type("Request", (), {"url": URL(f"http://a{LISTED}?watch=true"), "method": "GET"})
+
+    answer: Any = "an answer"
+
+    async def send(_: Any) -> Any:
+        return answer
+
+    assert asyncio.run(lists(watch, send)) == answer  # type: ignore[arg-type]
+    cache.newest = 30
+    with pytest.raises(Stale), cache.relist() as relist:
+        relist.finish(12)
+    with pytest.raises(Stale, match="restored from a backup"):
+        asyncio.run(lists(watch, send))  # type: ignore[arg-type]
+    begun_again = EmptyLists({LISTED: lambda: None}, lambda: cache.restores)
+    assert asyncio.run(begun_again(watch, send)) == answer  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prefix", ["http://a", "http://a:1/k8s/clusters/c-1"])

@@ -57,7 +57,8 @@ def registry(
         asyncio.get_running_loop().call_soon(listen, ending)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        session = open_session(configuration, EmptyLists(listed), json_only, user_agent=MANAGER)
+        lists = EmptyLists(listed, lambda: caches.grpojobs.restores)
+        session = open_session(configuration, lists, json_only, user_agent=MANAGER)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:
