@@ -14,6 +14,7 @@ from grpo_operator.kueue.pod_sets import Contradiction
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import ENGINE_SERVICE
+from grpo_operator.records.reasons import Reason
 from tests.unit.kueue_world import admitted, make_queued, make_workload
 from tests.unit.operator_world import (
     NOW,
@@ -42,7 +43,7 @@ class World:
         open_to_all: bool = False,
         there: dict[str, Any] | None = None,
         goes: bool = False,
-        unbindable: str = "",
+        unbindable: tuple[Reason, str] | None = None,
     ) -> None:
         """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these
         differences of its metadata from what is wanted. `goes`: it is deleted before anybody reads
@@ -84,7 +85,7 @@ class World:
     async def create_claim(self, _: Any) -> None:
         """The job has none."""
 
-    async def unbound_claims(self, *_: Any) -> tuple[set[str], str]:
+    async def unbound_claims(self, *_: Any) -> tuple[set[str], tuple[Reason, str] | None]:
         return set(), self.unbindable
 
     @property
@@ -173,12 +174,13 @@ async def test_pods_that_no_policy_may_protect_are_not_made_and_those_that_run_g
 
 @pytest.mark.parametrize("attempt", [1, 2])
 async def test_a_claim_that_never_gets_a_volume_holds_no_gpus(attempt: int) -> None:
-    world = World(unbindable="PersistentVolumeClaim data is ReadWriteMany")
+    message = "PersistentVolumeClaim data is ReadWriteMany"
+    world = World(unbindable=(Reason.STORAGE_NOT_SHARED, message))
     status = active_status(plan=SERVED_GPU_PLAN, running=False, attempt=attempt)
     answer = await world.start(make_seen(make_job(GPU_JOB, status)))
     assert answer
     assert (answer.action, answer.reason) == (Action.RELEASE, "PodsNotCreated")
-    assert answer.message == world.unbindable
+    assert answer.message == message
     assert world.created == []
 
 

@@ -19,6 +19,7 @@ from grpo_operator.admission.storage_classes import (
     unbindable_claim,
 )
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.preflight import BLOCKED_SECONDS
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.preflights import Preflights
 from grpo_operator.loop.shared_objects import SharedObjects
@@ -97,10 +98,25 @@ def a_claim(*modes: str, phase: str = "Pending", **spec: Any) -> dict[str, Any]:
 
 def test_a_claim_that_somebody_made_is_named_with_what_to_set() -> None:
     assert unbindable_claim(a_claim(), provisioners(AWS)) == (
+        "StorageNotShared",
         "PersistentVolumeClaim data is ReadWriteMany, but StorageClass gp3 has volumes for one "
         "node at a time (Amazon EBS). Create it again, of a class such as Amazon EFS or FSx for "
-        "Lustre (this cluster has efs-sc), or as ReadWriteOnce for a gang on one node"
+        "Lustre (this cluster has efs-sc), or as ReadWriteOnce for a gang on one node",
     )
+
+
+@pytest.mark.parametrize("mode", ["ReadWriteOnce", "ReadWriteMany"])
+def test_a_claim_of_a_class_that_is_not_there_is_named_with_those_that_are(mode: str) -> None:
+    """The scheduler says only that a claim is unbound."""
+    item = a_claim(mode, storageClassName="gp4")
+    assert unbindable_claim(item, provisioners(AWS)) == (
+        "StorageClassNotFound",
+        "PersistentVolumeClaim data has no volume, and there is no StorageClass gp4 that makes one "
+        "(this cluster has efs-sc, gp3). Create that class, or the claim again of another",
+    )
+    assert unbindable_claim(item, {}) is None, "the operator may not see classes"
+    made_by_hand = a_claim(mode, storageClassName="gp4", phase="Bound")
+    assert unbindable_claim(made_by_hand, provisioners(AWS)) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +125,6 @@ def test_a_claim_that_somebody_made_is_named_with_what_to_set() -> None:
         a_claim("ReadWriteOnce"),
         a_claim(phase="Bound"),
         a_claim(storageClassName="efs-sc"),
-        a_claim(storageClassName="unknown"),
         a_claim(storageClassName=""),
         a_claim(storageClassName=None),
         a_claim(volumeName="pv-made-by-hand"),
@@ -118,15 +133,23 @@ def test_a_claim_that_somebody_made_is_named_with_what_to_set() -> None:
     ],
 )
 def test_a_claim_that_may_get_a_volume_is_left_alone(item: dict[str, Any]) -> None:
-    assert unbindable_claim(item, provisioners(AWS)) == ""
+    assert unbindable_claim(item, provisioners(AWS)) is None
+
+
+@pytest.mark.parametrize("prefix", ["", "rook-ceph.", "openshift-storage."])
+def test_a_ceph_block_device_is_a_disk_wherever_its_operator_runs(prefix: str) -> None:
+    classes = provisioners([StorageClass("gp3", f"{prefix}rbd.csi.ceph.com", False)])
+    problem = unbindable_claim(a_claim(), classes)
+    assert problem is not None
+    assert "(Ceph RBD). Create it again, of a class such as CephFS" in problem[1]
 
 
 @given(made_by=st.sampled_from([*DISKS, EFS, "nfs.csi.k8s.io", "example.com/x"]))
 def test_every_disk_of_the_table_counts_for_claims_that_exist(made_by: str) -> None:
     classes = provisioners([StorageClass("gp3", made_by, False)])
-    message = unbindable_claim(a_claim(), classes)
-    assert bool(message) is (made_by in DISKS)
-    assert len(message) <= 300
+    problem = unbindable_claim(a_claim(), classes)
+    assert (problem is not None) is (made_by in DISKS)
+    assert problem is None or len(problem[1]) <= 300
 
 
 @pytest.mark.parametrize("may_read", [True, False])
@@ -146,6 +169,49 @@ async def test_a_preflight_names_the_claim_before_it_starts(may_read: bool) -> N
     check = replace(there, warning=message).check
     assert check.reason == "PreflightBlocked"
     assert check.message.endswith("the job's own pods would wait for the same")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": {"name": "/models/tiny", "volume": {"claimName": "data"}}},
+        {
+            "dataset": {
+                "name": None,
+                "files": {"paths": ["a.jsonl"], "volume": {"claimName": "data"}},
+            }
+        },
+        {
+            "podTemplate": {
+                "spec": {
+                    "volumes": [{"name": "own", "persistentVolumeClaim": {"claimName": "data"}}]
+                }
+            }
+        },
+    ],
+    ids=["model", "dataset", "own"],
+)
+async def test_inputs_on_a_claim_that_waits_for_its_first_pod_are_no_mistake(
+    spec: dict[str, Any],
+) -> None:
+    """A snapshot, or a node's own disk, has its files before a claim is bound to it."""
+    gpus = {"placement": {"accelerator": "GPU", "nodes": None, "gpus": {"min": 1, "max": 1}}}
+    job = make_job({**gpus, **spec})
+    assert job.spec is not None, job.problems
+    api: Any = Server(a_claim("ReadWriteOnce", storageClassName="local-disks"))
+    local_disks = StorageClass("local-disks", "kubernetes.io/no-provisioner", False)
+    classes = provisioners([*AWS, local_disks])
+    shared = SharedObjects(api, Caches(), lambda: 0.0, None, lambda: classes)
+    preflights = Preflights(api, Caches(), shared, PodDefaults(image="trainer:1", preflight=True))
+    seen = make_seen(job)
+    there = preflights.look(job, seen.now, seen.at)
+    assert there is not None
+    message = await preflights.start(replace(seen, preflight=there), None)
+    check = replace(there, warning=message).check
+    assert check.reason == "PreflightBlocked"
+    assert "claim data has no volume until a pod uses it" in check.message
+    late = replace(there, warning=message, blocked_for=BLOCKED_SECONDS).check
+    assert late.reason == "NotChecked"
 
 
 class Server:

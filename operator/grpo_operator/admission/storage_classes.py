@@ -1,7 +1,8 @@
-"""Finds claims that no node can ever mount: shared by many nodes, of a StorageClass that has disks.
+"""Finds claims for which nothing makes a volume that their pods can mount.
 
-Such a claim stays Pending for ever, and so does the gang, with GPUs that no other job may have. The
-provisioner says so in an event of the claim alone, minutes later.
+One is shared by many nodes, of a StorageClass that has disks. Another is of a class that is not
+there. Such a claim stays Pending for ever, and so does the gang, with GPUs that no other job may
+have. The provisioner says so in an event of the claim alone, minutes later.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ _EBS = Disk("Amazon EBS", "Amazon EFS or FSx for Lustre")
 _PERSISTENT_DISK = Disk("Google Persistent Disk", "Filestore")
 _AZURE_DISK = Disk("Azure Disk", "Azure Files")
 _CINDER = Disk("OpenStack Cinder", "OpenStack Manila")
+_RBD = Disk("Ceph RBD", "CephFS")
 _LOCAL = Disk("a disk of one node", "an NFS or CephFS class")
 DISKS: Mapping[str, Disk] = {
     "ebs.csi.aws.com": _EBS,
@@ -47,6 +49,10 @@ DISKS: Mapping[str, Disk] = {
     "kubernetes.io/azure-disk": _AZURE_DISK,
     "cinder.csi.openstack.org": _CINDER,
     "kubernetes.io/cinder": _CINDER,
+    "rbd.csi.ceph.com": _RBD,
+    "rook-ceph.rbd.csi.ceph.com": _RBD,
+    "openshift-storage.rbd.csi.ceph.com": _RBD,
+    "blockvolume.csi.oraclecloud.com": Disk("OCI Block Volume", "OCI File Storage"),
     "dobs.csi.digitalocean.com": Disk("DigitalOcean Volumes", "an NFS class"),
     "csi.hetzner.cloud": Disk("Hetzner Volumes", "an NFS class"),
     "linodebs.csi.linode.com": Disk("Linode Block Storage", "an NFS class"),
@@ -119,27 +125,38 @@ def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) 
 
 def _shared_classes(classes: Mapping[str, tuple[str, str]]) -> str:
     """Names the classes whose volumes may be shared, as far as is known."""
-    names = sorted({name for name, made_by in classes.values() if made_by not in DISKS})
-    return f" (this cluster has {', '.join(names)})" if names else ""
+    return _existing({name for name, made_by in classes.values() if made_by not in DISKS})
 
 
-def unbindable_claim(item: object, classes: Mapping[str, tuple[str, str]]) -> str:
-    """Return why a PersistentVolumeClaim of the user never gets a volume; an empty text if it may.
+def _existing(names: set[str]) -> str:
+    return f" (this cluster has {', '.join(sorted(names))})" if names else ""
+
+
+def unbindable_claim(item: object, classes: Mapping[str, tuple[str, str]]) -> Problem | None:
+    """Return why nothing makes a volume for a PersistentVolumeClaim; None if it may get one.
 
     A claim that names a volume waits for that volume, and one without a class for a volume that
     somebody creates. A disk without a file system may be attached to several nodes.
     """
     whole = JsonObject(item)
     spec = whole.part("spec")
-    name, provisioner = classes.get(spec.text("storageClassName") or "-", ("", ""))
+    if whole.part("status").text("phase") == "Bound" or spec.text("volumeName"):
+        return None
+    claim = f"PersistentVolumeClaim {whole.part('metadata').text('name')}"
+    class_name = spec.text("storageClassName")
+    if class_name and classes and class_name not in classes:
+        all_names = {name for name, _ in classes.values()}
+        return Reason.STORAGE_CLASS_NOT_FOUND, (
+            f"{claim} has no volume, and there is no StorageClass {class_name} that makes one"
+            f"{_existing(all_names)}. Create that class, or the claim again of another"
+        )
+    name, provisioner = classes.get(class_name or "-", ("", ""))
     disk = DISKS.get(provisioner)
-    is_bound = whole.part("status").text("phase") == "Bound" or bool(spec.text("volumeName"))
     is_shared_disk = "ReadWriteMany" in spec.strings("accessModes")
-    if disk is None or is_bound or not is_shared_disk or spec.text("volumeMode") == "Block":
-        return ""
-    claim = whole.part("metadata").text("name")
-    return (
-        f"PersistentVolumeClaim {claim} is ReadWriteMany, but StorageClass {name} has volumes for "
+    if disk is None or not is_shared_disk or spec.text("volumeMode") == "Block":
+        return None
+    return Reason.STORAGE_NOT_SHARED, (
+        f"{claim} is ReadWriteMany, but StorageClass {name} has volumes for "
         f"one node at a time ({disk.product}). Create it again, of a class such as {disk.shared}"
         f"{_shared_classes(classes)}, or as ReadWriteOnce for a gang on one node"
     )

@@ -87,7 +87,7 @@ class AttemptStarter:
                 return _waits_for_name(*conflict)
             _, unbindable = await self.shared_objects.unbound_claims(job, body)
             if unbindable:
-                return _without_pods(observation, Reason.STORAGE_NOT_SHARED, unbindable)
+                return _without_pods(observation, *unbindable)
             await self.shared_objects.ensure_policy(
                 job.key.namespace
             )  # before there are pods that strangers could reach

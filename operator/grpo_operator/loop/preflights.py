@@ -12,7 +12,7 @@ from ..decide.first_seen import FirstSeenTracker, StoredTime, stored_age
 from ..decide.observation import Observation
 from ..decide.preflight import Preflight, is_checked, should_check
 from ..pods.pod_spec import PodDefaults
-from ..pods.preflight_job import preflight_digest, preflight_job
+from ..pods.preflight_job import preflight_digest, preflight_job, unread_claim_message
 from ..records.names import preflight_name
 from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 from .caches import Caches
@@ -103,8 +103,9 @@ class Preflights:
         name = body["metadata"]["name"]
         try:
             unbound, problem = await self._shared.unbound_claims(job, body)
-            if problem:
-                return problem
+            message = problem[1] if problem else unread_claim_message(body, unbound)
+            if message:
+                return message
             body = preflight_job(job, job.spec, plan, self._pods, unbound)
             await self._shared.ensure_policy(namespace)
             answer = await self._cluster.create(JOBS, namespace, body)

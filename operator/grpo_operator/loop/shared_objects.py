@@ -17,6 +17,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import CLAIMS, Object, ObjectKey, Resource
 
+from ..admission.spec_checks import Problem
 from ..admission.storage_classes import unbindable_claim
 from ..pods.manifests import checkpoint_volume_claim
 from ..pods.namespace_objects import (
@@ -149,15 +150,17 @@ class SharedObjects:
                 return NameConflict(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
         return None
 
-    async def unbound_claims(self, job: GRPOJobRecord, body: Manifest) -> tuple[set[str], str]:
-        """Return which claims of the pods of this Job have no volume yet, and why one of them never
-        gets one. A claim that is missing is the job's own, or keeps the pods waiting.
+    async def unbound_claims(
+        self, job: GRPOJobRecord, body: Manifest
+    ) -> tuple[set[str], Problem | None]:
+        """Return which claims of the pods of this Job have no volume yet, and why nothing makes one
+        for one of them. A claim that is missing is the job's own, or keeps the pods waiting.
 
         Raises:
             ClusterError: the API server did not answer, or the StorageClasses are not known.
         """
         unbound: set[str] = set()
-        problem = ""
+        problem: Problem | None = None
         for name in claims_of_pod(body["spec"]["template"]["spec"]):
             item = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
             if item is None:

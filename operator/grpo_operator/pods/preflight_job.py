@@ -18,7 +18,7 @@ from grpo_api.pods.containers import ResourceRequirements
 from grpo_api.pods.platform import PlatformSpec
 from grpo_api.pods.template import Affinity
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
-from grpo_api.text.contract import PLAN_ANNOTATION
+from grpo_api.text.contract import CACHE_VOLUME, CHECKPOINT_VOLUME, PLAN_ANNOTATION
 from grpo_api.text.units import GIB
 
 from ..records.names import (
@@ -221,6 +221,19 @@ def preflight_job(
         _without_claim(volume, unbound) for volume in volumes
     ]
     return body
+
+
+def unread_claim_message(body: Manifest, unbound: Collection[str]) -> str:
+    """Why a preflight can't read what the Job's pod mounts; an empty text if it can.
+
+    A volume that is made of a snapshot, or is the disk of one node, has its files before a claim is
+    bound to it. An empty folder in its place would pass for the user's mistake.
+    """
+    for volume in body["spec"]["template"]["spec"]["volumes"]:
+        name = volume.get("persistentVolumeClaim", {}).get("claimName")
+        if name in unbound and volume["name"] not in (CHECKPOINT_VOLUME, CACHE_VOLUME):
+            return f"claim {name} has no volume until a pod uses it, so its files can't be checked"
+    return ""
 
 
 def _without_claim(volume: Manifest, unbound: Collection[str]) -> Manifest:

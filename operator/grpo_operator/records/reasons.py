@@ -17,6 +17,7 @@ class Reason(StrEnum):
     REFUSED_BY_JOB_CLASS = "RefusedByJobClass"
     POD_SECURITY_FORBIDS = "PodSecurityForbids"
     STORAGE_NOT_SHARED = "StorageNotShared"
+    STORAGE_CLASS_NOT_FOUND = "StorageClassNotFound"
     PLANNER_FAILED = "PlannerFailed"
     WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value
     WAITING_IN_QUEUE = "WaitingInQueue"
@@ -111,5 +112,12 @@ WAITS = {
     "Engines": Reason.WAITING_FOR_ENGINES,
 }
 """Reasons by what rank 0 waits for."""
-UNCREATED = frozenset({Reason.NAME_TAKEN, Reason.FAILED_CREATE, Reason.STORAGE_NOT_SHARED})
+UNCREATED = frozenset(
+    {
+        Reason.NAME_TAKEN,
+        Reason.FAILED_CREATE,
+        Reason.STORAGE_NOT_SHARED,
+        Reason.STORAGE_CLASS_NOT_FOUND,
+    }
+)
 """What keeps the Job of an attempt from being created; the message has the details."""
