@@ -68,6 +68,7 @@ def say(bench: Bench, pod: Any, reason: str, message: str) -> None:
         {
             "metadata": metadata,
             "involvedObject": about,
+            "source": {"component": "kubelet"},
             "type": "Warning",
             "reason": reason,
             "message": message,

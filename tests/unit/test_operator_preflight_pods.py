@@ -9,17 +9,29 @@ import pytest
 from grpo_api.effective_spec import applied_class
 from grpo_api.pods.platform import PlatformSpec
 from grpo_api.text.contract import PLAN_ANNOTATION
+from grpo_operator.admission.scheduler import Verdict, hold_until_checked
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.pods.pod_volumes import claims_of_pod
 from grpo_operator.pods.preflight_job import preflight_digest, preflight_job
 from grpo_operator.records.job_class import JobClasses, with_class
 from grpo_operator.records.names import COMPONENT_PREFLIGHT, LABEL_COMPONENT
 from grpo_operator.report.status import build_status, to_json
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    active_status,
+    condition,
+    make_seen,
+    terminated,
+)
+from tests.unit.test_operator_evictions import DISK, MEMORY
 from tests.unit.test_operator_preflight import (
+    EVICTED,
     GPUS,
     ON,
+    a_pod,
     child,
     digest_of,
+    evicted,
     gpu_job,
     look,
     reported,
@@ -139,3 +151,78 @@ def test_a_claim_without_a_volume_is_not_bound_to_the_node_of_the_preflight() ->
     assert claims_of_pod(body["spec"]["template"]["spec"]) == []
     plan = json.loads(body["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
     assert "checkpointDirectory" not in plan
+
+
+@pytest.mark.parametrize(
+    ("named", "scheduler"), [("volcano", "volcano"), (None, "default-scheduler")]
+)
+def test_a_pod_that_no_scheduler_reports_on_blocks_its_preflight(
+    named: str | None, scheduler: str
+) -> None:
+    """The gang's pods would hold GPUs for as long as they may wait for their nodes."""
+    job = gpu_job(**({"podTemplate": {"spec": {"schedulerName": named}}} if named else {}))
+    pod = a_pod({}, phase="Pending", node="")
+    assert look(job, child(job), pod, ago=59).check.reason == "Checking"
+    check = look(job, child(job), pod, ago=61).check
+    assert (check.reason, check.status.given_up) == ("PreflightBlocked", False)
+    assert (
+        f"scheduler {scheduler} has not reported on pod {pod['metadata']['name']}" in check.message
+    )
+    made_again = look(job, child(job), evicted(0), pod, ago=61).check
+    assert made_again.reason == "Checking"
+
+
+ENDS = {
+    "its memory limit": a_pod(terminated(137, reason="OOMKilled")),
+    **{
+        text: a_pod(terminated(137), phase="Failed", reason="Evicted", message=text)
+        for text in (*MEMORY, *DISK)
+    },
+}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Required"])
+@pytest.mark.parametrize("pod", ENDS.values(), ids=ENDS.keys())
+def test_what_an_end_advises_for_the_gang_s_pods_is_not_advised_for_those_of_a_preflight(
+    pod: dict[str, Any], mode: str
+) -> None:
+    job = gpu_job(preflight=mode)
+    cause = look(job, child(job, ended="Failed"), pod).check.status.cause
+    assert cause.startswith("the preflight ended without a report: the k")
+    assert "spec.resources" not in cause
+
+
+def test_a_check_that_fails_beside_an_injected_container_is_over() -> None:
+    """Its pod runs on, so that its Job has no end, until its deadline of half an hour."""
+    job = gpu_job()
+    proxy = {"name": "proxy", "state": {"running": {}}}
+    for state, disruption, reason in (
+        (terminated(1, "No module named grpo_trainer.preflight"), [], "NotChecked"),
+        (terminated(143), [EVICTED], "Checking"),
+    ):
+        pod = a_pod(state, phase="Running", conditions=disruption)
+        pod["status"]["containerStatuses"].append(proxy)
+        assert look(job, child(job), pod).check.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_checked_again"),
+    [("WaitingForHub", True), ("StartTimeout", True), ("SchedulingTimeout", False)],
+)
+def test_a_gang_that_met_what_a_preflight_meets_is_checked_before_it_holds_gpus_again(
+    reason: str, is_checked_again: bool
+) -> None:
+    job = gpu_job()
+    known = {"digest": digest_of(job), "tries": 1, "jobUid": "preflight-1", "report": {}}
+    status = active_status(plan=GPU_PLAN, preflight=known)
+    status["conditions"].append(condition("Checked", reason="Passed") | {"observedGeneration": 1})
+    released = build_status(
+        make_seen(gpu_job(status)), Decision(Action.RELEASE, reason, "it was released")
+    )
+    again = gpu_job(to_json(released))
+    check = look(again).check
+    assert (check.reason == "Checking") is is_checked_again
+    paused = build_status(seen(again, look(again)), Decision(Action.WAIT))
+    fits = Verdict(generation=1, plan=GPU_PLAN, admitted=True)
+    held = hold_until_checked(gpu_job(to_json(paused)), fits, preflight=True)
+    assert held.admitted is not is_checked_again

@@ -70,6 +70,9 @@ STAGES = {
 EVENTS = {
     "unbound": ("default-scheduler", "Warning", "FailedScheduling", "volume binding"),
     "no room": ("karpenter", "Warning", "FailedScheduling", "no instance type"),
+    "no machine": ("cluster-autoscaler", "Warning", "FailedScaleUp", "quota of the cloud"),
+    "audited": ("kyverno-scan", "Warning", "PolicyViolation", "it has no label team"),
+    "node lost": ("node-controller", "Warning", "NodeNotReady", "Node is not ready"),
     "bound": ("default-scheduler", "Normal", "Scheduled", "assigned"),
     "mount": ("kubelet", "Warning", "FailedMount", 'configmap "prompts" not found'),
     "pulling": ("kubelet", "Normal", "Pulling", "pulling image"),

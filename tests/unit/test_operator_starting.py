@@ -71,6 +71,19 @@ def test_without_words_pods_may_just_be_late() -> None:
     assert judged(starting(ago=301)).reason == "SchedulingTimeout"
 
 
+@pytest.mark.parametrize(
+    ("named", "scheduler"), [("volcano", "volcano"), (None, "default-scheduler")]
+)
+def test_a_gang_that_no_scheduler_reports_on_names_it(named: str | None, scheduler: str) -> None:
+    spec = {"podTemplate": {"spec": {"schedulerName": named}}} if named else {}
+    pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
+    decision = judged(starting(*pods, ago=301, spec=spec))
+    assert decision.message == (
+        f"0 of 2 pods were bound within 300 s: scheduler {scheduler} has not reported on pod "
+        "run-1-0-abcde: check that it runs"
+    )
+
+
 def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
     status = active_status(2, running=False, attemptStartTime=at(-6))
     old = make_pod(0, 1, deleted=True)

@@ -29,6 +29,8 @@ FIRST_QUESTION = 5.0
 """Seconds after which a preflight that does not run is asked why."""
 LONGEST_REFUSAL = 60.0
 """Longest time until a refused Job is tried again: a policy that refuses one refuses hundreds."""
+SILENT_SCHEDULER = 60.0
+"""Seconds without a node or a reason after which the pod's scheduler is asked about."""
 LATE_PODS = 60.0
 """Longest time from the end of the Job until its pod's end must be known, and it is deleted."""
 MOST_EVICTIONS = 3
@@ -37,6 +39,8 @@ ROOM = 240
 """Characters of a message's problems; what becomes of the job follows."""
 _SHARED = re.compile(r"service ?account|priority ?class|persistentvolumeclaim", re.IGNORECASE)
 """In a refusal of the API server or the scheduler: the gang's pods would be refused, too."""
+_ADVICE = re.compile(r"[;.]? [Rr]aise spec\..*", re.DOTALL)
+"""What an end advises for the job's own pods. A preflight's has amounts of its own."""
 _WAITS = (
     ("spec.checkpoint", Reason.WAITING_FOR_STORE),
     ("spec.resumeFrom", Reason.WAITING_FOR_STORE),
@@ -194,9 +198,20 @@ class Preflight:
     def _waiting_pod(self) -> PodRecord | None:
         return next((pod for pod in self.pods if pod.termination is None), None)
 
+    def _has_ended(self, child: JobRecord) -> bool:
+        """True if the check has ended, and how is known. A pod's end may be seen after its Job's,
+        and a container that a webhook injected keeps the Job from its end."""
+        if any(pod.others_run and end and not end.disrupted for pod, end in self._pods_and_ends):
+            return True
+        return bool(child.ended) and (bool(self._ends) or self.ended_for >= LATE_PODS)
+
+    @property
+    def _pods_and_ends(self) -> list[tuple[PodRecord, PodTermination | None]]:
+        return [(pod, pod.termination) for pod in self.pods]
+
     @cached_property
     def _ends(self) -> list[PodTermination]:
-        return [end for pod in self.pods if (end := pod.termination)]
+        return [end for _, end in self._pods_and_ends if end]
 
     @cached_property
     def _status(self) -> PreflightStatus:
@@ -208,9 +223,7 @@ class Preflight:
         if child is None or preflight_status.given_up:
             return preflight_status
         report = next((pod.report for pod in self.pods if pod.report), None)
-        # A pod's end may be seen after its Job's.
-        is_over = bool(child.ended) and (bool(self._ends) or self.ended_for >= LATE_PODS)
-        if report is None and not is_over:
+        if report is None and not self._has_ended(child):
             return preflight_status
         now = timestamp(self.now)
         update: dict[str, object] = {
@@ -223,7 +236,7 @@ class Preflight:
         }
         if report is None:
             own_ends = [end for end in self._ends if not end.disrupted]
-            last = own_ends[-1].outcome.message if own_ends else child.ended
+            last = _ADVICE.sub("", own_ends[-1].outcome.message) if own_ends else child.ended
             update["cause"] = truncate(f"the preflight ended without a report: {last}", MAX_CAUSE)
             update["blocked_since"] = preflight_status.blocked_since or now
             # It has run, and would end so again.
@@ -245,14 +258,20 @@ class Preflight:
             message = f"its pod was evicted {len(evictions)} times: {evictions[-1].outcome.message}"
             return _Obstacle(message, is_shared=False)
         pod = self._waiting_pod
-        if pod is None:
-            return None
+        return self._obstacle_of_pod(pod) if pod else None
+
+    def _obstacle_of_pod(self, pod: PodRecord) -> _Obstacle | None:
+        """What keeps a pod that has not ended from starting."""
         if pod.unschedulable:
             return _Obstacle(pod.unschedulable, is_shared=bool(_SHARED.search(pod.unschedulable)))
         if pod.is_stuck:
             return _Obstacle(f"pod {pod.name} waits: {pod.waiting}", is_shared=True)
         if pod.phase == "Pending" and self.warning and not pod.init_container:
             return _Obstacle(f"pod {pod.name} waits: {self.warning}", is_shared=True)
+        # One that follows another may be new.
+        is_first = not self._ends
+        if is_first and not pod.node and self.waited >= SILENT_SCHEDULER:
+            return _Obstacle(silent_scheduler_message(pod, self.job), is_shared=True)
         return None
 
     @property
@@ -344,6 +363,13 @@ class Preflight:
 def suspended_message(child: JobRecord) -> str:
     """Why a Job that the operator made has no pods."""
     return f"Job {child.name} is suspended, and not by this operator"
+
+
+def silent_scheduler_message(pod: PodRecord, job: GRPOJobRecord) -> str:
+    """What to look at for a pod without a node that no scheduler gives a reason for."""
+    named = job.spec.pod_template.spec.scheduler_name if job.spec else None
+    scheduler = named or "default-scheduler"
+    return f"scheduler {scheduler} has not reported on pod {pod.name}: check that it runs"
 
 
 def _waiting_reason(problem: PreflightProblem) -> Reason:

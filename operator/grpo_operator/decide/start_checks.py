@@ -12,7 +12,9 @@ Only before the gang runs are engines needed as training pods are.
 Of the events about a Job or pod, current_warning chooses the one that still speaks of its state. An
 event stays for an hour, whatever follows. A component warns until it gets on, and then says so in
 an event of its own: its newest one counts. Events are ordered by resourceVersion, since the clocks
-of two components differ.
+of two components differ. Anybody may write events: only those count whose component takes the next
+step. A scheduler or an autoscaler spoke of the time before the pod had its node, and a policy
+engine reports what it lets pass, too.
 """
 
 import re
@@ -27,11 +29,11 @@ from ..records.reasons import UNCREATED, Reason
 from ..records.records import ENDED_PHASES, PodRecord
 from .decisions import Action, Decision, Limits, RequeueAfter
 from .observation import Observation
-from .preflight import suspended_message
+from .preflight import silent_scheduler_message, suspended_message
 from .restarts import releases_in_a_row
 
-SCHEDULING = "FailedScheduling"
-"""What schedulers and autoscalers say of a pod without a node."""
+_STARTERS = ("job-controller", "kubelet", "attachdetach-controller")
+"""Components that take a Job, or a pod with a node, to its next step, and say so."""
 
 
 class StartEvent(NamedTuple):
@@ -42,7 +44,6 @@ class StartEvent(NamedTuple):
     writer: tuple[str, str]
     """The component that wrote it, and the instance."""
     is_warning: bool
-    reason: str
     text: str
     """`reason: message`."""
 
@@ -58,7 +59,6 @@ def start_event(item: object) -> StartEvent | None:
             version=event.part("metadata").digits("resourceVersion"),
             writer=(component, instance),
             is_warning=event.text("type") == "Warning",
-            reason=event.text("reason"),
             text=event.reason_and_message(),
         )
     except ValueError:
@@ -68,13 +68,10 @@ def start_event(item: object) -> StartEvent | None:
 def current_warning(events: Iterable[StartEvent]) -> str:
     """The newest warning that its writer has not followed by another event; empty without one."""
     newest = {event.writer: event for event in sorted(events)}
-    warnings = [event for event in newest.values() if event.is_warning and not _is_over(event)]
+    warnings = [
+        event for event in newest.values() if event.is_warning and event.writer[0] in _STARTERS
+    ]
     return max(warnings).text if warnings else ""
-
-
-def _is_over(event: StartEvent) -> bool:
-    """True for a scheduler's event: the pod whose events are read has its node by now."""
-    return event.reason == SCHEDULING or event.writer[0].endswith("-scheduler")
 
 
 def asks_about(observation: Observation, limits: Limits) -> str:
@@ -168,7 +165,7 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | RequeueA
     seconds_left = timeout - _seconds_to_bind(observation)
     if seconds_left > 0:
         return RequeueAfter(seconds_left)
-    why = unschedulable(observation) or "no node took them in time"
+    why = unschedulable(observation) or _silent_scheduler(observation)
     bound_pods = count_bound(observation)
     message = f"{bound_pods} were bound within {timeout:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
@@ -189,6 +186,14 @@ def unschedulable(observation: Observation) -> str:
         if pod.unschedulable:
             return pod.unschedulable
     return ""
+
+
+def _silent_scheduler(observation: Observation) -> str:
+    """Why pods have no node that no scheduler gives a reason for."""
+    for pod in (*observation.pods, *observation.engine_pods):
+        if not pod.node:
+            return silent_scheduler_message(pod, observation.job)
+    return "no node took them in time"
 
 
 def count_bound(observation: Observation) -> str:

@@ -359,9 +359,13 @@ def _after_undeleted_gang(decision: Decision, problem: str) -> Decision:
 
 
 def _until_next_check(observation: Observation, decision: Decision) -> float | None:
-    """Seconds until a preflight is checked again; 0 once it has passed: admission follows."""
+    """Seconds until a preflight is checked again; 0 once it has passed: admission follows.
+
+    That of a gang that was released begins after its pause.
+    """
     preflight = observation.preflight
-    if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
+    is_due = decision.action not in (Action.COMMIT, Action.WAIT)
+    if preflight is None or not preflight.is_needed or not is_due:
         return None
     check = preflight.check
     if check.has_passed and not is_checked(observation.job):

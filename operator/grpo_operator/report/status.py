@@ -49,6 +49,8 @@ _WAITING = (
     }
 )
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
+_MET_WITHOUT_GPUS = (Reason.WAITING_FOR_HUB, Reason.START_TIMEOUT)
+"""Why a gang gave its GPUs back; a preflight meets the same, and holds none meanwhile."""
 
 
 def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
@@ -68,6 +70,8 @@ def build_status(observation: Observation, decision: Decision) -> GRPOJobStatus:
     fields |= report(observation, decision)
     fields |= _preflight(observation, decision)
     fields |= _retry(observation, decision)
+    if action is Action.RELEASE and decision.reason in _MET_WITHOUT_GPUS:
+        fields |= _without_report(observation.job)
     if action is Action.RESOLVE:
         fields |= {
             "resume_from": decision.resume_from,
@@ -148,6 +152,14 @@ def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
     return fields
 
 
+def _without_report(job: GRPOJobRecord) -> dict[str, Any]:
+    """The job is checked again, also where an attempt was made before: see should_check."""
+    preflight = job.status.preflight
+    if preflight is None or preflight.report is None:
+        return {}
+    return {"preflight": preflight.model_copy(update={"report": None, "tries": 0})}
+
+
 def _unlearned(job: GRPOJobRecord) -> dict[str, Any]:
     """Without what the preflight of an earlier spec found. What an attempt has loaded never
     changes; its image may."""
@@ -196,9 +208,7 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
         }
         preflight = job.status.preflight
         if preflight and preflight.report and preflight.report.problems:
-            # It is checked again, also where an attempt was made before: see should_check.
-            update = {"report": None, "tries": 0}
-            fields["preflight"] = preflight.model_copy(update=update)
+            fields |= _without_report(job)
         learned = job.status.learned
         if learned:
             cleared: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}
