@@ -21,9 +21,10 @@ from .plan.plan import ExecutionPlan
 from .pods.platform import VOLUME_PREFIX, PlatformSpec
 from .spec.run_policy import GPURange, PlacementSpec
 from .status.status import AppliedJobClass
-from .text.base import Model, dotted_path
+from .text.base import Model
 from .text.contract import CLASS_KIND, LABEL_QUEUE
-from .text.problems import requirement
+from .text.problems import problem_message
+from .text.schema import structural_schema
 
 Fields = dict[str, Any]
 _KEYS = {"env": "name", "podTemplate.spec.imagePullSecrets": "name"}
@@ -101,8 +102,8 @@ def _resolve_spec(text: str, class_text: str, name: str) -> Resolution:
     try:
         job_class = class_spec(class_text)
     except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"spec.{dotted_path(first['loc'])}: {requirement(first, {})}"
+        schema = structural_schema(GRPOJobClassSpec, defaults=False)
+        problem = problem_message(error.errors()[0], schema, kind=CLASS_KIND)
         sentence = f"{CLASS_KIND} {name} can't be read by this version: {problem}"
         return Resolution(None, (sentence,))
     fixed = _set_fields(job_class.fixed)

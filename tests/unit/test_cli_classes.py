@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api.effective_spec import applied_class
+from grpo_api.effective_spec import applied_class, resolve
 from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
 from grpo_cli.cluster import kubectl
@@ -80,6 +80,31 @@ def test_a_change_that_the_class_refuses_is_no_plan(
     assert "what if gpus=8" in capsys.readouterr().out
     assert main([*given, "gpus=32"]) == 2
     assert "gpus.max asks for 32 GPUs; at most 16 are allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"limits": {"gpus": -1}}, "limits.gpus: must be at least 1 (got -1)"),
+        ({"limits": {"gpu": 8}}, "limits.gpu: unknown field; did you mean gpus?"),
+        (
+            {"fixed": {"env": {"A": "b"}}},
+            "fixed.env: must be a list, with items such as `- name: …`",
+        ),
+        (
+            {"default": {"generation": {"engine": "vllm"}}},
+            "default.generation.engine: must be one of Transformers, Colocated, Servers; did you "
+            "mean Colocated?",
+        ),
+        (
+            {"platform": {"gpuHourPrices": {"H100 80GB": 2}}},
+            "platform.gpuHourPrices.H100 80GB: must be the value of a label",
+        ),
+    ],
+)
+def test_a_slip_in_a_class_is_answered_with_what_to_write(spec: dict[str, Any], says: str) -> None:
+    (problem,) = resolve(parse_spec(SPEC), applied_class("h100", 1, spec), {}).problems
+    assert problem.startswith(f"GRPOJobClass h100 can't be read by this version: spec.{says}")
 
 
 def test_a_class_that_no_job_has_is_named(

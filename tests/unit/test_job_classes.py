@@ -193,13 +193,11 @@ def test_engines_of_a_class_are_not_for_jobs_on_cpus() -> None:
 def test_a_class_of_a_newer_version_is_a_problem_of_its_own() -> None:
     found = resolve(parse_spec(SPEC), applied({"future": {"field": 1}}), {})
     assert found.spec is None
-    says = "GRPOJobClass h100 can't be read by this version: spec.future: unknown field"
+    says = (
+        "GRPOJobClass h100 can't be read by this version: spec.future: unknown field; `kubectl "
+        "explain grpojobclass.spec` lists what there is"
+    )
     assert found.problems == (says,)
-    wrong = resolve(parse_spec(SPEC), applied({"limits": {"gpus": -1}}), {})
-    assert wrong.problems[0].endswith("version: spec.limits.gpus: must be at least 1")
-    price = {"platform": {"gpuHourPrices": {"H100 80GB": 2}}}
-    says = "version: spec.platform.gpuHourPrices.H100 80GB: must be the value of a label"
-    assert says in resolve(parse_spec(SPEC), applied(price), {}).problems[0]
 
 
 VALUES = st.sampled_from(["a", "b", "c"])

@@ -118,15 +118,20 @@ _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 
 
 def problem_message(
-    problem: ErrorDetails, schema: Schema, other_name: Callable[[Sequence[int | str]], str]
+    problem: ErrorDetails,
+    schema: Schema,
+    other_name: Callable[[Sequence[int | str]], str] = lambda _: "",
+    kind: str = KIND,
 ) -> str:
     """`spec.training.beta: must be at least 0 (got -1)`.
 
-    `other_name`: of the path of an unknown field what to write, if it is another program's.
+    `other_name`: of the path of an unknown field what to write, if it is another program's; `kind`:
+    of the object that has the spec.
     """
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        message = _unknown_field_message(problem["loc"], schema, other_name(problem["loc"]))
+        other = other_name(problem["loc"])
+        message = _unknown_field_message(problem["loc"], schema, other, kind)
         return f"{dotted_path(path)}: {message}"
     # A broken rule over several fields has no single value, what is missing has none, and a list
     # that is too long says so by its length.
@@ -217,7 +222,9 @@ def _choice_requirement(problem: ErrorDetails, place: Schema) -> str:
     return f"{allowed}; did you mean {spelled[close[0]]}?"
 
 
-def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_name: str) -> str:
+def _unknown_field_message(
+    location: Sequence[int | str], schema: Schema, other_name: str, kind: str
+) -> str:
     """What to write instead of a field that is not there."""
     *parents, name = location
     known_fields = _schema_at(schema, parents).get("properties", {})
@@ -236,7 +243,7 @@ def _unknown_field_message(location: Sequence[int | str], schema: Schema, other_
     longer = [field for key, field in spelled.items() if key.startswith(wanted)]
     if len(longer) == 1:
         return f"unknown field; did you mean {longer[0]}?"
-    return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+    return f"unknown field; `kubectl explain {kind.lower()}.{section}` lists what there is"
 
 
 def _places(schema: Schema, wanted: str) -> Iterator[str]:
