@@ -24,6 +24,9 @@ T = TypeVar("T")
 MARK = "GRPO_TEST_CLUSTER"
 ROLE = "GRPO_TEST_ROLE"
 LOG_TAIL_LINES = 15
+PROC = Path("/proc")
+EXECUTING_SECONDS = 5
+"""How long a process may take to load its program, until it counts as nobody's."""
 
 
 class ClusterError(Exception):
@@ -185,11 +188,27 @@ class Processes:
 
 
 def _environments() -> Iterator[tuple[int, set[bytes]]]:
-    for entry in Path("/proc").glob("[0-9]*"):
+    for entry in PROC.glob("[0-9]*"):
         try:
+            patience = Patience(EXECUTING_SECONDS)
+            while _is_executing(entry) and not patience.is_over:
+                time.sleep(LOOK_SECONDS)
             yield int(entry.name), set((entry / "environ").read_bytes().split(b"\0"))
         except OSError:  # ended meanwhile, or another user's: neither can be ours
             continue
+
+
+def _is_executing(process: Path) -> bool:
+    """Return True in the midst of execve(2), of the process with this folder of /proc.
+
+    It has memory, but neither arguments nor environment yet. The kernel has closed the old
+    program's files by then: a guard that is woken by that overlooked the last process that its
+    dying owner started.
+    """
+    if (process / "cmdline").read_bytes():
+        return False
+    # Kernel threads and what has ended have no arguments, and no memory either.
+    return not (process / "statm").read_text().startswith("0 ")
 
 
 def marked() -> Mapping[int, str]:

@@ -16,10 +16,10 @@ from harness.images.recipes import Image, pip_config
 from harness.images.wheels import slim_metadata
 from harness.nodes import cgroups
 from harness.nodes.network import SLOTS, Addresses
-from harness.programs import prerequisites
+from harness.programs import prerequisites, processes
 from harness.programs.build import go_version
 from harness.programs.cache import NO_BUILDS, cached, content_key
-from harness.programs.processes import ClusterError, until
+from harness.programs.processes import MARK, ClusterError, Processes, until
 from harness.settings import ClusterSettings, GpuSettings, load_settings
 
 
@@ -317,3 +317,23 @@ def test_a_cluster_with_the_operator_names_the_command_that_runs_a_job_on_it(
     assert settings[0].shown == ({} if "--api-only" in arguments else packages.shown)
     lines = [line for line in shown.splitlines() if not line.startswith("export ")]
     assert all(line.startswith("#") for line in lines), "a shell evaluates what is printed"
+
+
+def test_a_process_that_is_loading_its_program_is_found_once_it_has_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the last one that a killed owner started: the guard removed the folder and left it."""
+    loading, kernel_thread = tmp_path / "41", tmp_path / "2"
+    for process, memory in ((loading, "260 1 1 20 0 40 0"), (kernel_thread, "0 0 0 0 0 0 0")):
+        process.mkdir()
+        (process / "statm").write_text(memory)
+        (process / "cmdline").write_bytes(b"")
+        (process / "environ").write_bytes(b"")
+
+    def load(_: float) -> None:
+        (loading / "environ").write_bytes(f"{MARK}=/clusters/a".encode())
+        (loading / "cmdline").write_bytes(b"kube-apiserver\0")
+
+    monkeypatch.setattr("time.sleep", load)
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert Processes(Path("/clusters/a")).find() == [41]
