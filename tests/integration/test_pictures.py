@@ -8,7 +8,7 @@ one's own eyes.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from grpo_api.report import metrics, training_metrics
 from grpo_codegen.alert_page import first_row_color
 from grpo_codegen.dashboards import DASHBOARDS, grafana
+from grpo_codegen.dashboards.first_row import ALERT_COLORS, FINDING_COLORS
 from grpo_codegen.dashboards.panels import Row
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story
@@ -114,18 +115,10 @@ def test_a_bad_story_is_red_or_orange_for_whoever_looks_and_a_good_one_green(
 
 def worst_color(chromium: Browser, story: Story) -> str:
     """The worst colour that a name in the first row is painted with."""
-    board = DASHBOARDS[story.board]
-    named = tuple(panel for panel in board.rows[0].panels if panel.label in NAMED)
-    text = json.loads(grafana.render(replace(board, rows=(Row("First row", named),))))
-    names = first_row_names(story)
-    answers: dict[int, list[list[JSON]]] = {
-        shown["id"]: [
-            [{"metric": labels, "value": [story.at * 60, "1"]} for labels, _ in names[panel.label]]
-        ]
-        for shown, panel in zip(text["panels"][1:], named, strict=True)
+    names = {
+        label: [values for values, _ in shown] for label, shown in first_row_names(story).items()
     }
-    drawing = draw_answers(chromium, text, answers, [], View.of(story))
-    assert drawing.errors == []
+    drawing = first_row_drawing(chromium, story, names)
     colors = {
         color_name(color)
         for panel in drawing.panels
@@ -133,6 +126,41 @@ def worst_color(chromium: Browser, story: Story) -> str:
         if word != panel["title"]
     }
     return next((name for name in ("red", "orange") if name in colors), "green")
+
+
+def first_row_drawing(
+    chromium: Browser, story: Story, names: Mapping[str, Sequence[JSON]]
+) -> Drawing:
+    """The panels of names in the first row; `names` has the series of each by its label."""
+    board = DASHBOARDS[story.board]
+    named = tuple(panel for panel in board.rows[0].panels if panel.label in NAMED)
+    text = json.loads(grafana.render(replace(board, rows=(Row("First row", named),))))
+    answers: dict[int, list[list[JSON]]] = {
+        shown["id"]: [
+            [{"metric": labels, "value": [story.at * 60, "1"]} for labels in names[panel.label]]
+        ]
+        for shown, panel in zip(text["panels"][1:], named, strict=True)
+    }
+    drawing = draw_answers(chromium, text, answers, [], View.of(story))
+    assert drawing.errors == []
+    return drawing
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_names_stay_legible_when_many_things_are_wrong_at_once(
+    count: int, chromium: Browser
+) -> None:
+    longest_findings = sorted(FINDING_COLORS, key=len)[-count:]
+    longest_alerts = sorted(ALERT_COLORS, key=len)[-count:]
+    names = {
+        "finding": [{"finding": name} for name in longest_findings],
+        "alertname": [{"alertname": name} for name in longest_alerts],
+        "phase": [{"phase": "Running"}],
+    }
+    drawing = first_row_drawing(chromium, STORY["healthy"], names)
+    assert {panel["title"]: panel["faults"] for panel in drawing.panels if panel["faults"]} == {}
+    shown = {word for panel in drawing.panels for word in panel["words"]}
+    assert shown >= {*longest_findings, *longest_alerts}
 
 
 def color_name(color: str) -> str:

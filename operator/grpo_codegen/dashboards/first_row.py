@@ -38,6 +38,8 @@ ALERT_COLORS: dict[str, Color] = {
     NONE: "green",
     **{alert.name: "red" if alert.severity == "critical" else "orange" for alert in ALERTS},
 }
+NAME_PIXELS = 14
+"""Of four names beneath each other Grafana makes letters that are 4 pixels high."""
 _FINDING = select(trainer.FINDING, JOB)
 FINDINGS = Panel(
     kind="stat",
@@ -54,6 +56,7 @@ FINDINGS = Panel(
     width=6,
     height=4,
     label="finding",
+    text_pixels=NAME_PIXELS,
     colors=FINDING_COLORS,
     empty="No data of rank 0",
 )
@@ -72,6 +75,7 @@ def firing_alerts(where: str, whose: str, width: int) -> Panel:
         width=width,
         height=4,
         label="alertname",
+        text_pixels=NAME_PIXELS,
         colors=ALERT_COLORS,
     )
 

@@ -281,12 +281,14 @@ def _value_options(panel: Panel) -> JSON:
     listed = {"calcs": [], "fields": f"/^{panel.label}$/", "values": True}
     # Names side by side would share the width: three findings were 9 pixels high.
     beneath_each_other = "horizontal" if panel.label else "auto"
+    fixed_size = {"text": {"valueSize": panel.text_pixels}} if panel.text_pixels else {}
     return {
         "reduceOptions": listed if panel.label else reduced,
         "colorMode": "value",
         "graphMode": "none",
         "textMode": "value_and_name" if many and not panel.values_only else "value",
         "orientation": "vertical" if many else beneath_each_other,
+        **fixed_size,
     }
 
 

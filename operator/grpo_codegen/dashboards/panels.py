@@ -54,6 +54,8 @@ class Panel:
     """A stat of several values that its title tells apart."""
     label: str = ""
     """A stat shows the values of this label, not numbers."""
+    text_pixels: int = 0
+    """Height of a stat's letters. 0: as high as its place allows, which several names share."""
     colors: Mapping[str, Color] = field(default_factory=dict)
     """By legend."""
     columns: Mapping[str, str] = field(default_factory=dict)

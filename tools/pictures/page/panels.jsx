@@ -77,10 +77,10 @@ function Repeated({ panel, frames, theme, width, height, renderValue, ...layout 
 }
 
 function Stat(props) {
-  const { colorMode, graphMode, textMode } = props.panel.options;
+  const { colorMode, graphMode, text, textMode } = props.panel.options;
   const draw = ({ value, width, height, alignmentFactors, count }) => (
     <BigValue value={value.display} count={count} colorMode={colorMode} graphMode={graphMode} justifyMode="auto"
-      textMode={textMode} alignmentFactors={alignmentFactors} width={width} height={height} theme={props.theme} />
+      text={text} textMode={textMode} alignmentFactors={alignmentFactors} width={width} height={height} theme={props.theme} />
   );
   return <Repeated {...props} renderValue={draw} itemSpacing={3} autoGrid />;
 }
