@@ -8,10 +8,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from vllm.v1.worker.utils import request_memory
 
 from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
+from grpo_trainer.engine_pod.engine_start import start_engine
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup
 from grpo_trainer.runtime.errors import classify_error, engine_cause
@@ -64,6 +68,19 @@ def trained(plan: TrainingPlan, of_engine: TrainingPlan | None = None) -> dict[s
     return {"steps": trainer.state.global_step, "runner": type(worker.model_runner).__module__}
 
 
+def without_room() -> dict[str, Any]:
+    """How a start ends on a GPU of 80 GiB, half of which the engine takes, with one of them
+    free."""
+    snapshot: Any = SimpleNamespace(device_="cuda:0", free_memory=2**30, total_memory=80 * 2**30)
+    cache: Any = SimpleNamespace(gpu_memory_utilization=0.5)
+    try:
+        start_engine(lambda: request_memory(snapshot, cache))
+    except Exception as error:
+        result, message = classify_error(error)
+        return {"result": result, "cause": engine_cause(error), "message": message}
+    return {}
+
+
 def main(folder: Path) -> None:
     """All of it, a line each."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as a pod's process has them
@@ -75,6 +92,7 @@ def main(folder: Path) -> None:
         "vLLM's choice": trained(make_plan(folder, modelRunner="Auto")),
         "longer than the model": trained(make_plan(folder, maxModelLength=2**20)),
         "no room for one completion": trained(make_plan(folder, cacheBytes=4096)),
+        "no free memory": without_room(),
         "right": trained(strict),
         "another dtype": trained(strict, make_plan(folder, dtype="bfloat16")),
         "another temperature": trained(right, make_plan(folder, training={"temperature": 1.5})),

@@ -36,6 +36,7 @@ from grpo_trainer.process.watchdog import (
 from grpo_trainer.runtime.errors import EngineMismatch, classify_error, engine_cause
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.guard import LEAST_TOKENS, EngineGuard, largest_mean_difference
+from grpo_trainer.training.training_run import requested_bytes
 from tests.support.ranks import demo_model, runs
 from tests.trainer.engine_runs import engine_run
 from tests.trainer.test_engine_colocated import FakeEngine
@@ -191,6 +192,22 @@ def test_a_start_that_fails_for_another_known_cause_keeps_it(
 ) -> None:
     vllm.fails_at, vllm.error = "constructor", error
     assert told(lambda: generated(make_plan(folder), folder))[:2] == (result, None)
+
+
+def test_a_gpu_without_room_for_the_engine_is_a_shortage_and_no_failed_start(
+    folder: Path, vllm: type[FailingEngine]
+) -> None:
+    """vLLM looks before it allocates, and raises a ValueError."""
+    words = (
+        "Free memory on device cuda:0 (3.13/79.18 GiB) on startup is less than desired GPU memory "
+        "utilization (0.4, 31.5 GiB). Decrease GPU memory utilization or reduce GPU memory used by "
+        "other processes."
+    )
+    vllm.fails_at, vllm.error = "constructor", ValueError(words)
+    result, why, message = told(lambda: generated(make_plan(folder), folder))
+    assert (result, why) == (Result.OUT_OF_MEMORY, None)
+    assert words in message
+    assert requested_bytes(message) == 31.5 * 2**30
 
 
 def test_an_error_after_the_first_completions_is_no_failed_start(
@@ -449,6 +466,13 @@ def test_real_vllm_that_does_not_start_is_named_with_its_words(
     assert (found["result"], found["cause"]) == ("EngineFailed", "NotStarted")
     assert found["message"].startswith("vLLM did not start: ")
     assert words in found["message"]
+
+
+@pytest.mark.realtime
+def test_real_vllm_that_finds_no_room_is_a_shortage(facts: dict[str, Any]) -> None:
+    found = facts["no free memory"]
+    assert (found["result"], found["cause"]) == ("OutOfMemory", None)
+    assert requested_bytes(found["message"]) == 40 * 2**30
 
 
 @pytest.mark.realtime

@@ -8,8 +8,11 @@ A hang and a signal raise nothing. The frame of start_engine in the stack of the
 them (process/watchdog.py).
 """
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
+
+import torch
 
 from grpo_api.report.report import Result
 from grpo_api.spec.generation import GenerationSpec
@@ -26,6 +29,9 @@ T = TypeVar("T")
 
 MAX_TEXT = 800
 """Characters of vLLM's own text in a message."""
+_NO_ROOM = re.compile(r"Free memory on device .* GPU memory utilization \([^()]*, ([\d.]+ GiB)\)")
+"""What vLLM says before it allocates anything, and how much the engine takes (v1/worker/utils.py,
+request_memory)."""
 
 
 def start_engine(step: Callable[[], T]) -> T:
@@ -34,6 +40,7 @@ def start_engine(step: Callable[[], T]) -> T:
     Raises:
         EngineNotStarted: vLLM raised an error. Our own errors, a want of memory and a lost rank
             stay as they are.
+        torch.OutOfMemoryError: the GPU has less free memory than the engine takes.
     """
     try:
         return step()
@@ -42,7 +49,11 @@ def start_engine(step: Callable[[], T]) -> T:
         if has_known_cause or classify_error(error)[0] is Result.OUT_OF_MEMORY:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise EngineNotStarted(f"vLLM did not start: {text[:MAX_TEXT]}") from error
+        message = f"vLLM did not start: {text[:MAX_TEXT]}"
+        # Another engine would lack the room, too; a plan with a smaller one does not.
+        if wanted := _NO_ROOM.search(text):
+            raise torch.OutOfMemoryError(f"{message} Tried to allocate {wanted[1]}") from error
+        raise EngineNotStarted(message) from error
 
 
 def error_for_choice(error: EngineNotStarted, generation: GenerationSpec) -> TrainingError:
