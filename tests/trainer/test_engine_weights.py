@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_trainer.generation import generation_base, merged_weights
@@ -177,3 +178,25 @@ def test_a_right_merge_is_compared_once_and_draws_no_random_number(
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(compared) == 1
     assert engine.names == list(weight_shapes(model))
+
+
+def in_tf32(values: torch.Tensor) -> torch.Tensor:
+    """As a tensor core reads float32: with 10 bits of mantissa."""
+    bits = values.detach().contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def test_a_merge_whose_products_are_of_tf32_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU computes them with training.overrides.tf32."""
+
+    def merge(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
+        down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        return weight + layer.scaling["default"] * (in_tf32(up) @ in_tf32(down))
+
+    model = adapted(policy(tmp_path, torch.float32, tied=False), ["k_proj"])
+    monkeypatch.setattr(merged_weights, "_merged_weight", merge)
+    engine = receiving(model)
+    engine.sync_weights()
+    assert engine.proven_version
