@@ -195,6 +195,24 @@ def test_exceptions_become_results(error: BaseException, result: Result) -> None
     assert classify_error(error)[0] is result
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[pair.cc:534] Connection closed by peer [10.0.0.1]:41522",
+        "[pair.cc:317] writev [10.0.0.1]:41522: Broken pipe",
+        "[pair.cc:921] Socket closed [10.0.0.1]:41522",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown "
+        "or crash?",
+        "NCCL error: remote process exited or there was a network error",
+    ],
+)
+def test_a_lost_peer_is_not_blamed_before_the_error_that_it_ended_with(words: str) -> None:
+    result, message = classify_error(RuntimeError(words))
+    symptom = Outcome(result=result, rank=0, message=f"Training: {message}")
+    cause = Outcome(result=Result.ERROR, rank=1, message="Training: KeyError: 'kl'")
+    assert root_cause([symptom, cause]) is cause
+
+
 def test_an_outcome_carries_the_last_numbers_also_those_that_are_none() -> None:
     reached = Progress(attempt=2, step=5, total_steps=9).model_copy(
         update={

@@ -152,6 +152,7 @@ SILENT, LOST = Rank(None, 0.0, False), Rank(0.0, 0.0, False)
 @example(story_of("a reward fails", SILENT, QUICK))
 @example(story_of("is done", QUICK, SILENT))
 @example(story_of("the data is wrong", QUICK, LOST, latencies=(2.0, 1.0)))
+@example(story_of("user code raises", QUICK, Rank(0.0, 0.0, True), latencies=(2.0, 1.0)))
 def test_the_cause_is_what_a_gang_and_the_operator_tell_of(
     tmp_path_factory: pytest.TempPathFactory, story: Story
 ) -> None:
@@ -187,6 +188,9 @@ def require_answer(story: Story, decisions: list[Decision]) -> None:
             continue
         is_drained = story.cause == "gets SIGTERM"
         assert ended.result is (Result.PREEMPTED if is_drained else story.result)
+        # Its peers end with the same result, and say that they have lost a peer.
+        if story.cause == "user code raises" and all(rank.is_written for rank in story.ranks):
+            assert ended.rank == story.culprit
         assert (decision.action is Action.SUCCEED) == (story.cause == "is done")
         assert (decision.action is Action.FAIL) == (story.result in PERMANENT)
         if decision.action is Action.ADMIT:

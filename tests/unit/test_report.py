@@ -18,7 +18,7 @@ from grpo_api.report.report import (
     Result,
 )
 from grpo_api.report.revisions import DATASET_FINGERPRINT, Generations
-from grpo_api.report.root_cause import CausePriority, cause_priority
+from grpo_api.report.root_cause import LOST_PEER_MESSAGE, CausePriority, cause_priority
 from grpo_api.report.termination_message import MESSAGE_BYTES, truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS, TRAINER
 from grpo_api.text.contract import TERMINATION_BYTES
@@ -175,6 +175,9 @@ def test_what_a_lost_peer_says_is_never_blamed_before_what_can_have_caused_it() 
     assert max(causes) < cause_priority(Result.PREEMPTED, disrupted=True) < min(symptoms)
     assert cause_priority(Result.OUT_OF_MEMORY, disrupted=True) is CausePriority.SPECIFIC
     assert cause_priority(Result.BAD_INPUT, reported=False) is CausePriority.ERROR
+    lost = cause_priority(Result.ERROR, f"Training: {LOST_PEER_MESSAGE}, which probably failed")
+    assert cause_priority(Result.ERROR, "Training: KeyError: 'kl'") < lost
+    assert cause_priority(Result.RENDEZVOUS_TIMEOUT) < lost < cause_priority(Result.PREEMPTED)
 
 
 def test_the_label_phase_is_the_job_s_alone() -> None:

@@ -21,6 +21,8 @@ PERMANENT = DIVERGED | {
     Result.STOPPED_ON_FINDING,
 }
 """Results that the same input would give again: no restart."""
+LOST_PEER_MESSAGE = "lost the connection to another rank"
+"""What a rank's Error says that has no other cause than the end of another."""
 
 
 class CausePriority(IntEnum):
@@ -32,7 +34,8 @@ class CausePriority(IntEnum):
     HANG = 4
     ERROR = 5
     RENDEZVOUS = 6
-    TERMINATED = 7
+    LOST_PEER = 7
+    TERMINATED = 8
 
 
 _TIERS = {
@@ -50,18 +53,21 @@ _TIERS = {
 
 
 def cause_priority(
-    result: Result, *, reported: bool = True, disrupted: bool = False
+    result: Result, message: str = "", *, reported: bool = True, disrupted: bool = False
 ) -> CausePriority:
     """Return how likely a failure is the cause of its peers' failures.
 
     Args:
         result: of the failure; for Succeeded the answer means nothing.
+        message: of its Outcome.
         reported: an Outcome says so; false where it was concluded from how the process ended.
         disrupted: the cluster ended the pod (eviction, preemption, node loss), not the program.
     """
     if reported and result in PERMANENT:
         return CausePriority.PERMANENT
     usual_tier = _TIERS.get(result, CausePriority.ERROR)
+    if result is Result.ERROR and LOST_PEER_MESSAGE in message:
+        usual_tier = CausePriority.LOST_PEER
     # A specific result names its own cause, which a disruption of the pod does not explain.
     if disrupted and usual_tier is not CausePriority.SPECIFIC:
         return CausePriority.DISRUPTION

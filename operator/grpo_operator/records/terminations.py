@@ -71,7 +71,8 @@ class PodTermination:
     @property
     def tier(self) -> CausePriority:
         """The end's rank in the search for the cause."""
-        return cause_priority(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
+        result, message = self.outcome.result, self.outcome.message
+        return cause_priority(result, message, reported=self.reported, disrupted=self.disrupted)
 
     @property
     def is_certain_cause(self) -> bool:

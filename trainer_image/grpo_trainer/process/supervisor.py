@@ -367,5 +367,5 @@ def root_cause(outcomes: list[Outcome]) -> Outcome:
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
     if not failed or (first.rank == 0 and first.result is Result.SUCCEEDED):
         return first
-    cause = min(failed, key=lambda outcome: cause_priority(outcome.result))
+    cause = min(failed, key=lambda outcome: cause_priority(outcome.result, outcome.message))
     return attribute_hang(cause, outcomes) if cause.result is Result.HANG else cause

@@ -29,6 +29,7 @@ recognised by their text. A hang raises nothing: the watchdog ends the process.
 
 from grpo_api.report.report import EngineCause, Result
 from grpo_api.report.revisions import Generations
+from grpo_api.report.root_cause import LOST_PEER_MESSAGE
 
 _HOST_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")
 _OUT_OF_MEMORY = ("MemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", *_HOST_MEMORY)
@@ -48,7 +49,11 @@ _LOST_PEER = (
     "Connection reset by peer",
     "remote process exited",
     "NCCL communicator was",
+    "Socket closed ",
+    "writev [",
+    "Connection was likely closed",
 )
+"""What gloo, NCCL and torch's store say of a process that is gone."""
 
 
 class TrainingError(Exception):
@@ -210,7 +215,7 @@ def classify_error(error: BaseException) -> tuple[Result, str]:
     if _mentions(text, _LOST_PEER):
         return (
             Result.ERROR,
-            f"lost the connection to another rank, which probably failed first: {text}",
+            f"{LOST_PEER_MESSAGE}, which probably failed first: {text}",
         )
     return Result.ERROR, text
 
