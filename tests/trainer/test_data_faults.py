@@ -18,6 +18,7 @@ from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.data.dataset import load_prompts, read_rows
+from grpo_trainer.gang import ranks
 from grpo_trainer.runtime.errors import BadInput
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
@@ -346,3 +347,14 @@ def test_renaming_faults(tmp_path: Path) -> None:
             load(tmp_path, "a.jsonl", columns=dict([columns]))
     with pytest.raises(BadInput, match=r"dataset.columns gives one column two names"):
         load(tmp_path, "a.jsonl", columns={"a": "answer", "b": "answer"})
+
+
+def test_ranks_that_read_other_rows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank trains on its part of a group, and would have another prompt there."""
+    (tmp_path / "a.jsonl").write_text(GOOD)
+    load(tmp_path, "a.jsonl")
+    monkeypatch.setattr(ranks, "gather", lambda mine: [mine, "other", mine, "more"])
+    with pytest.raises(BadInput, match="ranks 1, 3 read other rows than rank 0"):
+        load(tmp_path, "a.jsonl")

@@ -26,6 +26,7 @@ from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
+from ..gang import ranks
 from ..hub.repositories import Hub
 from ..runtime.errors import BadInput
 from .prompts import Prompt, PromptEncoder, build_prompt
@@ -131,16 +132,30 @@ def load_prompts(
     hub: Hub | None = None,
 ) -> Prompts:
     """The prompts of a run; `root` is where files are mounted (None: the pod's mount),
-    `template_kwargs` and `vocabulary` are as for PromptEncoder. A collective for a dataset of the
-    hub.
+    `template_kwargs` and `vocabulary` are as for PromptEncoder. A collective.
 
     Raises:
-        BadInput: the dataset can't be used as declared; with the row and the column.
+        BadInput: the dataset can't be used as declared; with the row and the column. Or a rank has
+            other rows than the others.
         Transient: the hub can't be asked now, or there is no room.
     """
     encoder = PromptEncoder(tokenizer, template_kwargs, vocabulary)
     rows = read_rows(dataset, root=root or data_root(), hub=hub)
-    return make_prompts(rows, dataset, training, encoder)
+    prompts = make_prompts(rows, dataset, training, encoder)
+    _require_same_rows(prompts)
+    return prompts
+
+
+def _require_same_rows(prompts: Prompts) -> None:
+    """Make sure that all ranks have the same rows: each trains on its part of a group, by the
+    row's number, and the last step is that of the number of rows. A collective."""
+    everyone = ranks.gather(prompts.fingerprint)
+    others = [number for number, theirs in enumerate(everyone) if theirs != everyone[0]]
+    if others:
+        raise BadInput(
+            f"dataset: {ranks.rank_names(others)} read other rows than rank 0. Do all nodes mount "
+            "the same files, and did these, or the ConfigMap, change while the pods started?"
+        )
 
 
 def data_root() -> Path:
