@@ -3,6 +3,7 @@
 In one process; test_reference_gang.py has several.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from grpo_api.spec.rewards import ModelReward
+from grpo_trainer.gang import ranks
 from grpo_trainer.reference import reference_state, strategies
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_model import RewardModel
@@ -88,6 +90,45 @@ def test_a_checkpoint_of_other_start_weights_is_rejected(tmp_path: Path) -> None
     second = build(demo_model.save_policy(tmp_path / "model", seed=1))
     with pytest.raises(BadInput, match=f"{first.start}, now {second.start}"):
         second.strategy.restore(second, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"rms_norm_eps": 0.5}),
+        ("generation_config.json", {"eos_token_id": [1, 7]}),
+        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
+    ],
+)
+def test_a_model_whose_files_beside_the_weights_have_changed_is_not_continued(
+    tmp_path: Path, file: str, change: dict[str, Any]
+) -> None:
+    folder = demo_model.save_policy(tmp_path / "model")
+    first = build(folder)
+    checkpoint = tmp_path / "checkpoint"
+    first.strategy.save(first, checkpoint)
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | change))
+    first.strategy.restore(first, checkpoint)  # it has what it was loaded from
+    runs.reset()
+    second = build(folder)
+    with pytest.raises(BadInput, match=r"the model's config\.json, .* has changed since"):
+        second.strategy.restore(second, checkpoint)
+    identity = checkpoint / reference_state.FOLDER / reference_state.IDENTITY
+    saved = json.loads(identity.read_text())
+    del saved["configuration"]  # as an earlier image has it
+    identity.write_text(json.dumps(saved))
+    second.strategy.restore(second, checkpoint)
+
+
+def test_ranks_with_other_files_beside_the_same_weights_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = demo_model.save_policy(tmp_path / "model")
+    monkeypatch.setattr(ranks, "gather", lambda mine: [mine, mine, "other"])
+    with pytest.raises(WeightsDiffer, match="the tokenizer on rank 2 is another than on rank 0"):
+        reference_state.shared_configuration(folder)
 
 
 def test_a_resumed_policy_is_proven_against_the_checkpoint(model: Path, tmp_path: Path) -> None:

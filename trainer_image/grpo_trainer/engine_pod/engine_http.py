@@ -126,7 +126,7 @@ class EngineServer:
         message = await _body(request, Learn)
         if message.config and message.config != config_fingerprint(self._sampler.folder):
             raise RequestRefused(
-                f"{self._sampler.folder}: config.json or tokenizer.json is another than rank 0's; "
+                f"{self._sampler.folder}: config.json or the tokenizer is another than rank 0's; "
                 "compare the model's files on the nodes, or set spec.model.revision"
             )
         self._shapes = message.shapes

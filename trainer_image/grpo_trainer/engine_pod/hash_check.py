@@ -51,16 +51,30 @@ _SECOND = 0x94D049BB133111EB
 
 _SETTLED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache")
 """Keys of a config.json that change nothing, or that the plan decides."""
+_BESIDE = (
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files that make a tokenizer, prompts and the ends of completions."""
 
 
 def config_fingerprint(folder: Path) -> str:
     """32 hex digits over what no weight says of a model: epsilons, scales and rotary bases, in its
-    config.json, and the tokenizer, by which an engine finds stop strings and bad words."""
+    config.json, and its tokenizer and the tokens that end a completion."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     read = {key: value for key, value in config.items() if key not in _SETTLED}
-    tokenizer = folder / "tokenizer.json"
-    vocabulary = tokenizer.read_bytes() if tokenizer.exists() else b""
-    return xxhash.xxh3_128_hexdigest(json.dumps(read, sort_keys=True).encode() + vocabulary)
+    contents = {
+        name: xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
+        for name in _BESIDE
+        if (folder / name).exists()
+    }
+    return xxhash.xxh3_128_hexdigest(json.dumps([read, contents], sort_keys=True).encode())
 
 
 def new_seed() -> int:

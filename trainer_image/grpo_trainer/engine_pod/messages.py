@@ -65,7 +65,7 @@ class Learn(Model):
     dtype: Literal["bfloat16", "float32"]
     """Type in which they will be sent."""
     config: Annotated[str, Field(max_length=32)] = ""
-    """Fingerprint of rank 0's config.json and tokenizer.json; empty where it is not compared."""
+    """Fingerprint of rank 0's config.json and tokenizer; empty where it is not compared."""
 
 
 class Sync(Model):

@@ -2,7 +2,8 @@
 now.
 
 TRL forgets both. A reference that stays is built from the model again on resume. If the model's
-files have changed meanwhile, it would silently be another one, so their fingerprint is kept. A
+files have changed meanwhile, it would silently be another one, so their fingerprints are kept, of
+the weights and of what is beside them: the policy, too, would compute with another config.json. A
 synchronised one is saved: one safetensors file by rank 0, under ZeRO-3 one per rank with its own
 partitions, so that nothing is gathered.
 
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..engine_pod.hash_check import config_fingerprint
 from ..gang import ranks
 from ..runtime.errors import BadInput, WeightsDiffer
 from ..weights.parameters import (
@@ -32,29 +34,52 @@ FOLDER = "reference"
 IDENTITY = "identity.json"
 
 
-def save_identity(folder: Path, start: str) -> None:
-    """Rank 0 writes which reference the checkpoint belongs to; `start` is the fingerprint of the
-    start weights."""
+def shared_configuration(folder: Path) -> str:
+    """Fingerprint of what lies beside the weights in a model's folder. A collective.
+
+    Raises:
+        WeightsDiffer: a rank has other files than the others.
+    """
+    everyone = ranks.gather(config_fingerprint(folder))
+    others = [number for number, theirs in enumerate(everyone) if theirs != everyone[0]]
+    if others:
+        raise WeightsDiffer(
+            f"{folder}: config.json, generation_config.json or the tokenizer on "
+            f"{ranks.rank_names(others)} is another than on rank 0. Compare the model's files on "
+            "the nodes"
+        )
+    return everyone[0]
+
+
+def save_identity(folder: Path, start: str, configuration: str) -> None:
+    """Rank 0 writes which model the checkpoint belongs to: the fingerprints of the start weights
+    and of what lay beside them."""
     if ranks.rank() == 0:
         path = folder / FOLDER / IDENTITY
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"start": start}))
+        path.write_text(json.dumps({"start": start, "configuration": configuration}))
 
 
-def check_identity(folder: Path, start: str) -> None:
-    """Whether this run's reference begins as the checkpoint's did. A collective.
+def check_identity(folder: Path, start: str, configuration: str) -> None:
+    """Whether this run's model begins as the checkpoint's did. A collective.
 
     Raises:
         BadInput: the model's files have changed since.
     """
 
     def check() -> None:
-        saved = json.loads((folder / FOLDER / IDENTITY).read_text())["start"]
-        if saved != start:
+        saved = json.loads((folder / FOLDER / IDENTITY).read_text())
+        if saved["start"] != start:
             raise BadInput(
-                f"the model's files have changed since this checkpoint: fingerprint then {saved}, "
-                f"now {start}. The reference would be another; restore the files or pin "
-                "spec.model.revision"
+                "the model's files have changed since this checkpoint: fingerprint then "
+                f"{saved['start']}, now {start}. The reference would be another; restore the files "
+                "or pin spec.model.revision"
+            )
+        # Checkpoints of earlier images have none.
+        if saved.get("configuration", configuration) != configuration:
+            raise BadInput(
+                "the model's config.json, generation_config.json or tokenizer has changed since "
+                "this checkpoint; restore the files or pin spec.model.revision"
             )
 
     ranks.run_on_all(check)

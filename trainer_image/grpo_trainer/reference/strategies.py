@@ -64,6 +64,8 @@ class PolicyTrainer(TrainerModels, Protocol):
     """Every proof made so far, in order."""
     resumed_from: Path | None
     """The checkpoint that the run continues from."""
+    configuration: str
+    """Fingerprint of what lies beside the weights in the model's folder."""
 
     @property
     def start(self) -> str:
@@ -123,7 +125,7 @@ class ReferenceStrategy:
     def save(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Writes into a checkpoint which weights the reference began with and, if it moves, where
         it is now."""
-        reference_state.save_identity(folder, trainer.start)
+        reference_state.save_identity(folder, trainer.start, trainer.configuration)
         if self.sync and trainer.ref_model is not None:
             reference_state.save_reference(unwrap_model(trainer.ref_model), folder)
 
@@ -135,7 +137,7 @@ class ReferenceStrategy:
             BadInput: the model's files have changed since.
             WeightsDiffer: what was read is not what was saved.
         """
-        reference_state.check_identity(folder, trainer.start)
+        reference_state.check_identity(folder, trainer.start, trainer.configuration)
         if self.sync and trainer.ref_model is not None:
             reference_state.restore_reference(unwrap_model(trainer.ref_model), folder)
 

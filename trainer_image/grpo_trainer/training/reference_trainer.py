@@ -65,6 +65,7 @@ from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
 from ..generation.stop_strings import StopStrings, mark_stopped
 from ..history.run_history import CompletionFacts, Generation
+from ..reference import reference_state
 from ..reference.strategies import ReferenceCallback, ReferenceStrategy, evaluating
 from ..runtime.errors import Diverged
 from ..runtime.paths import checkpoint_folder
@@ -106,6 +107,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         **kwargs: Any,
     ) -> None:
         self.source: Source = loaded.source
+        self.configuration = reference_state.shared_configuration(self.source.folder)
         self.strategy = strategy
         self.observer = observer or StepObserver()
         self.save = save
