@@ -242,7 +242,12 @@ class Network(nn.Module):
         self._k_scale_float = 1.0
         self._k_scale_cpu = torch.tensor(1.0)
         self.is_neox_style, self.compiled = True, False
-        self.impl = SimpleNamespace(scale=0.5, sliding_window=(-1, -1), logits_soft_cap=None)
+        self.impl = SimpleNamespace(
+            scale=0.5,
+            sliding_window=(-1, -1),
+            logits_soft_cap=None,
+            alibi_slopes=torch.tensor([0.5, 0.25]),
+        )
         self.config = SimpleNamespace(embedding_multiplier=2.0)
 
     def load_weights(self, weights: Weights) -> None:
@@ -380,6 +385,9 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         lambda network: setattr(network.impl, "scale", 0.25),
         lambda network: setattr(network.impl, "sliding_window", (7, 0)),
         lambda network: setattr(network.impl, "logits_soft_cap", 30.0),
+        lambda network: network.impl.alibi_slopes.mul_(1 + 2**-23),
+        lambda network: setattr(network.impl, "alibi_slopes", torch.tensor([0.5, 0.5])),
+        lambda network: setattr(network.impl, "alibi_slopes", None),
         lambda network: setattr(network.config, "embedding_multiplier", 1.0),
         lambda network: setattr(network.square.weight, "data", network.square.weight.clone()),
         lambda network: delattr(network, "norm"),
@@ -393,6 +401,19 @@ def test_what_an_engine_gets_or_loses_beside_its_tensors_is_named(tied: bool) ->
         assert differing() != []
     network, differing = synced_worker(tied)
     network.compiled = True
+    assert differing() == []
+
+
+def test_what_attention_computes_with_survives_vllm_s_sleep() -> None:
+    """Its worker saves buffers, and all other memory comes back as anything."""
+    network, differing = synced_worker(tied=False)
+    slopes = network.impl.alibi_slopes
+    saved = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    slopes.fill_(float("nan"))
+    assert differing() != []
+    for name, buffer in network.named_buffers():
+        buffer.data.copy_(saved[name])
+    assert slopes.tolist() == [0.5, 0.25]
     assert differing() == []
 
 

@@ -25,7 +25,9 @@ from .weight_layout import Layout, Strided, learn_layout, live_part, parameter_v
 
 COMPILATION = ("compiled", "first_compile", "was_aot_compile_fn_loaded_from_disk")
 """Flags that change as vLLM compiles its model (vllm/compilation/wrapper.py)."""
-ATTENTION = ("scale", "sliding_window", "logits_soft_cap")
+SLOPES = "alibi_slopes"
+"""Of attention with linear biases: a tensor of the `impl`."""
+ATTENTION = ("scale", "sliding_window", "logits_soft_cap", SLOPES)
 """Numbers that every backend of attention computes with, which is no module but a module's
 `impl`."""
 
@@ -51,6 +53,7 @@ class WeightsWorker:
             no proof, if so.
         """
         self._divide_logits()
+        self._keep_slopes()
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
         # The model's own loader fuses and splits the tensors. What it writes is what a proof has to
@@ -64,6 +67,14 @@ class WeightsWorker:
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
         return sources, layout.problems
+
+    def _keep_slopes(self) -> None:
+        """Make buffers of attention's slopes: vLLM's sleep saves and restores buffers alone
+        (v1/worker/gpu_worker.py), and what lies beside them is anything afterwards."""
+        for module in self.model_runner.model.modules():
+            slopes = getattr(getattr(module, "impl", None), SLOPES, None)
+            if isinstance(slopes, torch.Tensor):
+                module.register_buffer(SLOPES, slopes, persistent=False)
 
     def logprobs_switch(self, mode: str) -> None:
         """Return log-probabilities of this kind (vLLM's logprobs_mode) from the next token on."""
@@ -141,11 +152,16 @@ class WeightsWorker:
                 if isinstance(value, float | int) and attribute not in COMPILATION:
                     fixed[f"{name}.{attribute}"] = repr(value)
                 elif isinstance(value, torch.Tensor) and attribute.endswith("_scale_cpu"):
-                    fixed[f"{name}.{attribute}"] = repr(value.tolist())
+                    fixed[f"{name}.{attribute}"] = _exact_text(value)
                 elif attribute == "impl":
                     numbers = [getattr(value, number, None) for number in ATTENTION]
-                    fixed[f"{name}.impl"] = repr(numbers)
+                    fixed[f"{name}.impl"] = tuple(map(_exact_text, numbers))
         return fixed
+
+
+def _exact_text(value: object) -> str:
+    """A value with all digits of all elements, where a tensor's own repr has four."""
+    return repr(value.tolist() if isinstance(value, torch.Tensor) else value)
 
 
 class ReceivingWorker(WeightsWorker):
