@@ -26,6 +26,7 @@ from grpo_trainer.reference.strategies import (
 from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.offloaded_base import ALIGNMENT
 from tests.support.facts.reference_facts import disturb, score, whole
 from tests.support.ranks import demo_model, runs
 
@@ -78,6 +79,15 @@ def test_the_copy_is_the_start_weights_frozen_in_eval_and_apart(model: Path, str
 def test_a_tied_embedding_stays_tied_in_the_copy(model: Path, strategy: str) -> None:
     reference = build(model, strategy).ref_model
     assert reference.lm_head.weight is reference.model.embed_tokens.weight
+
+
+def test_an_offloaded_copy_takes_no_more_of_the_host_than_its_weights(model: Path) -> None:
+    """torch's page-locked memory of a tensor is a power of two, up to twice its bytes."""
+    parameters = list(build(model, "Offload").ref_model.parameters())
+    (memory,) = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    size = parameters[0].untyped_storage().nbytes()
+    assert memory
+    assert size <= sum(parameter.nbytes + ALIGNMENT for parameter in parameters)
 
 
 def test_neither_policy_nor_reference_drops_out(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from ..weights import parameters
 from ..weights.checkpoint_files import ADAPTER_CONFIG, WeightFiles, open_weights
 from ..weights.model_files import Source
 from ..weights.models import freeze, load_causal
+from ..weights.offloaded_base import OffloadedBase
 from ..weights.parameters import unwrap_model
 from ..weights.policy_checks import TrainerModels, check_states
 from ..weights.proof import Proof, prove_equal, prove_weights
@@ -264,10 +265,7 @@ class Offload(ReferenceStrategy):
     def attach(self, trainer: PolicyTrainer) -> None:
         """Takes the parameters back to the host: TRL's wrapping put them on the device (before any
         optimizer state). On a GPU they are page-locked, so that copies to it can overlap."""
-        on_gpu = trainer.accelerator.device.type == "cuda"
-        for parameter in unwrap_model(trainer.ref_model).parameters():
-            host = parameter.data.to("cpu")
-            parameter.data = host.pin_memory() if on_gpu else host
+        OffloadedBase(unwrap_model(trainer.ref_model)).move_to_host()
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:
         """Brings the copy in for its own passes."""

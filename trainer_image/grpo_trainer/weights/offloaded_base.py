@@ -1,4 +1,5 @@
-"""Keeps the frozen base of a LoRA policy in host memory while an engine has the GPU.
+"""Keeps frozen weights in host memory: the base of a LoRA policy while an engine has the GPU, and
+an offloaded reference between its passes.
 
 The base never changes, so that its copy in host memory is made once and nothing is ever written
 back. To leave the GPU copies nothing, and to come back copies the base once over the host link. An
@@ -66,7 +67,7 @@ def _pinned_memory(size: int, device: torch.device) -> torch.Tensor:
         error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
         if error:
             raise TrainingError(
-                f"the base of the policy takes {size} bytes of page-locked host memory, and CUDA "
-                f"can't lock them (error {error}): raise resources.requests.memory"
+                f"weights that are offloaded take {size} bytes of page-locked host memory, and "
+                f"CUDA can't lock them (error {error}): raise resources.requests.memory"
             )
     return memory
