@@ -70,6 +70,12 @@ def crashes_in_its_engine(recorder, errors):
     from grpo_trainer.engine_pod.engine_start import start_engine
     start_engine(lambda: signal.raise_signal(signal.SIGILL))
 
+def is_given_up_by_a_library(recorder, errors):
+    library, thread = ctypes.CDLL(None), ctypes.c_ulong()
+    after_the_other_began()
+    library.pthread_create(ctypes.byref(thread), None, library.abort, None)
+    threading.Event().wait()
+
 def is_busy(recorder, errors):
     begin()
     threading.Event().wait()

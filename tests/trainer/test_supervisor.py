@@ -13,8 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.report import Outcome, Result, Standstill
+from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import with_standstill
 from grpo_api.text.contract import TERMINATION_BYTES
+from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
 from grpo_trainer.process.supervisor import (
     PATIENCE_SECONDS,
@@ -23,6 +25,7 @@ from grpo_trainer.process.supervisor import (
     kill_workers,
     patience_after,
     root_cause,
+    should_supervise,
 )
 from grpo_trainer.process.watchdog import (
     Stacks,
@@ -32,6 +35,7 @@ from grpo_trainer.process.watchdog import (
     select_frames,
 )
 from tests.generated import cases
+from tests.support.ranks import runs
 from tests.trainer.supervised_pod import HANG_SECONDS, run, supervised
 
 
@@ -98,6 +102,27 @@ def test_vllm_that_is_ended_by_a_signal_before_it_has_sampled_did_not_start(tmp_
     assert (outcome.result, outcome.engine_cause) == (Result.ENGINE_FAILED, "NotStarted")
     assert "vLLM did not start: rank 0 was ended by SIGILL in " in outcome.message
     assert "in crashes_in_its_engine" in ended.stdout
+
+
+@pytest.mark.realtime
+def test_a_process_that_a_library_gives_up_may_have_lost_a_peer(tmp_path: Path) -> None:
+    """NCCL's own thread aborts where a rank of another pod is gone; that one has the cause."""
+    outcome, _ = supervised(tmp_path, "is_busy", "is_given_up_by_a_library")
+    assert (outcome.result, outcome.rank) == (Result.ERROR, 1)
+    assert "rank 1 was ended by SIGABRT without an outcome: it lost the" in outcome.message
+    assert cause_priority(outcome.result, outcome.message) is CausePriority.LOST_PEER
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "nodes", "is_supervised"),
+    [("GPU", 2, True), ("GPU", 1, False), ("CPU", 2, False)],
+)
+def test_a_rank_alone_in_its_pod_is_supervised_where_nccl_may_end_it(
+    accelerator: str, nodes: int, is_supervised: bool
+) -> None:
+    """As a container's first process it can't even be ended by SIGABRT."""
+    execution = runs.plan(Path("/models/demo"), execution={"accelerator": accelerator}).execution
+    assert should_supervise(execution, Placement(0, 0, 1, nodes)) is is_supervised
 
 
 @pytest.mark.parametrize(

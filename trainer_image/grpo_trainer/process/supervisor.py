@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Progress, Result
 from grpo_api.report.root_cause import (
+    LOST_PEER_MESSAGE,
     PERMANENT,
     CausePriority,
     attribute_hang,
@@ -176,10 +177,12 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
 
 
 def should_supervise(execution: ExecutionPlan, place: Placement) -> bool:
-    """True for a pod of several processes, and for one with vLLM in its process: a signal may end
-    that before it can say why."""
+    """True for a pod of several processes, and for one with vLLM or NCCL in its process: a signal
+    may end that before it can say why."""
     engine = execution.engine
-    return place.processes_per_node > 1 or (engine is not None and engine.kind == "Colocated")
+    has_engine_inside = engine is not None and engine.kind == "Colocated"
+    has_nccl = execution.accelerator == "GPU" and place.nodes > 1
+    return place.processes_per_node > 1 or has_engine_inside or has_nccl
 
 
 def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
@@ -336,6 +339,9 @@ def _exit_outcome(worker: Worker, attempt: int, oom_killed: bool, stacks: str) -
     if worker.was_killed:
         end = "did not end after another process of the pod and was killed"
     text = f"rank {worker.rank} {end} without an outcome"
+    if not frames and "Fatal Python error: Aborted" in stacks:
+        # NCCL's own thread ends a process so (torch's ProcessGroupNCCL.cpp).
+        text += f": it {LOST_PEER_MESSAGE}, or its GPU failed; its log says which"
     return make_outcome(worker.rank, worker.exit_result(), text, unknown)
 
 
