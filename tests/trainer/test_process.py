@@ -201,6 +201,7 @@ def test_exceptions_become_results(error: BaseException, result: Result) -> None
         "[pair.cc:534] Connection closed by peer [10.0.0.1]:41522",
         "[pair.cc:317] writev [10.0.0.1]:41522: Broken pipe",
         "[pair.cc:921] Socket closed [10.0.0.1]:41522",
+        "sendBytes failed on SocketImpl(fd=19): Broken pipe",
         "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown "
         "or crash?",
         "NCCL error: remote process exited or there was a network error",

@@ -49,9 +49,9 @@ _LOST_PEER = (
     "Connection reset by peer",
     "remote process exited",
     "NCCL communicator was",
-    "Socket closed ",
-    "writev [",
+    "Broken pipe",
     "Connection was likely closed",
+    "Socket closed ",
 )
 """What gloo, NCCL and torch's store say of a process that is gone."""
 
