@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.report.report import EXIT_CODES, Result
 from grpo_operator.decide.decisions import Action
 from tests.generated import cases
 from tests.unit.operator_world import at, judged, make_child, make_pod, running, said, terminated
@@ -108,6 +109,28 @@ def test_a_gang_that_hangs_in_vllm_after_its_first_completions_blames_the_engine
     decision = judged(running(*pods, ago=16, ends=[ended] if last else []))
     assert decision.reason == result
     assert ("vLLM hangs after its first completions" in decision.message) == (
+        result == "EngineFailed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "result"),
+    [
+        ("EngineWeightsDiffer", "EngineFailed"),
+        ("Error", "EngineWeightsDiffer"),
+        ("", "EngineWeightsDiffer"),
+    ],
+)
+def test_weights_that_differ_in_two_attempts_in_a_row_are_a_failure_of_the_engine(
+    last: str, result: str
+) -> None:
+    """Another engine takes its place, where the same one differed up to the limit."""
+    ended = {"attempt": 1, "reason": last, "runningSeconds": 7000, "endTime": at(-30)}
+    code = EXIT_CODES[Result.ENGINE_WEIGHTS_DIFFER]
+    pod = make_pod(0, state=terminated(code, said("EngineWeightsDiffer", message="after 2 syncs")))
+    decision = judged(running(pod, ago=16, ends=[ended] if last else []))
+    assert (decision.action, decision.reason) == (Action.ADMIT, result)
+    assert ("in two attempts in a row, after 2 syncs" in decision.message) == (
         result == "EngineFailed"
     )
 

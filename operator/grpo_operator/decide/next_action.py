@@ -19,6 +19,7 @@ from grpo_api.report.root_cause import (
     attribute_hang,
     blame_engine_of_gang,
 )
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType
 from grpo_kube.objects.times import shortest_pause
 
@@ -300,18 +301,22 @@ def _attributed_outcome(cause: PodTermination, observation: Observation) -> Outc
     """The cause's outcome; of a hang, with the rank that the others waited for and where that one
     stood.
 
-    Rank 0 waits in vain for engines in pods of their own that don't start; they say why.
+    Rank 0 waits in vain for engines in pods of their own that don't start; they say why. An engine
+    whose weights differ in two attempts in a row has failed, as one that hangs in both.
     """
-    if cause.outcome.result is Result.RENDEZVOUS_TIMEOUT:
+    ends, result = observation.job.status.ends, cause.outcome.result
+    is_repeated = bool(ends) and ends[-1].reason == result
+    if result is Result.RENDEZVOUS_TIMEOUT:
         return outcome_of_engines(observation) or cause.outcome
-    if cause.outcome.result is not Result.HANG:
+    if result is Result.ENGINE_WEIGHTS_DIFFER and is_repeated:
+        failed = cause.outcome.model_copy(update={"result": Result.ENGINE_FAILED})
+        return truncate_to_fit(failed, f"in two attempts in a row, {cause.outcome.message}")
+    if result is not Result.HANG:
         return cause.outcome
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
     hang = attribute_hang(cause.outcome, reported_outcomes)
     if len(reported_outcomes) < observation.job.nodes:
         return hang
-    ends = observation.job.status.ends
-    is_repeated = bool(ends) and ends[-1].reason == Result.HANG
     return blame_engine_of_gang(hang, reported_outcomes, is_repeated=is_repeated)
 
 
