@@ -122,6 +122,18 @@ def test_zero_3s_first_rank_reads_and_writes_the_whole_model() -> None:
     assert host_bytes(BIG, setup, 4) == pytest.approx(4 * one - 3 * 2 * BIG.parameters, abs=4)
 
 
+def test_a_reference_on_the_host_is_pinned_tensor_by_tensor_under_zero_3_alone() -> None:
+    def reference_bytes(zero: Literal[2, 3]) -> int:
+        setup = replace(offloading(zero, 8), offload=False)
+        host = replace(setup, reference="Offload")
+        return host_bytes(BIG, host, 1) - host_bytes(BIG, replace(setup, reference="None"), 1)
+
+    assert reference_bytes(2) == pytest.approx(2 * BIG.parameters, abs=4)
+    shares = [pinned_bytes(2 * -(-size // 8)) for size in trained_matrices(BIG, 0)]
+    assert reference_bytes(3) == pytest.approx(sum(shares), rel=0.001)
+    assert reference_bytes(3) > 1.5 * 2 * BIG.parameters / 8
+
+
 def test_one_gpu_with_7b_offloaded_needs_more_host_than_150_gib() -> None:
     """16 bytes per parameter planned 116 GiB for this; 145 to 154 were needed before rounding."""
     assert host_bytes(BIG, offloading(2, 1, 2), 1) > 145 * GIB

@@ -72,7 +72,8 @@ def pod_bytes(shape: Shape, setup: Setup) -> PodBytes:
     loading = partition + few_modules if setup.zero == 3 else whole
     reference = 0.0
     if setup.reference == "Offload":
-        reference = partition if setup.zero == 3 else whole
+        # Without ZeRO-3 it is one block, which is locked as it is.
+        reference = pinned_partitions(shape, setup) if setup.zero == 3 else whole
     of_rank0 = whole if setup.zero == 3 else 0
     saving = whole if setup.zero == 2 else 0
     base = states.offloaded_base(shape, setup)
@@ -82,6 +83,17 @@ def pod_bytes(shape: Shape, setup: Setup) -> PodBytes:
     # Loading is over before the optimizer's state is made, so a process has the larger of the two.
     per_process = PROCESS + engine + max(loading, state) + reference
     return PodBytes(of_rank0, per_process)
+
+
+def pinned_partitions(shape: Shape, setup: Setup) -> int:
+    """Bytes of one rank's share of all weights on the host, each tensor's in a pinned buffer of its
+    own (DeepSpeed's partition_parameters.py).
+
+    Norms and biases are many and small; each takes less than twice its bytes.
+    """
+    shares = [setup.weight_bytes * -(-size // setup.world) for size in trained_matrices(shape, 0)]
+    of_vectors = 2 * setup.weight_bytes * trained_vectors(shape, 0) // setup.world
+    return sum(map(pinned_bytes, shares)) + of_vectors
 
 
 def tracker_bytes(tracking: TrackingSpec | None) -> int:
