@@ -193,7 +193,8 @@ def test_a_merge_whose_products_are_of_tf32_is_right(
 
     def merge(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
         down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        return weight + layer.scaling["default"] * (in_tf32(up) @ in_tf32(down))
+        change: torch.Tensor = layer.scaling["default"] * (in_tf32(up) @ in_tf32(down))
+        return weight + change
 
     model = adapted(policy(tmp_path, torch.float32, tied=False), ["k_proj"])
     monkeypatch.setattr(merged_weights, "_merged_weight", merge)

@@ -86,8 +86,7 @@ def pod_bytes(shape: Shape, setup: Setup) -> PodBytes:
 
 
 def pinned_partitions(shape: Shape, setup: Setup) -> int:
-    """Bytes of one rank's share of all weights on the host, each tensor's in a pinned buffer of its
-    own (DeepSpeed's partition_parameters.py).
+    """Bytes of one rank's share of all weights on the host, which DeepSpeed pins tensor by tensor.
 
     Norms and biases are many and small; each takes less than twice its bytes.
     """

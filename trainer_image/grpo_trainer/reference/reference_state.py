@@ -2,10 +2,10 @@
 now.
 
 TRL forgets both. A reference that stays is built from the model again on resume. If the model's
-files have changed meanwhile, it would silently be another one, so their fingerprints are kept, of
-the weights and of what is beside them: the policy, too, would compute with another config.json. A
-synchronised one is saved: one safetensors file by rank 0, under ZeRO-3 one per rank with its own
-partitions, so that nothing is gathered.
+files have changed meanwhile, it would silently be another one, so their fingerprints are kept. With
+another config.json or tokenizer the policy would change, too. A synchronised reference is saved:
+one safetensors file by rank 0, under ZeRO-3 one per rank with its own partitions, so that nothing
+is gathered.
 
 That the checkpoint is whole, and of a run with this strategy, sync, model and world size, is known
 by now (checkpoints/manifest.py).
