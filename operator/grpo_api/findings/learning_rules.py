@@ -252,11 +252,18 @@ def _fallen_reward(run: RunNumbers) -> Verdict | None:
     for peak in (run.reward_peak, run.long_reward_peak):
         # Where the evaluation has risen since, prompts became harder, and the policy no worse.
         if peak.count and run.evaluations.gain_in_errors(peak.count, EVALUATIONS) <= SURE:
-            gain = max(peak.height, 0.0 if math.isnan(spread) else spread)
+            gain = _gain(peak.height, peak.error(reward), spread)
             limit = peak.least_loss(limits.REWARD_LOSS.value * gain, reward)
             scores.append(_ratio(peak.loss(reward), limit))
     evidence = {"reward": reward.level(), "bestReward": run.reward_peak.value}
     return Verdict(max(scores, default=0.0), evidence)
+
+
+def _gain(rise: float, error: float, least: float) -> float:
+    """What a loss is held against: the rise up to the best level. Where noise may explain that, or
+    there is next to none, it is `least` at least."""
+    has_risen = rise >= max(limits.SIGNIFICANT.value * error, limits.HACKED_GAIN.value * least)
+    return rise if has_risen else max(rise, least)
 
 
 def reward_hacking(run: RunNumbers) -> Verdict | None:
@@ -273,7 +280,8 @@ def _hacked_reward(run: RunNumbers, name: str, peak: Peak) -> Verdict | None:
     fallen = run.rewards[name]
     if not peak.count or fallen.count < 2 * SMOOTH:
         return None
-    size = limits.HACKED_LOSS.value * max(peak.height, LEAST_GAIN * abs(peak.value))
+    gain = _gain(peak.height, peak.error(fallen), LEAST_GAIN * abs(peak.value))
+    size = limits.HACKED_LOSS.value * gain
     rival = _gained_most(run, name, peak)
     if rival is None:
         return Verdict(0.0, {})
@@ -348,7 +356,8 @@ def _fallen_evaluation(run: RunNumbers, *, with_reward: bool) -> Verdict | None:
     if (run.level(REWARD) < least_reward) != with_reward:
         return Verdict(0.0, {})
     error = error_of_level(run.evaluations.noise, 3)
-    gain = max(levels[best] - min(levels[: best + 1]), LEAST_GAIN * abs(levels[best]))
+    rise = levels[best] - min(levels[: best + 1])
+    gain = _gain(rise, error, LEAST_GAIN * abs(levels[best]))
     limit = max(limits.HACKED_LOSS.value * gain, limits.SIGNIFICANT.value * error)
     loss = levels[best] - levels[-1]
     evidence = {
