@@ -80,6 +80,30 @@ def test_a_generation_that_is_logged_in_each_of_its_steps_counts_once(
     assert first_found(repeated) == first_found(once)
 
 
+def waiting(seconds: float, passes: int, *, has_zeros: bool) -> list[dict[str, Any]]:
+    """Generations of 60 s and so many of rewards, each used in steps of 10 s; the others wait for 0
+    s, or log no wait, as TRL."""
+    steps = reused(logged_steps(steps=40), passes, is_repeated=False)
+    for row in steps:
+        del row["phase_seconds/reward"]
+        is_generation = "reward" in row
+        row["step_time"] = 10 + (60 + seconds) * is_generation
+        if has_zeros or is_generation:
+            row["phase_seconds/reward"] = seconds * is_generation
+    return steps
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 8])
+@pytest.mark.parametrize("has_zeros", [True, False])
+def test_rewards_of_a_generation_are_waited_for_once_in_all_of_its_steps(
+    passes: int, has_zeros: bool
+) -> None:
+    assert first_found(waiting(20, passes, has_zeros=has_zeros)) == {}
+    found = first_found(waiting(300, passes, has_zeros=has_zeros))
+    assert set(found) == {"WaitingForRewards"}
+    assert found["WaitingForRewards"] < 20 * passes
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_gain_of_a_policy_that_moves_is_no_standstill(seed: int) -> None:
     right = learned(0.45, 0.55, 600)
@@ -195,6 +219,35 @@ def test_reasoning_that_doubles_half_a_hundred_steps_before_more_is_right_is_no_
     right = lambda step: 0.3 + max(0.0, learned(0.0, 0.35, 80)(step - 110))  # noqa: E731
     steps = batches(seed, right, beside, prompts=16, steps=260)
     assert "LengthExploding" not in first_found(steps)
+
+
+def gained_and_lost(step: int) -> float:
+    """What is learned in 100 steps, and lost in the next 150."""
+    return min(ramp(0.45, 0.6, 100, 0)(step), ramp(0.6, 0.45, 250, 100)(step))
+
+
+def of_trl_1_16(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps with the standard deviation of all completions, which newer TRL logs."""
+    for row in steps:
+        accuracy = row["rewards/accuracy/mean"]
+        row["reward_std"] = math.sqrt(accuracy * (1 - accuracy))
+    return steps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_small_gain_that_is_lost_again_is_named_before_half_of_it_is_lost(seed: int) -> None:
+    steps = of_trl_1_16(batches(seed, gained_and_lost, STILL, prompts=256, steps=250))
+    at = first_found(steps)["RewardFalling"]
+    assert lost_share(steps, lambda step: float(step["reward"]), at) < 0.5
+    beside = {**STILL, "rewards/style/mean": ramp(0.2, 0.9, 250, 100)}
+    gamed = of_trl_1_16(batches(seed, gained_and_lost, beside, prompts=256, steps=250))
+    for row in gamed:
+        row["reward"] += row["rewards/style/mean"]
+    at = first_found(gamed)["RewardHacking"]
+    assert lost_share(gamed, lambda step: float(step["rewards/accuracy/mean"]), at) < 0.5
+    learned_still = batches(seed, learned(0.45, 0.6, 250), STILL, prompts=256, steps=250)
+    at = first_found(evaluated(seed, learned_still, gained_and_lost))["RewardHacking"]
+    assert 100 < at < 206, "half of it is lost"
 
 
 def penalised(

@@ -223,6 +223,8 @@ KEPT_RECORDS = 256
 """Enough to remember a length that grows from one token to 200,000."""
 SAVES = 3
 """Checkpoints over which their time is taken."""
+WAITED, WORKED = "reward_seconds", "generation_seconds"
+"""Seconds of a step from one generation to the next: of the rewards, and of all."""
 
 
 def has_generation(row: StepRow) -> bool:
@@ -308,6 +310,7 @@ class RunNumbers:
         self._num_repeats = 0
         self._last_values: dict[str, float] = {}
         self._seconds_since_save = 0.0
+        self._rows_since_rewards, self._seconds_since_rewards = 0, 0.0
         self._failures = 0.0
         """Checkpoints that the process of the step before could not write."""
 
@@ -319,8 +322,7 @@ class RunNumbers:
         if DEAD_GROUPS not in values and "reward_std" in values:
             is_dead = values["reward_std"] <= EQUAL_REWARDS * (1 + abs(values.get(REWARD, 0.0)))
             values[DEAD_GROUPS] = float(is_dead)
-        for phase, seconds in row.phases.items():
-            values[f"seconds/{phase}"] = seconds
+        self._add_waiting(row)
         for key, value in values.items():
             self.series[key].add(value)
         for name, value in row.rewards.items():
@@ -408,6 +410,16 @@ class RunNumbers:
         is_needed = len(self.first_gradients) < GRADIENTS
         if GRADIENT in values and has_signal and is_needed and not is_missing:
             self.first_gradients.append(values[GRADIENT])
+
+    def _add_waiting(self, row: StepRow) -> None:
+        """Take the seconds of a step; one that reuses a generation waits for no reward."""
+        self._rows_since_rewards += 1
+        self._seconds_since_rewards += row.values.get("step_seconds", sum(row.phases.values()))
+        waited = row.phases.get("reward", 0.0)
+        if waited > 0:
+            self.series[WAITED].add(waited / self._rows_since_rewards)
+            self.series[WORKED].add(self._seconds_since_rewards / self._rows_since_rewards)
+            self._rows_since_rewards, self._seconds_since_rewards = 0, 0.0
 
     def _count_missing_rewards(self, row: StepRow) -> None:
         if has_generation(row):

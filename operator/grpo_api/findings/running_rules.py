@@ -7,27 +7,18 @@ from itertools import pairwise
 from statistics import median, median_low, stdev
 
 from . import thresholds as limits
-from .run_numbers import RunNumbers, Verdict, error_of_level, noise_of_jumps
-
-REWARD_SECONDS = "seconds/reward"
+from .run_numbers import WAITED, WORKED, RunNumbers, Verdict, error_of_level, noise_of_jumps
 
 
 def waiting_for_rewards(run: RunNumbers) -> Verdict | None:
     """Steps wait for the rewards."""
-    if not run.has_values(REWARD_SECONDS):
+    if not run.has_values(WAITED):
         return None
-    waited = run.level(REWARD_SECONDS)
-    step = _step_seconds(run)
+    waited, step = run.level(WAITED), run.level(WORKED)
     evidence = {"rewardSeconds": waited, "stepSeconds": step}
-    if waited < limits.REWARD_SECONDS.value or step <= 0:
+    if waited < limits.REWARD_SECONDS.value or not step > 0:
         return Verdict(0.0, evidence)
     return Verdict(waited / step / limits.REWARD_WAIT.value, evidence)
-
-
-def _step_seconds(run: RunNumbers) -> float:
-    if run.has_values("step_seconds"):
-        return run.level("step_seconds")
-    return sum(run.level(key) for key in run.series if key.startswith("seconds/"))
 
 
 def engine_drift(run: RunNumbers) -> Verdict | None:
