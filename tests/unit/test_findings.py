@@ -404,6 +404,8 @@ def test_steps_that_were_rolled_back_do_not_count() -> None:
     good = [row for row in logged_steps(steps=200) if row["step"] > 60]
     assert diagnose(rows(bad))
     assert diagnose(rows(bad + good)) == []
+    # A restart that has not come as far again.
+    assert diagnose(rows(bad + good[:40])) == []
 
 
 @pytest.mark.parametrize("story", ["the reward falls", "answers reach the limit"])

@@ -164,8 +164,15 @@ def rows_in_order(rows: Iterable[StepRow]) -> list[StepRow]:
     """The rows by step. Of a step that was logged more than once, as after a rollback, a later row
     replaces what it says; what only the earlier one has stays."""
     by_step: dict[int, StepRow] = {}
+    newest = 0
     for row in rows:
         before = by_step.get(row.step)
+        is_rollback = before is not None and REWARD in before.values and REWARD in row.values
+        if is_rollback and row.step < newest:
+            # Of the steps that the run has gone back over, the last may not be logged again yet.
+            by_step = {step: each for step, each in by_step.items() if step <= row.step}
+            newest = row.step
+        newest = max(newest, row.step)
         by_step[row.step] = row if before is None else _merge_rows(before, row)
     return [by_step[step] for step in sorted(by_step)]
 
