@@ -129,7 +129,7 @@ def worst_color(chromium: Browser, story: Story) -> str:
 
 
 def first_row_drawing(
-    chromium: Browser, story: Story, names: Mapping[str, Sequence[JSON]]
+    chromium: Browser, story: Story, names: Mapping[str, Sequence[Mapping[str, str]]]
 ) -> Drawing:
     """The panels of names in the first row; `names` has the series of each by its label."""
     board = DASHBOARDS[story.board]
