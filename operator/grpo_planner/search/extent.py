@@ -5,7 +5,7 @@ room there, and an extent is a method in one place.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product
 from math import inf
@@ -24,14 +24,6 @@ WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only, as far as its batch can be split over them."""
 SPACING = 1.25
 """Least ratio of two extents past WHOLE_NODES."""
-
-
-SAMPLING_METHODS = (
-    Method(zero=0, strategy="None", reference="None"),
-    Method(zero=3, strategy="None", reference="None"),
-)
-"""The simplest methods without and with weights that have to be gathered. Sampling depends on the
-method by that alone, so all methods of a place share two bounds of its sampling."""
 
 
 @dataclass(eq=False)
@@ -96,26 +88,21 @@ class Extent:
         """For each of SHARES the updates that may be the fastest which fill a GPU up to it, beside
         an engine that takes nothing, and the factor by which their time counts longer.
 
-        A share in which no others fit than in less can't win, nor one past that in which the
-        fastest of all fits.
+        A share in which no others fit than in less can't win, nor one past that in which those fit
+        that the whole GPU has room for.
         """
         alone, usable = self.without_engine, self.place.pool.usable_bytes
         fitting: list[tuple[list[Update], float]] = []
         earlier: list[Update] = []
+        in_whole = alone.fastest_updates(usable)
         for share, crowded in zip(SHARES, CROWDED, strict=True):
             updates = alone.fastest_updates(int(share * usable))
             if updates != earlier:
                 fitting.append((updates, crowded))
                 earlier = updates
-            if alone.fastest_update in updates:
+            if updates == in_whole:
                 break
         return fitting
-
-    @property
-    def stand_in(self) -> "Extent":
-        """The extent of the simplest method whose sampling takes as long in this place."""
-        method = SAMPLING_METHODS[self.method.zero == 3]
-        return Extent(self.place, method, self.precision, self.footprints, self.engines)
 
 
 @dataclass(eq=False)
@@ -125,8 +112,8 @@ class Site:
     place: Place
     methods: tuple[Method, ...]
     stand_in: Extent = field(repr=False)
-    """With the simplest method that trains the same, in the narrowest precision of any: no other
-    samples faster, and all train as fast."""
+    """With one of its methods in the narrowest precision of any, and with weights that need no
+    gathering where any has such: no other samples faster, and all compute as fast."""
     risk: float
     """The least factor by which a method's time counts longer."""
     least_products: float | None = None
@@ -201,8 +188,6 @@ class Extents:
         """Places with those of all methods of a tier that may have room on their GPUs, each with
         one at least."""
         of_tier = [method for method in self.methods if method.tier == tier]
-        # All of a tier compute as much.
-        simplest = replace(of_tier[0], zero=0, offload=False)
         rooms: dict[Pool, list[MethodRoom]] = {}
         for place in places:
             key = (id(place), tier)
@@ -210,12 +195,12 @@ class Extents:
                 pool = place.pool
                 if pool not in rooms:
                     rooms[pool] = [self._room_of(pool, method) for method in of_tier]
-                self._sites[key] = self._site_of(place, rooms[pool], simplest)
+                self._sites[key] = self._site_of(place, rooms[pool])
             site = self._sites[key]
             if site:
                 yield site
 
-    def _site_of(self, place: Place, rooms: list[MethodRoom], simplest: Method) -> Site | None:
+    def _site_of(self, place: Place, rooms: list[MethodRoom]) -> Site | None:
         world = place.world
         sufficient = [room for room in rooms if world >= room.least_world]
         if not sufficient:
@@ -223,7 +208,9 @@ class Extents:
         roomy = tuple(room.method for room in sufficient)
         precisions = {room.precision for room in sufficient}
         narrowest = next(precision for precision in PRECISIONS if precision in precisions)
-        stand_in = Extent(place, simplest, narrowest, self._footprints, self._engines)
+        # Sampling depends on the method by whether weights have to be gathered, and by no more.
+        fastest = [room.method for room in sufficient if room.method.zero != 3] or roomy
+        stand_in = Extent(place, fastest[-1], narrowest, self._footprints, self._engines)
         risk = min(place_risk(place, method) for method in roomy)
         return Site(place, roomy, stand_in, risk)
 

@@ -18,6 +18,7 @@ from ..memory import engine as terms
 from ..memory.host import PodBytes, pod_bytes
 from ..memory.phases import Prediction, Predictor
 from ..memory.setup import Engine, Precision, Setup, copy_with
+from ..memory.states import static_bytes
 from . import batch
 from .demand import Demand
 from .methods import Method
@@ -173,11 +174,6 @@ class Variants:
                     updates.append((recomputes, size))
                     largest = size
         return updates
-
-    @property
-    def fastest_update(self) -> Update:
-        """The fastest update, whether or not it fits."""
-        return self._knobs.fastest[2:]
 
     def update_setup(self, update: Update) -> Setup:
         """The fastest setup with an update."""
@@ -366,6 +362,12 @@ class Family(dict[Engine | None, Variants]):
             reference=method.reference,
         )
 
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of a GPU, with their margin, that the states of the method take in every phase."""
+        demand = self._of.demand
+        return int(static_bytes(demand.shape, self.template) * (1 + demand.margin))
+
     def with_memory(self, candidates: Sequence[Engine | None], place: Place) -> list[Engine | None]:
         """The engines among the candidates of a place beside which a node has enough host memory;
         None for Transformers."""
@@ -441,9 +443,9 @@ class Footprints:
     def least_world(
         self, method: Method, precision: Precision, usable: int, *, engined: bool = False
     ) -> float:
-        """Lower bound of the GPUs with `usable` bytes each that have room for the policy's states
-        and the passes of a method; infinite if none. `engined`: an engine generates in its place,
-        whose bytes are not counted."""
+        """Lower bound of the GPUs with `usable` bytes each that have room for the states and the
+        passes of a method; infinite if none. `engined`: an engine generates in its place, whose
+        bytes are not counted."""
         # What the passes take is least with most processes, whose shares of a generation are the
         # smallest, and of a method it depends on whether an adapter is trained. So one prediction
         # does for all sizes of all pools.
@@ -453,12 +455,14 @@ class Footprints:
             family = self.family(self.worlds[-1], method, precision)
             self._floors[key] = family[engine].floor
         room = usable - self._floors[key]
-        parameters = self.demand.shape.parameters * (2 if precision == "bfloat16" else 4)
-        if room < 0:
-            return inf
-        if method.zero == 3:
-            return parameters // (room + 1) + 1
-        return 1 if parameters <= room else inf
+        # ZeRO's states take less of each GPU with more of them. Without it they take no less.
+        worlds = self.worlds if method.zero else self.worlds[:1]
+
+        def fits(world: int) -> bool:
+            return self.family(world, method, precision).state_bytes <= room
+
+        index = bisect_left(worlds, True, key=fits)
+        return worlds[index] if index < len(worlds) else inf
 
     def resting_bytes(self, engine: Engine | None, precision: Precision) -> dict[int, int]:
         """What is known of the bytes that an engine takes while the policy is trained, by

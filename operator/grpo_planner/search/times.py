@@ -130,14 +130,17 @@ class Times:
         base makes none faster."""
         key = (id(extent.place), extent.precision, extent.method.zero == 3)
         if key not in self._least_sampling:
-            stand_in = extent.stand_in
             # Of equal engines the last is awake where one may be: sleep makes none faster.
-            by_gpus = {_sort_of(engine): engine for engine in stand_in.engines_with_room}
+            by_gpus = {
+                _sort_of(engine): engine
+                for engine in extent.engines_with_room
+                if not (engine and engine.offloads_base)
+            }
             # There may be no room for the only engine that is allowed.
             least = inf
-            for variants in map(stand_in.variants_with, by_gpus.values()):
-                comparison = self._comparison(stand_in, variants)
-                seconds = self.least_sampling(stand_in, variants, least - comparison)
+            for variants in map(extent.variants_with, by_gpus.values()):
+                comparison = self._comparison(extent, variants)
+                seconds = self.least_sampling(extent, variants, least - comparison)
                 least = min(least, seconds + comparison)
             self._least_sampling[key] = least
         return self._least_sampling[key]
