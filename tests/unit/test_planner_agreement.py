@@ -17,6 +17,7 @@ from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.formatting import brief_plan_name
 from grpo_planner.time.step_time import headline_message
 from tests.generated import cases
+from tests.unit.planning import A10G, nodes, plan, spec
 from tests.unit.test_planner_properties import GROUPS, cost, is_consent, jobs
 
 FEW = settings(max_examples=cases(100, gate=8))
@@ -65,12 +66,39 @@ def test_table_sentence_sizes_and_warnings_say_the_same(job: GRPOJobSpec, group:
             assert float(estimated[1]) == pytest.approx(step, abs=0.51)
         if filled := re.match(r"the plan takes ([0-9]+)% of each GPU", text):
             assert float(filled[1]) == pytest.approx(100 * share, abs=0.51)
-        advised = re.search(
-            r"would take ([0-9]+) s; set spec\.placement\.gpus\.min to (\d+)$", text
-        )
-        if advised:
+        if advised := re.search(ADVICE, text):
             size = others[int(advised[2])]
             assert float(advised[1]) == pytest.approx(size.step_seconds, abs=0.51), text
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "strategy", "training"),
+    [
+        ("Qwen/Qwen2.5-7B", nodes(4, 8, A10G, host_gib=2000), "Sharded",
+         {"maxCompletionLength": 8192, "maxPromptLength": 2048, "maxSteps": 100,
+          "promptsPerStep": 128, "numGenerations": 64}),
+        ("Qwen/Qwen2.5-0.5B", nodes(1, 3, "NVIDIA-A100-SXM4-40GB", host_gib=88,
+                                    gpu_memory_mib=40960), "Auto",
+         {"maxCompletionLength": 2048, "maxPromptLength": 2048, "beta": 0.04, "numIterations": 2,
+          "promptsPerStep": 256, "numGenerations": 64}),
+    ],
+)  # fmt: skip
+def test_advised_gpus_are_planned_with_the_time_that_is_stated(
+    model: str, there: Node, strategy: str, training: dict[str, Any]
+) -> None:
+    """Of the plans on as many GPUs an objective may take another than the fastest."""
+    asked: dict[str, Any] = {
+        "training": training,
+        "reference__strategy": strategy,
+        "adapter__use": "Never",
+        "placement__objective": "FewestGPUs",
+    }
+    few = plan(spec(model, **asked), there)
+    (advice,) = filter(None, (re.search(ADVICE, text) for text in few.warnings))
+    stated, gpus = map(int, advice.groups())
+    obeyed = plan(spec(model, **asked, placement__gpus={"min": gpus}), there)
+    assert obeyed.gpus == gpus
+    assert obeyed.estimated_step_seconds == pytest.approx(stated, abs=0.51)
 
 
 def best_cost(job: GRPOJobSpec, *groups: Node) -> tuple[tuple[int, float, float], ExecutionPlan]:

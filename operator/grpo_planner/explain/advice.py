@@ -50,9 +50,8 @@ def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     if is_long:
         estimate += f", {seconds:.0f} s of it for {SPENT[longest]}"
     faster = search.sooner(winner)
-    if faster:
+    if faster and (way := _change_message(winner, faster)):
         option = f"{faster.footprint.method.name} on {faster.place.name}"
-        way = _change_message(winner, faster)
         yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
     elif is_long and is_sampling and (engined := _engined(search, winner)):
         yield f"{estimate}: with an engine a step would take {engined}"
@@ -89,17 +88,16 @@ def _engined(search: Search, winner: Option) -> str:
 
 
 def _change_message(winner: Option, faster: Option) -> str:
-    """The change of the spec that leads to a faster option."""
+    """The change of the spec that leads to a faster option; empty where none does."""
     place = faster.place
-    method = faster.footprint.method
     steps = []
-    if faster.tier > winner.tier and method.lora:
+    if faster.tier > winner.tier and faster.footprint.method.lora:
         steps.append("set spec.adapter.use to Always, which trains an adapter only")
     elif faster.tier > winner.tier:
         steps.append("set spec.training.optimizer to AdamW8bit")
     if place.world > winner.place.world:
         steps.append(f"set spec.placement.gpus.min to {place.world}")
-    return " and ".join(steps) or f"pin {method.name}"
+    return " and ".join(steps)
 
 
 def _idle_gpus_message(search: Search, winner: Option) -> Iterator[str]:

@@ -120,11 +120,15 @@ class Search:
     def choice(self) -> Option | None:
         """What the job is planned as: the best option that takes no longer than a job may, by the
         low end of its range; None where none fits, or none in time."""
+        return self._choice_in(list(self._extents.all_places), self._methods)
+
+    def _choice_in(self, places: Sequence[Place], of_methods: Sequence[Method]) -> Option | None:
+        """The same of these places and methods."""
         # Few jobs come near the limit, so the search without it, which prunes more, goes first.
-        best = self.best()
+        best = self.best(places, of_methods)
         if best is None or self._is_in_time(best.seconds, best.correction):
             return best
-        return self.choice_in_time
+        return self.best(places, of_methods, is_in_time=self._is_in_time)
 
     @property
     def choice_in_time(self) -> Option | None:
@@ -220,22 +224,27 @@ class Search:
         return best
 
     def sooner(self, chosen: Option) -> Option | None:
-        """On the same GPUs, what takes at most 1/FAR of the time, on more of them or with other
-        methods; None if nothing.
-
-        Of several, what departs least from what was asked.
-        """
+        """What the job is planned as once it asks for as many GPUs or the method of a plan on the
+        same GPUs that takes at most 1/FAR of the time; None if there is no such. Of several, what
+        departs least from what was asked."""
         if chosen.seconds < SLOW:
             return None
         places = self._places[chosen.place.pool]
-        limit = chosen.seconds / FAR
+
+        def is_far_sooner(seconds: float, _: StepCorrection | None) -> bool:
+            return FAR * seconds <= chosen.seconds
+
         for of_tier in self._by_tier(self._methods):
             # The search for the fastest is short, and no other is in time if that is not.
-            fastest = self.best(places, of_tier, "Fastest")
-            if fastest and fastest.seconds <= limit:
-                return self.best(
-                    places, of_tier, "Balanced", is_in_time=lambda seconds, _: seconds <= limit
-                )
+            if not self.best(places, of_tier, "Fastest", is_in_time=is_far_sooner):
+                continue
+            sooner = self.best(places, of_tier, "Balanced", is_in_time=is_far_sooner)
+            assert sooner is not None, "the fastest is in time"
+            world = sooner.place.world
+            least = world if world > chosen.place.world else 1
+            # With so many GPUs or more the objective may take another plan.
+            large_enough = [place for place in self._extents.all_places if place.world >= least]
+            return self._choice_in(large_enough, of_tier)
         return None
 
     def sizes(self) -> list[Option]:
