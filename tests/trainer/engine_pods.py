@@ -3,6 +3,7 @@ killed, stopped and started again as pods are.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -45,6 +46,9 @@ class EnginePods:
         (folder / "engine-plan.json").write_text(plan.model_dump_json())
 
     def __enter__(self) -> "EnginePods":
+        for index in range(len(self._addresses.hosts)):
+            # Faults of earlier pods in this folder would strike these, too.
+            shutil.rmtree(self.faults(index), ignore_errors=True)
         try:
             for index in range(len(self._addresses.hosts)):
                 self.start(index)
