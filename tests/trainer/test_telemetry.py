@@ -42,9 +42,8 @@ from grpo_trainer.telemetry.progress_server import (
     serve,
 )
 from grpo_trainer.training.guard import LossGuard
-from grpo_trainer.weights.models import load_policy
 from harness.controlplane import free_port
-from tests.support.ranks import demo_model, runs
+from tests.support.ranks import runs
 
 pytestmark = pytest.mark.realtime
 
@@ -359,33 +358,3 @@ def test_a_row_has_what_trl_logs_the_times_of_the_step_and_new_checkpoints() -> 
     assert first["rewards/tall/std"] == 0.25
     assert (second["checkpoint_step"], second["checkpoint_seconds"]) == (1.0, 1.5)
     assert not any("checkpoint" in key for row in (first, third) for key in row)
-
-
-@pytest.mark.parametrize(
-    "training",
-    [
-        {"scaleRewards": "group"},
-        {"scaleRewards": "batch"},
-        {"multiObjectiveAggregation": "normalize_then_sum"},
-    ],
-    ids=["group", "batch", "each function"],
-)
-def test_groups_of_equal_rewards_are_counted_whatever_advantages_are_divided_by(
-    tmp_path: Path, training: dict[str, Any]
-) -> None:
-    """TRL alone logs whether the standard deviation that it divides by is 0."""
-    generations: list[int] = []
-
-    def by_group(completions: list[str], **_: Any) -> list[float | None]:
-        generations.append(len(completions))
-        last = [1.0, None, 0.5][len(generations) - 1]
-        return [0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, last]
-
-    folder = demo_model.save_policy(tmp_path / "model")
-    job = runs.plan(folder, training={"maxSteps": 3} | training)
-    config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
-    loaded, logs = load_policy(job.model, job.execution, job.adapter), runs.Logs()
-    runs.trainer(job, config, loaded, logs, rewards=by_group).train()
-    runs.reset()
-    shares = [logs.rows[step]["frac_reward_zero_std"] for step in (1, 2, 3)]
-    assert shares == [1.0, 1.0, 0.5]

@@ -139,13 +139,6 @@ COMPLETION_LENGTH = _training(
     trl="completions/mean_length",
     name="completion_mean_tokens",
 )
-ZERO_VARIANCE_GROUPS = _training(
-    "zero_variance_groups",
-    "1",
-    "Share of groups whose rewards are all equal.",
-    trl="frac_reward_zero_std",
-    name="zero_variance_group_ratio",
-)
 ENGINE_PROOF_FAILURES = _counter(
     "engine_proof_failures",
     "1",
@@ -175,7 +168,8 @@ TRAINING = (
               trl="completions/max_length", name="completion_max_tokens"),
     _training("completion_clipped_ratio", "1", "Share of completions cut at the limit.",
               trl="completions/clipped_ratio"),
-    ZERO_VARIANCE_GROUPS,
+    _training("zero_variance_groups", "1", "Share of groups whose rewards are all equal.",
+              trl="frac_reward_zero_std", name="zero_variance_group_ratio"),
     KL_OVERFLOW,
     TOKENS,
     _training("completion_length_min", "tokens", "Shortest completion.",

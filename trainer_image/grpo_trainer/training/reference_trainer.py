@@ -35,7 +35,6 @@ checkpoint.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -50,11 +49,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_api.findings.step_row import RANK_SECONDS
 from grpo_api.report.revisions import Generations
-from grpo_api.report.training_metrics import (
-    ENGINE_MISMATCH,
-    ENGINE_MISMATCH_MAX,
-    ZERO_VARIANCE_GROUPS,
-)
+from grpo_api.report.training_metrics import ENGINE_MISMATCH, ENGINE_MISMATCH_MAX
 
 from ..checkpoints import writing
 from ..checkpoints.writing import replace_attribute
@@ -79,8 +74,6 @@ from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
 from .guard import EngineGuard, largest_mean_difference
 
-EQUAL_REWARDS = 1e-8
-"""Spread of a group's rewards that counts as none, as in TRL."""
 MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
 """Makes what samples completions in the policy's place, of the policy and the tokens that end a
 completion."""
@@ -117,8 +110,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.generation_sub_batch = generation_sub_batch
         self.skipped = skipped  # of the order of the data
         self.stop = stop  # texts that end a completion
-        self._dead_shares: list[float] = []
-        """Of the generations since the last log: share of groups that teach nothing."""
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
@@ -332,7 +323,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             rewards: torch.Tensor = super()._calculate_rewards(
                 [*map(restore_columns, inputs)], prompts, completions, plain_tokens
             )
-        self._dead_shares.append(self._dead_share(rewards))
         self.observer.num_scored += len(completions)
         if self.observer.counters:
             weights = self.reward_weights.tolist()
@@ -343,19 +333,6 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 fact for facts in ranks.gather(self._own_facts(tokens)) for fact in facts
             ]
         return rewards
-
-    def _dead_share(self, rewards: torch.Tensor) -> float:
-        """Share of the groups whose rewards are all equal; of shape (completions of all ranks,
-        functions)."""
-        weighted = rewards * self.reward_weights.to(rewards.device)
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            is_scored = ~rewards.isnan().all(dim=1)
-            weighted = weighted.nansum(dim=1).where(is_scored, torch.nan).unsqueeze(1)
-        groups = weighted.view(-1, self.num_generations, weighted.shape[1])
-        highest = groups.nan_to_num(-math.inf).amax(dim=1)
-        lowest = groups.nan_to_num(math.inf).amin(dim=1)
-        is_equal = (highest - lowest <= EQUAL_REWARDS).all(dim=1)
-        return float((is_equal & (highest >= lowest).any(dim=1)).float().mean())
 
     def _own_facts(self, tokens: list[list[int]]) -> list[CompletionFacts]:
         """What TRL does not keep of this rank's completions."""
@@ -394,16 +371,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """TRL's log, of a measured step with the ranks' own seconds: so the history and the
-        checkpoint's state have them.
-
-        The share of groups with equal rewards is counted here. Where TRL divides advantages by the
-        batch's standard deviation, it logs whether that is 0.
-        """
+        checkpoint's state have them."""
         if self.observer.rank_seconds and "loss" in logs:
             logs[RANK_SECONDS] = self.observer.rank_seconds
-        shares = self._metrics["train"].get(ZERO_VARIANCE_GROUPS.trl)
-        if shares:
-            shares[:], self._dead_shares = self._dead_shares, []
         super().log(logs, *args, **kwargs)
 
     def require_finite(self, optimizer: Any = None) -> None:
