@@ -190,12 +190,21 @@ class Processes:
 def _environments() -> Iterator[tuple[int, set[bytes]]]:
     for entry in PROC.glob("[0-9]*"):
         try:
-            patience = Patience(EXECUTING_SECONDS)
-            while _is_executing(entry) and not patience.is_over:
-                time.sleep(LOOK_SECONDS)
-            yield int(entry.name), set((entry / "environ").read_bytes().split(b"\0"))
+            yield int(entry.name), set(_environment(entry).split(b"\0"))
         except OSError:  # ended meanwhile, or another user's: neither can be ours
             continue
+
+
+def _environment(process: Path) -> bytes:
+    """Read the environment of the process with this folder of /proc, once it has one."""
+    file = process / "environ"
+    if environment := file.read_bytes():
+        return environment
+    if _is_executing(process):
+        patience = Patience(EXECUTING_SECONDS)
+        while _is_executing(process) and not patience.is_over:
+            time.sleep(LOOK_SECONDS)
+    return file.read_bytes()
 
 
 def _is_executing(process: Path) -> bool:

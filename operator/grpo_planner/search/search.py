@@ -242,7 +242,7 @@ class Search:
             assert sooner is not None, "the fastest is in time"
             world = sooner.place.world
             least = world if world > chosen.place.world else 1
-            # With so many GPUs or more the objective may take another plan.
+            # With this many GPUs or more the objective may take another plan.
             large_enough = [place for place in self._extents.all_places if place.world >= least]
             return self._choice_in(large_enough, of_tier)
         return None
